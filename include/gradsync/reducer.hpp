@@ -107,7 +107,8 @@ public:
 
     /// While the guard lives, marks synchronise nothing: gradients of micro-batches add up (see Accumulation). Guards nest. An exception
     /// that passes through ends the guard; what was marked by then counts, unless `discard()` forgets it. Each mark of a gradient counts
-    /// as the next micro-batch's; extra marks are not detected here. A gradient of several uses that got fewer marks counts as complete
+    /// as the next micro-batch's; extra marks are detected only if the options count micro-batches. Then the end of the last guard ends one
+    /// (or as many as were marked), and Error(invalid_argument) is thrown for the step's last one, which needs no guard. A gradient of several uses that got fewer marks counts as complete
     /// when the last guard goes, or as not marked at all if an exception ended it.
     [[nodiscard]] NoSync no_sync() { return engine_.no_sync(); }
 

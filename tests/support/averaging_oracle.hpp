@@ -15,7 +15,7 @@
 
 namespace gradsync_test {
 
-/// sum_r scale_r x_r / sum_r weight_r: in rank order, in f32 for 16-bit types and in the type itself otherwise,
+/// sum_r scale_r x_r / sum_r weight_r: in the order of the tree over the ranks, in f32 for 16-bit types and in the type itself otherwise,
 /// times the rounded reciprocal of the divisor, rounded once to `to`. Ranks whose scale is 0 are left out.
 Bytes combined(gradsync::DType dtype, const std::vector<Bytes>& by_rank, const std::vector<gradsync::Contribution>& by);
 

@@ -26,7 +26,7 @@ std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) 
 }
 
 /// The sums of gradients over micro-batches, by parameter, or by bucket if they are this rank's shards. If their number is known, they are
-/// sums of the tree (core/sum_tree.hpp); otherwise all are added up in a row.
+/// sums of the tree (core/sum_tree.hpp); otherwise each micro-batch is added to the sum of those before it.
 ///
 /// The open sums of a gradient lie in places 0, 1, ..., that of the first micro-batches in place 0. `slot` is where the sum of all is to be,
 /// in all functions. Different gradients may be added at once.
@@ -64,12 +64,12 @@ public:
     /// The micro-batches of a step, and those of this step that are over.
     std::size_t due() const noexcept { return due_; }
     std::size_t over() const noexcept { return over_; }
-    /// A guard of no_sync() has ended; it may have been there for several.
+    /// A guard of no_sync() has ended, after one micro-batch or several.
     void end_micro_batch() noexcept {
         ++over_;
         for (const Sums& sums : sums_) over_ = larger<std::size_t>(over_, sums.leaves);
     }
-    /// May one more micro-batch of gradient i be added, and another one follow?
+    /// Can a micro-batch of gradient i be added that is not the last?
     bool has_room(std::size_t i) const noexcept { return due_ == 0 || larger<std::size_t>(sums_[i].leaves, over_) + 1 < due_; }
     /// Ends the step.
     void forget() noexcept {
@@ -102,7 +102,7 @@ private:
 
     struct Sums {
         std::uint32_t leaves = 0;   ///< micro-batches so far; bit b: a node over 2^b of them is open
-        std::uint32_t present = 0;  ///< those of these nodes with a leaf that used the gradient; each has a place
+        std::uint32_t present = 0;  ///< the open nodes with a micro-batch that used the gradient; the sum of each has a place
     };
 
     BufferView place(std::size_t i, std::size_t number, BufferView slot) const noexcept {

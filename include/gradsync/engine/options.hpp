@@ -21,7 +21,7 @@ enum class GradientStorage : std::uint8_t {
 
 /// The result that `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.
 enum class Averaging : std::uint8_t {
-    mean,             ///< sum x_r / number of ranks
+    mean,             ///< sum x_r / number of ranks, or of micro-batches if the options count them
     sum,              ///< sum x_r
     weighted_mean,    ///< sum w_r x_r / sum w_r: local means over w_r samples or tokens
     mean_over_count,  ///< sum x_r / sum w_r: local sums over w_r samples, tokens or micro-batches
@@ -90,8 +90,8 @@ struct ReducerOptions {
     /// The number of micro-batches of a step, of all n ranks together, if the reducer adds them up; a multiple of n. Rank r computes numbers
     /// r V / n to (r + 1) V / n - 1 of these V, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its
     /// part of the tree, the ranks the rest. So V micro-batches give the same bits on every number of ranks for which V / n is a power of
-    /// two. Averaging::mean divides by V. The sums take up to log2(V / n) copies of the gradients (borrowed ones: one less), in f32 where
-    /// gradients are of 16 or 8 bits.
+    /// two. Averaging::mean divides by V. The sums take up to log2(V / n) copies of the gradients (borrowed ones: one less,
+    /// unless `reduce_dtype` has fewer than 32 bits), in f32 where gradients are of 16 or 8 bits.
     ///
     /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank: rank r computes numbers r, n + r, 2 n + r, ...
     /// The bits are those of whole gradients if n is a power of two, and gradients are f32 or f64.

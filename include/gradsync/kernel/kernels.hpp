@@ -25,7 +25,7 @@ struct Reduction {
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
     double factor = 1;
-    /// If inputs are nodes of a larger tree: the number of times that the two last sums become one when input i is there. One is left.
+    /// If inputs are nodes of a larger tree: how often the last two open sums are added after input i. One sum is left at the end.
     ListView<const std::uint8_t> sums = {};
 };
 

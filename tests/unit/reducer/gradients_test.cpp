@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: PROCESSORS 2 TIMEOUT 120
-// Every layout, overlap, storage and type, at 1 to 4 ranks: bit for bit the sum in rank order, times 1/n.
+// Every layout, overlap, storage and type, at 1 to 4 ranks: bit for bit the sum in the order of the tree, times 1/n.
 #include <doctest/doctest.h>
 
 #include <cstddef>
