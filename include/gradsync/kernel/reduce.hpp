@@ -203,10 +203,17 @@ template <class T>
     for (; first < r.count; ++first) {
         A open[gradsync::detail::max_open_sums];
         A* top = open;
-        for (std::size_t i = 0; i < r.inputs.size(); ++i) {
-            *top++ = static_cast<A>(static_cast<const T*>(r.inputs[i])[first]);
-            for (unsigned sums = sums_after(r, i); sums != 0; --sums, --top) top[-2] += top[-1];
+        const auto input = [&](std::size_t i) { return static_cast<A>(static_cast<const T*>(r.inputs[i])[first]); };
+        std::size_t i = 0;
+        if (r.inputs.size() == 2) *top++ = input(0) + input(1), i = 2;
+        for (; i < r.inputs.size(); ++i) {
+            *top++ = input(i);
+            if (r.sums.empty())  // counted without instructions that not every processor has
+                for (std::size_t nodes = i + 1; nodes % 2 == 0; nodes /= 2, --top) top[-2] += top[-1];
+            else
+                for (unsigned sums = r.sums[i]; sums != 0; --sums, --top) top[-2] += top[-1];
         }
+        for (; top - open > 1; --top) top[-2] += top[-1];
         if (r.factor != 1) *open *= static_cast<A>(r.factor);
         for (void* output : r.outputs) static_cast<T*>(output)[first] = static_cast<T>(*open);
     }
@@ -221,10 +228,16 @@ struct RegisterSum {
         using Step = Packs<T, register_bytes>;
 
         GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-            // Two inputs and outputs cost less than loops over them. Otherwise two steps share the loops, except for low-precision types,
-            // whose steps do more (measured: docs/performance.md).
+            // Loops over a few inputs and outputs cost as much as their bodies, so they are unrolled for up to four ranks (types other than
+            // float: for two, to save compile time). Otherwise two steps share the loops, except for low-precision types, whose steps do
+            // more (measured: docs/performance.md).
+            const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
             std::size_t first = 0;
-            if (r->inputs.size() == 2 && r->outputs.size() == 2) first = sum_two(r);
+            if (ranks == 2) first = sum_each<2>(r);
+            if constexpr (std::is_same_v<T, float>) {
+                if (ranks == 3) first = sum_each<3>(r);
+                if (ranks == 4) first = sum_each<4>(r);
+            }
             constexpr std::size_t steps = is_low_precision(dtype_of<T>) ? 1 : 2;
             if (first == 0) first = sum_all<steps>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
             if (first / sizeof(T) < r->count) sum_rest<T>(*r, first / sizeof(T));
@@ -233,9 +246,15 @@ struct RegisterSum {
     private:
         using Pack = typename Step::Pack;
 
-        GRADSYNC_ALWAYS_INLINE static std::size_t sum_two(const Reduction* r) {
-            const void* inputs[]{r->inputs[0], r->inputs[1]};
-            void* outputs[]{r->outputs[0], r->outputs[1]};
+        /// For `ranks` inputs and as many outputs, a number that the compiler knows.
+        template <std::size_t ranks>
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_each(const Reduction* r) {
+            const void* inputs[ranks];
+            void* outputs[ranks];
+            for (std::size_t i = 0; i < ranks; ++i) {
+                inputs[i] = r->inputs[i];
+                outputs[i] = r->outputs[i];
+            }
             return sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
