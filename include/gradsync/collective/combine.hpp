@@ -25,28 +25,20 @@ public:
     void run(ListView<const Call> calls, ListView<const void* const> inputs, ListView<void* const> outputs, std::size_t count) {
         const Call& call = calls[0];
         const bool mean = call.op == ReduceOp::mean;
-        std::size_t used = 0, top = 0, last = 0;
+        std::size_t used = 0;
         bool scaled = false;
         for (std::size_t r = 0; r < calls.size(); ++r) {
             const Contribution& contribution = calls[r].contribution;
-            open_[top++] = {last, !mean || contribution.scale != 0, contribution.weight};
-            if (open_[top - 1].present) {
-                inputs_[used] = inputs[r];
-                sums_[used] = 0;
-                scales_[used++] = contribution.scale;
-                scaled |= mean && contribution.scale != 1;
-            }
-            last += leaves_.empty() ? 1 : leaves_[r];
-            for (; top > 1 && gradsync::detail::are_halves(open_[top - 2].first, open_[top - 1].first, last, leaf_count_); --top) {
-                Node& left = open_[top - 2];
-                const Node& right = open_[top - 1];
-                if (left.present && right.present) ++sums_[used - 1];  // the sum of something and nothing is no sum
-                left = {left.first, left.present || right.present, left.weight + right.weight};
-            }
+            open_[r].weight = contribution.weight;
+            if (mean && contribution.scale == 0) continue;
+            inputs_[used] = inputs[r];
+            scales_[used++] = contribution.scale;
+            scaled |= mean && contribution.scale != 1;
         }
+        const bool plain = leaves_.empty() && used == calls.size();  // every rank is one leaf
+        const bool regular = plain || find_sums(calls);
+        if (plain && mean) add_weights(calls.size());
         const double weight = mean ? open_[0].weight : 1;
-        bool regular = true;  // the same sums as without absent ranks, and without ranks that are several leaves
-        for (std::size_t i = 0; i < used; ++i) regular &= sums_[i] == gradsync::detail::sums_after(i, used);
         if (weight == 0) used = 0;
         kernel::reduce({.inputs = {inputs_.data(), used},
                         .scales = {scales_.data(), scaled ? used : 0},
@@ -65,6 +57,32 @@ private:
         bool present = false;
         double weight = 0;
     };
+
+    /// Sums the weights where every rank is one leaf: two nodes of the same size at a time are the tree, too.
+    void add_weights(std::size_t ranks) noexcept {
+        for (std::size_t size = 1; size < ranks; size *= 2)
+            for (std::size_t r = 0; r + size < ranks; r += 2 * size) open_[r].weight += open_[r + size].weight;
+    }
+
+    /// Finds the sums, and those of the weights, where ranks are several leaves, or have nothing. Returns whether they are the same as if
+    /// every rank that has something was one leaf.
+    bool find_sums(ListView<const Call> calls) noexcept {
+        std::size_t used = 0, top = 0, last = 0;
+        for (std::size_t r = 0; r < calls.size(); ++r) {
+            open_[top++] = {last, calls[r].op != ReduceOp::mean || calls[r].contribution.scale != 0, calls[r].contribution.weight};
+            if (open_[top - 1].present) sums_[used++] = 0;
+            last += leaves_.empty() ? 1 : leaves_[r];
+            for (; top > 1 && gradsync::detail::are_halves(open_[top - 2].first, open_[top - 1].first, last, leaf_count_); --top) {
+                Node& left = open_[top - 2];
+                const Node& right = open_[top - 1];
+                if (left.present && right.present) ++sums_[used - 1];  // the sum of something and nothing is no sum
+                left = {left.first, left.present || right.present, left.weight + right.weight};
+            }
+        }
+        bool regular = true;
+        for (std::size_t i = 0; i < used; ++i) regular &= sums_[i] == gradsync::detail::sums_after(i, used);
+        return regular;
+    }
 
     List<std::size_t> leaves_;  ///< by rank; empty: one each
     std::size_t leaf_count_;
