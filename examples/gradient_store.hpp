@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
-// Where a backward pass writes its gradients, and whom it tells that one is final.
+// The gradients that a backward pass writes.
 
 #include <cstddef>
 
@@ -9,7 +9,7 @@ namespace gradsync_train {
 /// Owns the gradients. Every backward pass overwrites them.
 class GradientStore {
 public:
-    /// Where gradient i is; asked for when it is about to be written, as it may have memory only then.
+    /// Returns the memory of gradient i. Call it just before you write: the memory may exist only then.
     virtual float* gradient(std::size_t i) = 0;
     /// It is final: once for each of the parameter's uses.
     virtual void ready(std::size_t i) = 0;

@@ -36,7 +36,7 @@ public:
     float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.acquire_gradient(i).data); }
     void ready(std::size_t i) override { sharded_.mark_ready(i); }
 
-    /// Where gradients are sharded, each micro-batch is added up over the ranks, and the sums add up in the shards.
+    /// With sharded gradients, the ranks reduce each micro-batch by itself, and the shards add up the sums.
     bool takes_turns() const override { return pools; }
     void begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// What the suite of all backends goes by where sums may have any order: that 8-bit results are the same in any order, rounded after
-// every addition, and that what is no result is not taken for one.
+// The oracle for backends that add up in any order: 8-bit results are the same in any order, rounded after every addition, and a wrong
+// result is noticed.
 #include <doctest/doctest.h>
 
 #include <string>

@@ -31,7 +31,7 @@ public:
         engine_ = &engine;
         thread_.start(*this);
     }
-    /// What the thread runs.
+    /// The thread calls this.
     void operator()() {
         while (next_orders() != stopping) {
             try {

@@ -329,7 +329,7 @@ private:
             try {
                 world_->poll();
             } catch (const std::exception&) {
-                // What has failed once may fail again.
+                // The same call may fail again.
             }
         }
     }

@@ -533,39 +533,28 @@ TEST_CASE("messages: the rank that others go by way of leaves, or fails, with an
     }
 }
 
-TEST_CASE("messages: a process that is gone is named long before the limit") {
-    const auto network = std::make_shared<LoopbackNetwork>(2);
-    auto gone = gs::collective::ProcessIdentity::own();
-    const auto self = gone;
-    gone.number = 1 << 30;  // no system has so many
-    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
-    const auto begun = std::chrono::steady_clock::now();
-    float x = 1;
-    try {
-        own->wait(own->start(all_reduce(&x, 1)));
-        FAIL("nothing was thrown");
-    } catch (const gs::Error& error) {
-        CHECK(error.errc() == gs::Errc::peer_failed);
-        CHECK(error.context().peer == 1);
-        CHECK(std::string(error.what()).find("the process of rank 1 died while all_reduce") != std::string::npos);
-    }
-    CHECK(std::chrono::steady_clock::now() - begun < 20s);
-}
-
-TEST_CASE("messages: where a call of the transport fails because a process is gone, that process is named") {
-    const auto network = std::make_shared<LoopbackNetwork>(2);
-    auto gone = gs::collective::ProcessIdentity::own();
-    const auto self = gone;
-    gone.number = 1 << 30;  // no system has so many
-    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
-    network->broken = true;
-    float x = 1;
-    try {
-        own->wait(own->start(all_reduce(&x, 1)));
-        FAIL("nothing was thrown");
-    } catch (const gs::Error& error) {
-        CHECK(error.context().peer == 1);
-        CHECK(std::string(error.what()).find("the process of rank 1 died while") != std::string::npos);
+TEST_CASE("messages: a process that is gone is named long before the limit, also where a call of the transport fails because it is gone") {
+    for (const bool call_fails : {false, true}) {
+        CAPTURE(call_fails);
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        auto gone = gs::collective::ProcessIdentity::own();
+        const auto self = gone;
+        gone.number = 1 << 30;  // no system has so many
+        const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+        network->broken = call_fails;
+        const auto begun = std::chrono::steady_clock::now();
+        float x = 1;
+        try {
+            own->wait(own->start(all_reduce(&x, 1)));
+            FAIL("nothing was thrown");
+        } catch (const gs::Error& error) {
+            CHECK(error.errc() == gs::Errc::peer_failed);
+            CHECK(error.context().peer == 1);
+            const char* const text =
+                call_fails ? "the process of rank 1 died while a collective" : "the process of rank 1 died while all_reduce";
+            CHECK(std::string(error.what()).find(text) != std::string::npos);
+        }
+        CHECK(std::chrono::steady_clock::now() - begun < 20s);
     }
 }
 
