@@ -13,8 +13,8 @@ int prepare_tests() {
         gradsync_test::repetitions = 1;  // a communicator of NCCL's takes long to make
         gradsync_test::only_size = gradsync_test::gpu_ranks().size;
         gradsync_test::thinning = gradsync_test::only_size == 1   ? 1
-                                  : gradsync_test::only_size == 2 ? 4
-                                                                  : 11;  // ranks take turns on the device
+                                  : gradsync_test::only_size == 2 ? 8
+                                                                  : 40;  // ranks take turns on the device
     }
     return code;
 }
