@@ -18,15 +18,17 @@ class BucketStorage {
 public:
     BucketStorage() = default;
 
-    /// `is_direct(b)`: bucket b is the gradient of its only parameter, in the trainer's memory. Collective, like the backend's `allocate`.
+    /// `is_direct(b)`: bucket b is the gradient of its only parameter, in the trainer's memory. `images`: how often each bucket has memory;
+    /// the views are of its first image. Collective, like the backend's `allocate`.
     template <class IsDirect>
     static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                     ListView<const ParameterView> parameters, IsDirect is_direct) {
+                                     ListView<const ParameterView> parameters, IsDirect is_direct, std::size_t images = 1) {
         BucketStorage storage(plan, infos);
         std::size_t total = 0;
         for (std::size_t b = 0; b < plan.size(); ++b)
             if (!is_direct(b)) total += in_lines(storage.buckets_[b].bytes());
-        storage.allocate(backend, total);
+        storage.image_bytes_ = total;
+        storage.allocate(backend, total * images);
         auto* next = static_cast<std::byte*>(storage.memory_.data());
         for (std::size_t b = 0; b < plan.size(); ++b) {
             if (is_direct(b)) {
@@ -61,6 +63,12 @@ public:
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// The part of parameter i within its bucket.
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
+    /// The same part of image `number`.
+    BufferView image(BufferView view, std::size_t number) const noexcept {
+        view.data = static_cast<std::byte*>(view.data) + number * image_bytes_;
+        return view;
+    }
+    std::size_t image_bytes() const noexcept { return image_bytes_; }
     const BucketLayout& layout() const noexcept { return layout_; }
     std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
 
@@ -125,7 +133,7 @@ private:
 
     BucketLayout layout_;
     Memory memory_{};
-    std::size_t bytes_ = 0;
+    std::size_t bytes_ = 0, image_bytes_ = 0;
     List<BufferView> buckets_;
     List<BufferView> parameters_;
     List<Slot> slots_;

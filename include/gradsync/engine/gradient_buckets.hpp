@@ -25,10 +25,10 @@ namespace gradsync::inline v0_2::detail {
 template <Backend B>
 class GradientBuckets {
 public:
-    /// Plans the buckets without allocating them. `policy` outlives this. `scattered`: see `bucket_infos`. `packed`: see Policies. Throws
-    /// Error if parameters, options and policy do not fit together.
+    /// Plans the buckets without allocating them. `policy` outlives this. `scattered`: see `bucket_infos`. `packed`: see Policies. `sums`:
+    /// the ranks' gradients are added up as they are. Throws Error if parameters, options and policy do not fit together.
     GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy, bool scattered,
-                    bool packed)
+                    bool packed, bool sums)
         : options_(options),
           scattered_(scattered),
           size_(backend.size()),
@@ -38,8 +38,10 @@ public:
           infos_(infos_for(backend, packed)),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
-          sums_(backend, parameters_.size(), place_of_sums(), due(backend)),
-          shard_sums_(backend, plan_.size(), pooled() ? Place::slot : Place::none, due(backend)),
+          deal_(deal_of(options_, size_)),
+          reduces_rounds_(sums && has_several_sums(options_, size_)),
+          sums_(backend, parameters_.size(), place_of_sums(), deal_, reduces_rounds_ && !pooled()),
+          shard_sums_(backend, plan_.size()),
           passes_(passes_of(backend)),
           asked_for_(parameters_.size()) {}
 
@@ -47,9 +49,13 @@ public:
     void allocate(B& backend) {
         storage_ = make_storage(backend);
         allocate_shards(backend);
-        List<BufferView> like(parameters_.size());
-        for (std::size_t i : order_) like[i] = typed_view(nullptr, infos_[i].count, accumulator_of(infos_[i].dtype));
-        sums_.allocate(backend, like);
+        if (sums_.apart()) {
+            List<ParameterInfo> sums = infos_;
+            for (ParameterInfo& info : sums) info.dtype = accumulator_of(info.dtype);
+            const auto never = [](std::size_t) { return false; };
+            sums_apart_ = BucketStorage<B>::with_memory(backend, plan_, sums, parameters_, never, sums_.places());
+        }
+        prepare_sums();
         prepare_marks();
     }
 
@@ -61,7 +67,7 @@ public:
 
     const List<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
-    std::size_t bytes() const noexcept { return storage_.bytes() + shard_bytes_ + sums_.bytes(); }  ///< of memory that the library owns
+    std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + shard_bytes_; }  ///< of memory that the library owns
 
     /// The memory of bucket b, for collectives.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
@@ -100,15 +106,16 @@ public:
         }
         return false;
     }
-    /// Stores this rank's shard of bucket b, or adds it to those of earlier micro-batches, and returns the slot.
+    /// Bucket b is reduced: stores this rank's shard, or adds it to those of earlier rounds, and returns the slot.
     void land(std::size_t b) {
-        if (!pooled()) return;
-        if (shard_sums_.over() + 1 != shard_sums_.due()) {
-            shard_sums_.add(b, own_part(b), shards_[b]);
+        if (reduces_rounds_) {
+            std::size_t k = 0;
+            for_each_sum([&](std::size_t, int, int, std::size_t leaves) { add_to_shard(b, part_of_shard(k++, b), leaves); });
+            if (!pooled()) return passes_.copy(shards_[b], own_part(b));
+        } else if (!pooled()) {
+            return;
         } else {
-            if (shard_sums_.holds(b)) shard_sums_.add_last(b, own_part(b), shards_[b]);
-            else passes_.copy(own_part(b), shards_[b]);
-            if (options_.averaging == Averaging::mean) passes_.scale(shards_[b], 1.0 / static_cast<double>(options_.micro_batches));
+            add_to_shard(b, own_part(b), static_cast<std::size_t>(size_));
         }
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
@@ -116,10 +123,33 @@ public:
     }
     /// Sets whether `land` adds new shards to those that are there: those of a further micro-batch.
     void add_to_shards(bool adds) noexcept {
-        if (adds) shard_sums_.end_micro_batch();
-        else shard_sums_.forget();
+        if (!adds) shard_sums_.forget();
+        round_ = adds ? round_ + 1 : 0;
     }
-    bool adds_to_shards() const noexcept { return shard_sums_.over() != 0; }
+    bool adds_to_shards() const noexcept { return round_ != 0; }
+
+    const Deal& deal() const noexcept { return deal_; }
+    /// Does a bucket travel as several sums?
+    bool reduces_rounds() const noexcept { return reduces_rounds_; }
+    /// Calls `use(round, first, last, leaves)` for each of them: the sum over the blocks of ranks [first, last) in a round of the deal.
+    template <class Use>
+    void for_each_sum(Use&& use) const {
+        const std::size_t end = pooled() ? round_ + 1 : deal_.rounds();
+        for (std::size_t number = pooled() ? round_ : 0; number < end; ++number) {
+            const Deal::Round round = deal_.round(number);
+            for (int first = 0, last = 0; first < round.ranks; first = last) {
+                last = end_of_sum(round, first);
+                use(number, first, last, static_cast<std::size_t>(last - first) * round.block);
+            }
+        }
+    }
+    /// This rank's contribution to bucket b in a round of the deal; any memory if it has none.
+    BufferView root(std::size_t b, std::size_t round) const noexcept {
+        const BufferView bucket = storage_.bucket(b);
+        return pooled() ? bucket : sums_.root(round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
+    }
+    /// The memory of this rank's shard of sum k of bucket b.
+    BufferView part_of_shard(std::size_t k, std::size_t b) const noexcept { return parts_[k * plan_.size() + b]; }
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
@@ -130,18 +160,20 @@ public:
     MicroBatchSums<B>& sums() noexcept { return sums_; }
     const MicroBatchSums<B>& sums() const noexcept { return sums_; }
     /// Adds gradient i to the sums of its micro-batches. More are to come.
-    void add_up(std::size_t i) { sums_.add(i, gradient(i), storage_.parameter(i)); }
+    void add_up(std::size_t i) { sums_.add(i, gradient(i), first_sum(i)); }
 
     /// Puts gradient i, which is complete, into its bucket, together with the sums of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
-        if (sums_.holds(i)) sums_.add_last(i, gradient(i), storage_.parameter(i));
+        if (sums_.holds(i) || sums_.leaves_roots()) sums_.add_last(i, gradient(i), first_sum(i), storage_.parameter(i));
         else if (marks_[i].copied) passes_.copy(marks_[i].gradient, storage_.parameter(i));
     }
     /// The same without the last micro-batch, which did not use it.
-    void deposit_sum(std::size_t i) { sums_.add_last(i, {}, storage_.parameter(i)); }
+    void deposit_sum(std::size_t i) { sums_.add_last(i, {}, first_sum(i), storage_.parameter(i)); }
 
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
-    void clear(std::size_t i) { passes_.clear(storage_.parameter(i)); }
+    void clear(std::size_t i) {
+        for (std::size_t image = 0; image < images(); ++image) passes_.clear(storage_.image(storage_.parameter(i), image));
+    }
     /// The same for all of bucket b.
     void clear_bucket(std::size_t b) { passes_.clear(storage_.bucket(b)); }
 
@@ -192,9 +224,11 @@ public:
         BucketStorage<B> storage = make_storage(backend);
         for (std::size_t i : order_)
             // Borrowed gradients stay in the trainer's memory: their buckets hold only sums of micro-batches.
-            if (!pooled() && (live_here() || (sums_.holds(i) && !sums_.apart()))) passes_.copy(storage_.parameter(i), storage.parameter(i));
+            for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < images(); ++k)
+                passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
         storage_ = std::move(storage);
         allocate_shards(backend);
+        prepare_sums();
         prepare_marks();
         return true;
     }
@@ -230,9 +264,22 @@ private:
         if (live_here()) return Place::gradient;
         return options_.reduce_dtype && is_low_precision(*options_.reduce_dtype) ? Place::apart : Place::slot;
     }
-    /// The micro-batches of a step that each rank adds up; 0: unknown.
-    std::size_t due(const B& backend) const noexcept {
-        return options_.micro_batches == 0 ? 0 : micro_batches_each(options_, backend.size());
+    /// Place 0 of the sums of gradient i.
+    BufferView first_sum(std::size_t i) const noexcept {
+        return sums_.apart() ? sums_apart_.parameter(i) : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
+    }
+    /// How often a bucket has memory: for the sums in the slot's type, too.
+    std::size_t images() const noexcept {
+        return sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0));
+    }
+    void prepare_sums() noexcept { sums_.set_stride((sums_.apart() ? sums_apart_ : storage_).image_bytes()); }
+
+    /// Adds the sum over the next leaves to this rank's shard of bucket b.
+    void add_to_shard(std::size_t b, BufferView sum, std::size_t leaves) {
+        if (deal_.micro_batches == 0) return shard_sums_.push_in_a_row(b, sum, shards_[b]);
+        if (shard_sums_.leaves(b) + leaves != deal_.micro_batches) return shard_sums_.push(b, sum, shards_[b], leaves);
+        shard_sums_.fold(b, sum, shards_[b], shards_[b]);
+        if (options_.averaging == Averaging::mean) passes_.scale(shards_[b], 1.0 / static_cast<double>(deal_.micro_batches));
     }
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
@@ -280,7 +327,7 @@ private:
 
     BucketStorage<B> make_storage(B& backend) const {
         if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
-        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); });
+        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); }, images());
     }
 
     /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
@@ -305,16 +352,38 @@ private:
         return smaller(most + early + 1, plan_.size());
     }
 
-    /// Allocates this rank's shards, in the type in which micro-batches are added up.
+    /// Allocates this rank's shards, in the type in which micro-batches are added up, with the places of their sums, and the parts.
     void allocate_shards(B& backend) {
-        if (!pooled()) return;
-        shards_ = List<BufferView>(plan_.size());
-        for (std::size_t b = 0; b < plan_.size(); ++b)  // as large as that of rank 0, because every rank allocates the same number of bytes
-            shards_[b] =
-                typed_view(nullptr, shard_range(storage_.bucket(b).count, size_, 0).size(), accumulator_of(storage_.bucket(b).dtype));
-        shard_sums_.allocate(backend, shards_);
-        shard_bytes_ = allocate_lines(backend, shards_, shard_memory_) + shard_sums_.bytes();
-        for (std::size_t b = 0; b < plan_.size(); ++b) shards_[b].count = shard_range(storage_.bucket(b).count, size_, rank_).size();
+        if (!pooled() && !reduces_rounds_) return;
+        std::size_t places = 1, most_parts = 0, parts = 0, leaves = 0;
+        for (std::size_t number = 0; number < deal_.rounds(); ++number) {
+            const Deal::Round round = deal_.round(number);
+            parts = pooled() ? 0 : parts;
+            for (int first = 0, last = 0; first < round.ranks; first = last) {
+                last = reduces_rounds_ ? end_of_sum(round, first) : round.ranks;
+                leaves += static_cast<std::size_t>(last - first) * round.block;
+                if (leaves != deal_.micro_batches) places = larger(places, static_cast<std::size_t>(std::popcount(leaves)));
+                parts += reduces_rounds_ ? 1 : 0;
+            }
+            most_parts = larger(most_parts, parts);
+        }
+        shards_.clear();
+        for (std::size_t k = 0; k < places + most_parts; ++k)
+            for (std::size_t b = 0; b < plan_.size(); ++b) {  // as large as that of rank 0, because every rank allocates the same number of bytes
+                const BufferView bucket = storage_.bucket(b);
+                shards_.push_back(typed_view(nullptr, shard_range(bucket.count, size_, 0).size(),
+                                             k < places ? accumulator_of(bucket.dtype) : bucket.dtype));
+            }
+        shard_bytes_ = allocate_lines(backend, shards_, shard_memory_);
+        parts_.clear();
+        for (std::size_t k = 0; k < shards_.size(); ++k) {
+            shards_[k].count = shard_range(storage_.bucket(k % plan_.size()).count, size_, rank_).size();
+            if (k >= places * plan_.size()) parts_.push_back(shards_[k]);
+        }
+        if (places > 1 && !plan_.empty())
+            shard_sums_.set_stride(static_cast<std::size_t>(static_cast<std::byte*>(shards_[plan_.size()].data) -
+                                                            static_cast<std::byte*>(shards_[0].data)));
+        shard_sums_.forget();
     }
 
     ReducerOptions options_;
@@ -328,9 +397,15 @@ private:
     BucketStorage<B> storage_;
     std::mutex slots_;
     Memory shard_memory_{};
-    List<BufferView> shards_;  ///< by bucket; only if gradients are pooled
+    List<BufferView> shards_;  ///< by bucket; only if gradients are pooled, or reduced in rounds
+    List<BufferView> parts_;   ///< by sum and bucket: this rank's shards of the sums that are reduced
     std::size_t shard_bytes_ = 0;
-    MicroBatchSums<B> sums_, shard_sums_;
+    const Deal deal_;
+    const bool reduces_rounds_;
+    std::size_t round_ = 0;  ///< of this step, if gradients are pooled
+    MicroBatchSums<B> sums_;
+    BucketStorage<B> sums_apart_;
+    SumStacks<B> shard_sums_;
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;               ///< by parameter
     List<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled

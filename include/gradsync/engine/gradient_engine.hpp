@@ -22,7 +22,7 @@ template <class B>
 class GradientEngine final : public Marking<B> {
     using Base = Marking<B>;
     using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_root,
-        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain,
+        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gathers_at_once_, Base::gradients_, Base::guard, Base::name, Base::obtain,
         Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_, Base::set_has_batch,
         Base::step_, Base::watch_marks;
 
@@ -208,6 +208,7 @@ public:
         check_index(i, gradients_.parameters().size(), "was_used");
         return used_.empty() || used_[i] != 0;
     }
+    const Deal& deal() const noexcept { return gradients_.deal(); }
     /// The place of each parameter in its bucket, and the length of buckets, in elements.
     const BucketLayout& layout() const noexcept { return gradients_.layout(); }
     ListView<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
@@ -322,7 +323,11 @@ private:
         }
         if (decoupled_) {
             step_.start_gathers(gathers_);
-            for (std::size_t b = 0; !agree && b < plan().size(); ++b) gradients_.spoil(b);
+            for (std::size_t b = 0; !agree && !gathers_at_once_ && b < plan().size(); ++b) gradients_.spoil(b);
+            for (std::size_t b = plan().size(); !agree && gathers_at_once_ && b-- > 0;) {
+                gathers_.wait(b);
+                gradients_.hand_out(b, [](std::size_t) { return true; });
+            }
         }
         if (agree) {
             agreement_.wait();

@@ -41,6 +41,9 @@ public:
     bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
         check_between_steps("begin_step");
+        if (!has_batch && gradients_.reduces_rounds() && !gradients_.pooled())
+            refuse("begin_step", text("with ", options_.micro_batches, " micro_batches every one of the ", backend_.size(),
+                                      " ranks needs a batch; only a power of two for each rank makes do without"));
         std::int32_t live = has_batch ? 1 : 0;
         guard([&] { host_of(backend_).all_reduce(BufferView(&live, 1), ReduceOp::sum).wait(); });
         set_has_batch(has_batch || live == 0);  // if no rank has a batch, there is no step
@@ -192,10 +195,11 @@ protected:
     Marking(B backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options, Policies<B>& policies)
         : Guard<B>(std::move(backend), owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
-          decoupled_(policies.decoupled),
-          options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs)),
+          options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs, policies.sums)),
           bucket_policy_(std::move(policies.buckets)),
-          gradients_(backend_, std::move(parameters), options_, bucket_policy_, scatters_, policies.packs),
+          gradients_(backend_, std::move(parameters), options_, bucket_policy_, scatters_, policies.packs, policies.sums),
+          gathers_at_once_(gradients_.reduces_rounds() && !scatters_ && !policies.decoupled),
+          decoupled_(policies.decoupled || gathers_at_once_),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
           tracks_(is_tracked(gradients_.parameters(), options_)),
@@ -210,14 +214,17 @@ protected:
         return any && options.gradients == GradientStorage::borrowed;
     }
 
-    /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce.
-    ReducerOptions checked(const ReducerOptions& options, bool plain) const {
+    /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see Policies.
+    ReducerOptions checked(const ReducerOptions& options, bool plain, bool sums) const {
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)
             refuse("Reducer", "NonFinite::skip goes with AllReduce, not with shards or compressors; use NonFinite::error");
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
+        if (options.gradients == GradientStorage::pooled && !sums && has_several_sums(options, backend_.size()))
+            refuse("Reducer", text("micro_batches of sharded gradients go with this exchange only if there are a power of two of ranks, not ",
+                                   backend_.size(), ", and as many for each"));
         ReducerOptions checked = options;
         if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one: there is no sum
             checked.accumulation = Accumulation::in_gradients;
@@ -372,10 +379,11 @@ protected:
     }
 
     const bool scatters_;   ///< this rank gets only its shards
-    const bool decoupled_;  ///< `finish()` leaves half of the all-reduce to be waited for
     ReducerOptions options_;
     AnyBuckets bucket_policy_;
     GradientBuckets<B> gradients_;
+    const bool gathers_at_once_;  ///< `finish()` waits for the second half of the all-reduce
+    const bool decoupled_;        ///< an all-reduce has two halves
     Readiness readiness_;
     Step<B> step_;
     const bool tracks_, checks_gradients_;

@@ -5,6 +5,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/buffer_view.hpp"
+#include "../core/deal.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/sum_tree.hpp"
@@ -25,11 +26,93 @@ std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) 
     return bytes;
 }
 
-/// The sums of gradients over micro-batches, by parameter, or by bucket if they are this rank's shards. If their number is known, they are
-/// sums of the tree (core/sum_tree.hpp); otherwise each micro-batch is added to the sum of those before it.
+/// Stacks of sums (core/sum_tree.hpp), one for each gradient. The caller has the memory: the open sums of a gradient lie in places 0, 1,
+/// ..., that of the first leaves in place 0. `first` is place 0, in all functions. Different gradients may be added at once.
+template <Backend B>
+class SumStacks {
+public:
+    SumStacks(B& backend, std::size_t count) : passes_(passes_of(backend)), stacks_(count) {}
+
+    /// Sets how many bytes a place lies behind the one before.
+    void set_stride(std::size_t bytes) noexcept { stride_ = bytes; }
+    BufferView place(BufferView first, std::size_t number) const noexcept {
+        first.data = static_cast<std::byte*>(first.data) + number * stride_;
+        return first;
+    }
+
+    std::size_t size() const noexcept { return stacks_.size(); }
+    std::size_t leaves(std::size_t i) const noexcept { return stacks_[i].leaves; }
+    bool holds(std::size_t i) const noexcept { return stacks_[i].present != 0; }  ///< Has gradient i a sum?
+    void forget() noexcept { stacks_.fill({}); }
+
+    /// Pushes the sum of the next `leaves` leaves, a power of two; none of them is there if it has no memory. If `to` has memory, the node
+    /// that the sum completes is left there instead of in its place; the sum may be there already.
+    void push(std::size_t i, BufferView sum, BufferView first, std::size_t leaves = 1, BufferView to = {}) {
+        Stack& stack = stacks_[i];
+        std::uint32_t bit = static_cast<std::uint32_t>(leaves);
+        std::size_t top = open(stack);
+        for (; (stack.leaves & bit) != 0; bit <<= 1) sum = add(stack, bit, sum, place(first, --top), to);
+        stack.leaves += static_cast<std::uint32_t>(leaves);
+        if (sum.data == nullptr) return;
+        stack.present |= bit;
+        put(sum, to.data != nullptr ? to : place(first, top));
+    }
+    /// Adds a leaf to the sum of those before it, without a tree.
+    void push_in_a_row(std::size_t i, BufferView leaf, BufferView first) {
+        if (holds(i)) passes_.add(first, leaf);
+        else passes_.copy(leaf, first);
+        stacks_[i] = {1, 1};
+    }
+    /// Ends the stack: `to` gets the sum of all and of `last`, which may lie there, or have no memory.
+    [[gnu::noinline]] void fold(std::size_t i, BufferView last, BufferView first, BufferView to) {
+        Stack& stack = stacks_[i];
+        std::size_t top = open(stack);
+        for (std::uint32_t bit = 1; top != 0; bit <<= 1)
+            if ((stack.leaves & bit) != 0) last = add(stack, bit, last, place(first, --top), to);
+        stack = {};
+        put(last, to);
+    }
+    /// Puts a sum where it is to be: nothing is zero.
+    void put(BufferView sum, BufferView to) {
+        if (sum.data == nullptr) passes_.clear(to);
+        else if (sum.data != to.data) passes_.copy(sum, to);
+    }
+    /// Ends the stack without adding up its sums: clears those that are missing. `to`: as for the `push` before.
+    void settle(std::size_t i, BufferView first, BufferView to) {
+        Stack& stack = stacks_[i];
+        std::size_t top = open(stack);
+        const std::size_t last = top;
+        for (std::uint32_t bit = 1; top != 0; bit <<= 1)
+            if ((stack.leaves & bit) != 0 && --top, (stack.leaves & ~stack.present & bit) != 0)
+                passes_.clear(top + 1 == last && to.data != nullptr ? to : place(first, top));
+        stack = {};
+    }
+
+private:
+    struct Stack {
+        std::uint32_t leaves = 0;   ///< pushed so far; bit b: a node over 2^b of them is open
+        std::uint32_t present = 0;  ///< the open nodes that have a sum
+    };
+
+    static std::size_t open(const Stack& stack) noexcept { return static_cast<std::size_t>(std::popcount(stack.leaves)); }
+    /// The sum of the open node `bit`, which lies in `left`, and of what follows it. The sum of something and nothing is no sum.
+    BufferView add(Stack& stack, std::uint32_t bit, BufferView right, BufferView left, BufferView to) {
+        if ((stack.present & bit) == 0) return right;
+        stack.present &= ~bit;
+        if (right.data == nullptr) return left;
+        if (right.data == to.data) return passes_.add(right, left), right;
+        return passes_.add(left, right), left;
+    }
+
+    [[no_unique_address]] PassesOf<B> passes_;
+    std::size_t stride_ = 0;
+    List<Stack> stacks_;
+};
+
+/// The sums of gradients over the micro-batches of this rank, by parameter. If their number is known, they are sums of the tree; otherwise
+/// each micro-batch is added to the sum of those before it.
 ///
-/// The open sums of a gradient lie in places 0, 1, ..., that of the first micro-batches in place 0. `slot` is where the sum of all is to be,
-/// in all functions. Different gradients may be added at once.
+/// `first` is place 0 of the gradient's sums, and `slot` where the sum of all is to be.
 template <Backend B>
 class MicroBatchSums {
 public:
@@ -40,106 +123,78 @@ public:
         gradient,  ///< it is not, because the gradients are written into the slot
     };
 
-    /// `count`: gradients. `due`: micro-batches of a step, all of this rank; 0: unknown.
-    MicroBatchSums(B& backend, std::size_t count, Place place, std::size_t due)
-        : passes_(passes_of(backend)), place_(place), due_(due), sums_(count) {}
-
-    /// Allocates the places: as many as are taken before the last micro-batch. `like`: by gradient, its count and the type of its sums.
-    /// Collective.
-    void allocate(B& backend, const List<BufferView>& like) {
-        if (place_ == Place::none) return;
-        std::size_t places = due_ == 0 ? 1 : 0;
-        for (std::size_t leaves = 1; leaves < due_; ++leaves) places = larger(places, std::size_t(std::popcount(leaves)));
-        views_.clear();
-        for (std::size_t number = apart() ? 0 : 1; number < places; ++number)
-            for (const BufferView& view : like) views_.push_back(view);
-        bytes_ = allocate_lines(backend, views_, memory_);
+    /// `deal.micro_batches` is 0 if their number is unknown. With `leaves_roots`, the sums of the rounds are not added up: see `root`.
+    MicroBatchSums(B& backend, std::size_t count, Place place, const Deal& deal, bool leaves_roots)
+        : stacks_(backend, count),
+          place_(place),
+          due_(deal.count(backend.rank())),
+          roots_(leaves_roots ? deal.rounds() - (due_ < deal.count(0) ? 1 : 0) : 0),
+          has_more_(due_ > deal.count(deal.ranks - 1)) {
+        if (place == Place::none) return;
+        places_ = due_ == 0 ? 1 : 0;  // the same on all ranks
+        for (std::size_t leaves = 1; leaves < deal.count(0); ++leaves)
+            places_ = larger(places_, static_cast<std::size_t>(std::popcount(leaves)));
+        if (leaves_roots) places_ = larger(places_, deal.rounds() - (in_place() ? 1 : 0));
     }
 
-    std::size_t bytes() const noexcept { return bytes_; }
-    bool in_place() const noexcept { return place_ == Place::gradient; }
-    bool apart() const noexcept { return place_ >= Place::apart; }
-    bool holds(std::size_t i) const noexcept { return sums_[i].present != 0; }  ///< Has gradient i a sum?
+    void set_stride(std::size_t bytes) noexcept { stacks_.set_stride(bytes); }
+    std::size_t places() const noexcept { return places_; }
 
-    /// The micro-batches of a step, and those of this step that are over.
+    bool in_place() const noexcept { return place_ == Place::gradient; }
+    bool apart() const noexcept { return place_ == Place::apart; }
+    bool leaves_roots() const noexcept { return roots_ != 0; }
+    bool holds(std::size_t i) const noexcept { return stacks_.holds(i); }  ///< Has gradient i a sum?
+
+    /// The micro-batches of this rank in a step, and those of this step that are over.
     std::size_t due() const noexcept { return due_; }
     std::size_t over() const noexcept { return over_; }
     /// A guard of no_sync() has ended, after one micro-batch or several.
     void end_micro_batch() noexcept {
         ++over_;
-        for (const Sums& sums : sums_) over_ = larger<std::size_t>(over_, sums.leaves);
+        for (std::size_t i = 0; i < stacks_.size(); ++i) over_ = larger(over_, stacks_.leaves(i));
     }
     /// Can a micro-batch of gradient i be added that is not the last?
-    bool has_room(std::size_t i) const noexcept { return due_ == 0 || larger<std::size_t>(sums_[i].leaves, over_) + 1 < due_; }
+    bool has_room(std::size_t i) const noexcept { return due_ == 0 || larger(stacks_.leaves(i), over_) + 1 < due_; }
     /// Ends the step.
     void forget() noexcept {
-        sums_.fill({});
+        stacks_.forget();
         over_ = 0;
     }
 
     /// Adds the gradient of a micro-batch that is not the last.
-    void add(std::size_t i, BufferView gradient, BufferView slot) {
-        skip_unused(i, slot);
-        push(i, gradient, slot);
+    void add(std::size_t i, BufferView gradient, BufferView first) {
+        if (due_ == 0) return stacks_.push_in_a_row(i, gradient, first);
+        skip_unused(i, first);
+        stacks_.push(i, gradient, first);
     }
 
-    /// Adds that of the last one, if it has memory, and puts the sum of all into the slot. There must be a sum.
-    [[gnu::noinline]] void add_last(std::size_t i, BufferView gradient, BufferView slot) {
-        skip_unused(i, slot);
-        std::size_t top = places(i);
-        const bool ends = gradient.data != nullptr;
-        if (ends && in_place()) {
-            while (top > 0) passes_.add(slot, place(i, --top, slot));
-            return;
-        }
-        if (ends) passes_.add(place(i, top - 1, slot), gradient);
-        for (; top > 1; --top) passes_.add(place(i, top - 2, slot), place(i, top - 1, slot));
-        if (apart()) passes_.copy(place(i, 0, slot), slot);
+    /// Adds that of the last one, if it has memory, and puts the sum of all into the slot.
+    void add_last(std::size_t i, BufferView gradient, BufferView first, BufferView slot) {
+        if (due_ != 0) skip_unused(i, first);
+        if (leaves_roots()) leave_roots(i, gradient, first, slot);
+        else stacks_.fold(i, gradient, first, slot);
+    }
+    /// The memory of this rank's sum of round `number`, for a gradient or for a bucket.
+    BufferView root(std::size_t number, BufferView first, BufferView slot) const noexcept {
+        return in_place() && number + 1 == roots_ ? slot : stacks_.place(first, number);
     }
 
 private:
-    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
-
-    struct Sums {
-        std::uint32_t leaves = 0;   ///< micro-batches so far; bit b: a node over 2^b of them is open
-        std::uint32_t present = 0;  ///< the open nodes with a micro-batch that used the gradient; the sum of each has a place
-    };
-
-    BufferView place(std::size_t i, std::size_t number, BufferView slot) const noexcept {
-        if (number == 0 && !apart()) return slot;
-        return views_[(apart() ? number : number - 1) * sums_.size() + i];
+    /// Micro-batches that did not use gradient i have no leaf.
+    void skip_unused(std::size_t i, BufferView first) {
+        while (stacks_.leaves(i) < over_) stacks_.push(i, {}, first);
     }
-    std::size_t places(std::size_t i) const noexcept { return static_cast<std::size_t>(std::popcount(sums_[i].present)); }
-
-    /// Micro-batches that did not use gradient i have no leaf: the sum of something and nothing is no sum.
-    void skip_unused(std::size_t i, BufferView slot) {
-        while (due_ != 0 && sums_[i].leaves < over_) push(i, {}, slot);
-    }
-    /// Adds the next leaf; none if it has no memory.
-    void push(std::size_t i, BufferView leaf, BufferView slot) {
-        Sums& sums = sums_[i];
-        std::size_t top = places(i);
-        bool is_there = leaf.data != nullptr, placed = false;  // whether the node that grows has a leaf, and whether it has the last place
-        std::uint32_t bit = 1;
-        for (const std::uint32_t open = due_ != 0 ? sums.leaves : sums.present; (open & bit) != 0; bit <<= 1) {
-            if ((sums.present & bit) == 0) continue;
-            sums.present &= ~bit;
-            if (placed) passes_.add(place(i, top - 2, slot), place(i, top - 1, slot)), --top;
-            else if (is_there) passes_.add(place(i, top - 1, slot), leaf);
-            is_there = placed = true;
-        }
-        if (is_there && !placed) passes_.copy(leaf, place(i, top, slot));
-        if (is_there) sums.present |= due_ != 0 ? bit : 1;  // in a row there is one sum
-        ++sums.leaves;
+    void leave_roots(std::size_t i, BufferView gradient, BufferView first, BufferView slot) {
+        const BufferView last = in_place() ? slot : BufferView{};
+        if (!has_more_) stacks_.push(i, gradient, first, 1, last);
+        stacks_.settle(i, first, has_more_ ? BufferView{} : last);
+        if (has_more_) stacks_.put(gradient, root(roots_ - 1, first, slot));
     }
 
-    [[no_unique_address]] PassesOf<B> passes_;
+    SumStacks<B> stacks_;
     Place place_;
-    std::size_t due_, over_ = 0;
-    Memory memory_{};
-    List<BufferView> views_;  ///< by place and parameter, without place 0 if that is in the bucket
-    std::size_t bytes_ = 0;
-    List<Sums> sums_;  ///< by parameter
+    std::size_t due_, roots_, over_ = 0, places_ = 0;
+    bool has_more_;  ///< this rank has a micro-batch of those that are left over; it is a root by itself
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../core/deal.hpp"
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
 #include "../core/text.hpp"
@@ -139,17 +140,26 @@ constexpr bool is_weighted(Averaging averaging) noexcept {
     return averaging == Averaging::weighted_mean || averaging == Averaging::mean_over_count;
 }
 
-/// The number of micro-batches that each of `size` ranks adds up; 1 if the reducer does not count them.
-constexpr std::size_t micro_batches_each(const ReducerOptions& options, int size) noexcept {
-    return options.micro_batches == 0 ? 1 : options.micro_batches / static_cast<std::size_t>(size);
+/// The deal of a step's micro-batches to `size` ranks. Without `ReducerOptions::micro_batches` it has none.
+constexpr Deal deal_of(const ReducerOptions& options, int size) noexcept {
+    return {options.micro_batches, size, options.gradients == GradientStorage::pooled};
+}
+
+/// Do the ranks' gradients add up to several sums of the tree, and not to one at a time? `options`: with their storage.
+constexpr bool has_several_sums(const ReducerOptions& options, int size) noexcept {
+    const Deal deal = deal_of(options, size);
+    if (size == 1 || deal.rounds() == 0) return false;
+    if (!deal.sharded_gradients && options.reduce_dtype && is_low_precision(*options.reduce_dtype)) return false;  // each would be rounded
+    if (deal.rounds() == 1) return deal.round(0).ranks != size;
+    return !deal.sharded_gradients || deal.count(0) != deal.count(size - 1) || !std::has_single_bit(static_cast<unsigned>(size));
 }
 
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
-/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told; `count`: micro-batches of each rank.
-constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch, double count = 1) noexcept {
-    // Shards of micro-batches are added up first, and scaled with the last one.
-    const bool adds_shards = options.micro_batches != 0 && options.gradients == GradientStorage::pooled;
-    switch (adds_shards ? Averaging::sum : options.averaging) {
+/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told; `count`: micro-batches of each rank. `adds_up`: several
+/// sums are added up first, and the last one is scaled.
+constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch, double count = 1,
+                                       bool adds_up = false) noexcept {
+    switch (adds_up ? Averaging::sum : options.averaging) {
         case Averaging::mean:
             return has_batch ? Contribution{1, count} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? count : 0.0};
         // A sum is a mean whose weights add up to 1.

@@ -96,15 +96,18 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
         refuse(
             "Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
             "added up there by the trainer");
-    if (options.micro_batches % static_cast<std::size_t>(size) != 0)
-        refuse(text("micro_batches counts those of all ranks, and must be a multiple of ", size, ", not ", options.micro_batches));
-    if (micro_batches_each(options, size) > 1) {
+    if (options.micro_batches != 0 && options.micro_batches < static_cast<std::size_t>(size))
+        refuse(text("micro_batches counts those of all ranks; with ", options.micro_batches, " of them, ",
+                    static_cast<std::size_t>(size) - options.micro_batches, " of the ", size, " ranks would have none"));
+    if (options.micro_batches > static_cast<std::size_t>(size)) {
         if (!adds_up) refuse("micro_batches is for sums that the reducer makes; set Accumulation::in_buckets, too");
         if (options.averaging == Averaging::weighted_mean)
             refuse("micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses instead");
     }
-    if (options.micro_batches != 0 && options.gradients == GradientStorage::pooled && is_weighted(options.averaging))
+    if (is_weighted(options.averaging) && options.micro_batches != 0 && options.gradients == GradientStorage::pooled)
         refuse("with gradients that are sharded, micro_batches goes with Averaging::mean and sum only");
+    if (is_weighted(options.averaging) && has_several_sums(options, size))
+        refuse(text("with Averaging::mean_over_count, micro_batches must be ", size, " times a power of two, not ", options.micro_batches));
     if (options.divisor != JoinDivisor::live_ranks && options.averaging != Averaging::mean)
         refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))

@@ -97,6 +97,7 @@ struct Policies {
     Owner<AnyExchange<B>> exchange;
     bool decoupled = false;  ///< the exchange is the first half of an all-reduce; `finish()` leaves the gathers to be waited for
     bool packs = false;      ///< the exchange wants many gradients per bucket, whatever they cost alone
+    bool sums = true;        ///< the exchange adds up gradients as they are
 };
 
 template <class B, class Buckets, class Overlap, class X>
@@ -105,8 +106,9 @@ Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
     Owner<AnyExchange<B>> own(new ExchangeAs<ExchangeOver<X, B>, B>(std::move(exchange)));
     std::string name = own->describe();
     if constexpr (decoupled) own = Owner<AnyExchange<B>>(new ExchangeAs<ReduceScatter, B>(ReduceScatter()));
-    return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name), std::move(own),
-            decoupled,          !std::is_same_v<X, AllReduce>};
+    return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name),
+            std::move(own),     decoupled,
+            !std::is_same_v<X, AllReduce>, std::is_same_v<X, AllReduce> || std::is_same_v<X, ReduceScatter>};
 }
 
 }  // namespace gradsync::inline v0_2::detail

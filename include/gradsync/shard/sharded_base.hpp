@@ -61,8 +61,9 @@ public:
         check_usable("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
-        if (!has_batch && counts_micro_batches())
-            refuse("begin_step", "with micro_batches and sharded gradients every rank needs a batch; leave micro_batches out");
+        if (!has_batch && counts_micro_batches() && micro_batches_ < engine_->deal().count(backend_.rank()))
+            refuse("begin_step", text("with micro_batches and sharded gradients every rank needs a batch; this one has had ", micro_batches_,
+                                      " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, the weight compares ranks, not
@@ -91,7 +92,7 @@ public:
         check_usable("finish");
         if (micro_batches_ != 0 && engine_options_.gradients != GradientStorage::pooled)
             refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
-        if (counts_micro_batches() && micro_batches_ == micro_batches_each(engine_options_, backend_.size()))
+        if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
             refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
         guard([&] {
             engine_->finish();
@@ -259,7 +260,7 @@ protected:
     void check_averaged(const char* operation) const {
         check_usable(operation);
         if (micro_batches_ == 0) refuse(operation, "there are no averaged gradients; call finish() first");
-        const std::size_t due = micro_batches_each(engine_options_, backend_.size());
+        const std::size_t due = engine_->deal().rounds();
         if (counts_micro_batches() && micro_batches_ != due)
             refuse(operation,
                    text("only ", micro_batches_, " of this step's ", due, " micro-batches were averaged; call finish() after each"));

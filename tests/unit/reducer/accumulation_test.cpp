@@ -14,6 +14,8 @@
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
 
 #include "support/averaging_oracle.hpp"
 #include "support/ranks.hpp"
@@ -215,31 +217,33 @@ TEST_CASE("N ranks with one micro-batch each give the bits of one rank with N mi
 namespace {
 
 /// The gradients that V micro-batches give on `ranks` ranks. `uses(v, i)`: does micro-batch v use parameter i?
-template <class Buckets, class Uses>
+template <class Overlap = OverlapBackward, class Buckets, class Uses>
 std::vector<Bytes> trained(int ranks, const std::vector<Tensor>& shape, ReducerOptions options, const Buckets& buckets, Uses&& uses) {
     std::vector<Bytes> result;
-    const int each = static_cast<int>(options.micro_batches) / ranks;
+    const Deal deal{options.micro_batches, ranks};
     run_threads(ranks, [&](ThreadBackend comm) {
         auto model = shape;
-        Reducer<ThreadBackend, Buckets, OverlapBackward> sync(comm, model, options, buckets);
+        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, options, buckets);
+        const std::size_t each = deal.count(comm.rank());
         for (int step = 0; step < 2; ++step) {
-            if (options.averaging == Averaging::mean_over_count) sync.set_weight(0.5 * each);
-            const auto micro_batch = [&](int m) {
-                const int v = comm.rank() * each + m;
+            if (options.averaging == Averaging::mean_over_count) sync.set_weight(0.5 * static_cast<double>(each));
+            const auto micro_batch = [&](std::size_t m) {
+                const int v = static_cast<int>(deal.number(comm.rank(), m));
                 for (std::size_t i = model.size(); i-- > 0;) {
                     if (!uses(v, i)) continue;
                     write(sync.gradient_view(i), random_gradient(model[i], v, step, i));
                     sync.mark_ready(i);
                 }
             };
-            for (int m = 0; m + 1 < each; ++m) {
+            for (std::size_t m = 0; m + 1 < each; ++m) {
                 const auto guard = sync.no_sync();
                 micro_batch(m);
             }
             micro_batch(each - 1);
-            sync.finish();
+            if constexpr (std::is_same_v<Overlap, OverlapForward>) sync.finish().wait();
+            else sync.finish();
         }
-        if (comm.rank() == 0)
+        if (comm.rank() == ranks - 1)
             for (std::size_t i = 0; i < model.size(); ++i) result.push_back(bytes_of(sync.gradient_view(i)));
     });
     return result;
@@ -247,9 +251,9 @@ std::vector<Bytes> trained(int ranks, const std::vector<Tensor>& shape, ReducerO
 
 }  // namespace
 
-TEST_CASE("V micro-batches give the bits of the tree on every number of ranks with a power of two of them each") {
+TEST_CASE("V micro-batches give the bits of the tree on every number of ranks") {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
-        for (const int all : {4, 6, 8, 12, 16})
+        for (const int all : {4, 6, 7, 8, 12, 13, 16, 23})
             for (const bool some_unused : {false, true})
                 for (const Averaging averaging : {Averaging::mean, Averaging::sum, Averaging::mean_over_count}) {
                     const auto shape = tensors({50, 3, 700}, dtype);
@@ -269,8 +273,9 @@ TEST_CASE("V micro-batches give the bits of the tree on every number of ranks wi
                         }
                         expected.push_back(combined(dtype, terms, by));
                     }
-                    for (int ranks = 1; ranks <= 8; ++ranks) {
-                        if (all % ranks != 0 || !std::has_single_bit(static_cast<unsigned>(all / ranks))) continue;
+                    for (int ranks = 1; ranks <= std::min(all, 8); ++ranks) {
+                        const bool even = all % ranks == 0 && std::has_single_bit(static_cast<unsigned>(all / ranks));
+                        if (averaging == Averaging::mean_over_count && !even && ranks > 1) continue;
                         ReducerOptions options{.averaging = averaging,
                                                .accumulation = Accumulation::in_buckets,
                                                .micro_batches = static_cast<std::size_t>(all),
@@ -287,6 +292,9 @@ TEST_CASE("V micro-batches give the bits of the tree on every number of ranks wi
                         if (dtype == DType::bf16) continue;
                         options.gradients = GradientStorage::in_buckets;
                         CHECK(trained(ranks, shape, options, PerParameter{}, uses) == expected);
+                        if (some_unused) continue;
+                        CHECK(trained<OverlapForward>(ranks, shape, options, SizeCappedBuckets(300), uses) == expected);
+                        CHECK(trained<NoOverlap>(ranks, shape, options, SizeCappedBuckets(300), uses) == expected);
                     }
                 }
 }
@@ -302,7 +310,9 @@ TEST_CASE("micro_batches that are none, too many, too few, or not those of all r
     };
     using enum Accumulation;
     CHECK(refused(2, {.micro_batches = 4}).says("set Accumulation::in_buckets, too"));
-    CHECK(refused(2, {.accumulation = in_buckets, .micro_batches = 3}).says("must be a multiple of 2, not 3"));
+    CHECK(refused(3, {.accumulation = in_buckets, .micro_batches = 2}).says("with 2 of them, 1 of the 3 ranks would have none"));
+    CHECK(refused(2, {.averaging = Averaging::mean_over_count, .accumulation = in_buckets, .micro_batches = 6})
+              .says("micro_batches must be 2 times a power of two, not 6"));
     CHECK(refused(2, {.averaging = Averaging::weighted_mean, .accumulation = in_buckets, .micro_batches = 4}).says("weigh the losses"));
     CHECK(refused(2, {.gradients = GradientStorage::in_buckets, .accumulation = in_buckets, .micro_batches = 4}, DType::bf16)
               .says("let it be borrowed"));

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <bit>
+#include <cstddef>
+
+namespace gradsync::inline v0_2 {
+
+/// Says which of a step's micro-batches each rank computes. Their gradients are the leaves of a tree of sums (core/sum_tree.hpp), so they
+/// are dealt in blocks that are nodes of the tree, in rounds: in each round, every rank gets the block after that of the rank before it.
+///
+/// Whole gradients: each rank adds up its block before the ranks reduce the sums. So there are few rounds, of large blocks: one for each 1
+/// in the binary form of `micro_batches / ranks`, with blocks of that many micro-batches. Those that are left over, fewer than the ranks,
+/// go to the first ranks.
+///
+/// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once, and each block is one micro-batch.
+struct Deal {
+    std::size_t micro_batches = 0;
+    int ranks = 1;
+    bool sharded_gradients = false;
+
+    /// The number of micro-batches that `rank` computes.
+    constexpr std::size_t count(int rank) const noexcept { return each() + (static_cast<std::size_t>(rank) < left_over() ? 1 : 0); }
+
+    /// The number, from 0, of the micro-batch that `rank` computes as number `turn` of its own.
+    constexpr std::size_t number(int rank, std::size_t turn) const noexcept {
+        std::size_t at = sharded_gradients ? turn : 0;
+        if (sharded_gradients) turn = 0;
+        for (; turn >= round(at).block; ++at) turn -= round(at).block;
+        return round(at).first + static_cast<std::size_t>(rank) * round(at).block + turn;
+    }
+
+    /// Rank r of the first `ranks` has the micro-batches from `first + r * block` on, `block` of them.
+    struct Round {
+        std::size_t first, block;
+        int ranks;
+    };
+    constexpr std::size_t rounds() const noexcept {
+        return (sharded_gradients ? each() : static_cast<std::size_t>(std::popcount(each()))) + (left_over() != 0 ? 1 : 0);
+    }
+    constexpr Round round(std::size_t number) const noexcept {
+        std::size_t done = 0;  // micro-batches of each rank in the rounds before
+        for (; number != 0; --number) done += block_after(done);
+        const bool is_last = done == each();
+        return {done * static_cast<std::size_t>(ranks), block_after(done), is_last ? static_cast<int>(left_over()) : ranks};
+    }
+
+private:
+    constexpr std::size_t each() const noexcept { return micro_batches / static_cast<std::size_t>(ranks); }
+    constexpr std::size_t left_over() const noexcept { return micro_batches % static_cast<std::size_t>(ranks); }
+    constexpr std::size_t block_after(std::size_t done) const noexcept {
+        return sharded_gradients || done >= each() ? 1 : std::bit_floor(each() - done);
+    }
+};
+
+namespace detail {
+
+/// One past the last of the ranks, from `first` on, whose blocks in this round add up to a node of the tree of micro-batches, and which are
+/// a node of the tree of ranks, too.
+constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
+    const std::size_t at = round.first / round.block, rank = static_cast<std::size_t>(first);
+    std::size_t size = 1;
+    while (rank + 2 * size <= static_cast<std::size_t>(round.ranks) && (at + rank) % (2 * size) == 0 && (size == 1 || rank % (2 * size) == 0))
+        size *= 2;
+    return static_cast<int>(rank + size);
+}
+
+}  // namespace detail
+
+}  // namespace gradsync::inline v0_2
