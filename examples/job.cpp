@@ -18,12 +18,11 @@ namespace {
 
 template <class Config>
 void prepare_for(Job& job, bool speaks) {
-    const Options& o = job.options;
+    Options& o = job.options;
     Config config;
     o.model_config(config);
     job.reading = config.reading();
-    check_text(o, job.reading, job.text);
-    if (!o.resume) return;
+    if (!o.resume) return check_text(o, job.reading, job.text);
     job.checkpoint = std::make_unique<Checkpoint const>(o.checkpoint);
     job.checkpoint->expect_model(o.describe_run(config.description()));
     const Progress progress = job.checkpoint->progress();
@@ -31,6 +30,16 @@ void prepare_for(Job& job, bool speaks) {
         throw UsageError("--resume: the checkpoint is at step " + std::to_string(progress.steps) +
                          " already; raise --steps or --stop-after");
     }
+    if (!o.asks_for_batch()) o.micro_batches = progress.micro_batches;
+    if (o.micro_batches < static_cast<std::size_t>(o.ranks)) {
+        throw UsageError("--resume: a step of the checkpoint has " + std::to_string(o.micro_batches) + " micro-batches, too few for --ranks " +
+                         std::to_string(o.ranks) + "; start fewer ranks, or say --global-batch");
+    }
+    if (speaks && o.micro_batches != progress.micro_batches) {
+        std::fprintf(stderr, "gradsync_train: a step has %zu micro-batches from here on, and had %llu\n", o.micro_batches,
+                     static_cast<unsigned long long>(progress.micro_batches));
+    }
+    check_text(o, job.reading, job.text);
     if (speaks && progress.fingerprint != job.text.fingerprint()) {
         std::fprintf(stderr, "gradsync_train: the text has changed since the checkpoint; going on with the new one\n");
     }

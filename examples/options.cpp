@@ -28,13 +28,16 @@ void complete(Options& o) {
         throw UsageError(std::string(o.tied ? "--tied" : "--recompute") + " is for --model transformer; leave it out");
     }
     if (o.global_batch > 0) {
-        const std::size_t unit = static_cast<std::size_t>(o.ranks) * o.micro_batch;
-        if (o.global_batch % unit != 0) {
-            throw UsageError("--global-batch " + text(o.global_batch) + " is not divisible by --ranks x --micro-batch = " + text(unit) +
-                             "; the nearest that is: " + text((o.global_batch + unit - 1) / unit * unit));
+        if (o.global_batch % o.micro_batch != 0) {
+            throw UsageError("--global-batch " + text(o.global_batch) + " is not divisible by --micro-batch " + text(o.micro_batch) +
+                             "; the next that is: " + text((o.global_batch / o.micro_batch + 1) * o.micro_batch));
         }
-        o.accumulate = o.global_batch / unit;
+        if (o.global_batch / o.micro_batch < static_cast<std::size_t>(o.ranks)) {
+            throw UsageError("--global-batch " + text(o.global_batch) + " is too small for --ranks " + text(o.ranks) + " x --micro-batch " +
+                             text(o.micro_batch) + "; every rank computes one micro-batch at least");
+        }
     }
+    o.micro_batches = o.global_batch > 0 ? o.global_batch / o.micro_batch : static_cast<std::size_t>(o.ranks) * o.accumulate;
     if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) {
         throw UsageError(std::string(o.resume ? "--resume" : "--checkpoint-every") + " needs a directory; name it with --checkpoint");
     }
@@ -151,7 +154,7 @@ Options parse_options(int argc, char** argv, int processes) {
             ->group(group);
     auto* accumulate =
         app.add_option("--accumulate", o.accumulate, "micro-batches a rank adds up before a step")->check(size)->group(group);
-    app.add_option("--global-batch", o.global_batch, "samples a step over all ranks, instead of --accumulate")
+    app.add_option("--global-batch", o.global_batch, "samples a step over all ranks, instead of --accumulate: the same bits on any number of ranks")
         ->check(size)
         ->excludes(accumulate)
         ->group(group)
@@ -213,8 +216,7 @@ Options parse_options(int argc, char** argv, int processes) {
             ->group(group)};
     app.add_option("--shard", o.shard,
                    "what is split over the ranks: the optimizer's state; the gradients, too; the parameters, too.\n"
-                   "The same result as none, except for the last two with --accumulate: there gradients\n"
-                   "are added up over the ranks first, and rounded otherwise")
+                   "The same result as none, to the bit")
         ->check(CLI::IsMember({"none", "optimizer", "gradients", "parameters"}))
         ->group(group);
     const std::array<CLI::Option*, 3> of_parameters{

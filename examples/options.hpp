@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <gradsync/core/deal.hpp>
+
 #include "data.hpp"
 #include "mlp.hpp"
 #include "transformer.hpp"
@@ -26,6 +28,7 @@ struct Options {
     std::uint64_t seed = 1;
     std::uint64_t steps = 200;
     std::size_t micro_batch = 0, accumulate = 1, global_batch = 0;
+    std::size_t micro_batches = 0;  // of a step, of all ranks: as --accumulate or --global-batch say, or the checkpoint
     double lr = 1e-3, weight_decay = 0.1, clip = 1.0;
     std::uint64_t warmup = 20;
     std::uint64_t validate_every = 0;
@@ -57,7 +60,13 @@ struct Options {
     std::string prompt = "\n";
     std::string json, trace;
 
-    std::size_t samples_per_step() const { return static_cast<std::size_t>(ranks) * accumulate * micro_batch; }
+    bool asks_for_batch() const { return accumulate != 1 || global_batch != 0; }
+    std::size_t samples_per_step() const { return micro_batches * micro_batch; }
+    /// The micro-batches of a step that ranks in step with one another compute; each by itself if they are independent.
+    gradsync::Deal deal() const {
+        const std::size_t each = (micro_batches + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks);
+        return {independent ? each : micro_batches, independent ? 1 : ranks, shard == "gradients" || shard == "parameters"};
+    }
     std::uint64_t last_step() const { return stop_after > 0 ? std::min(stop_after, steps) : steps; }
 
     /// What a checkpoint is of: the model, and how gradients are compressed, as ranks have a part of that each.

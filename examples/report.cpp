@@ -28,7 +28,7 @@ nlohmann::json flags(const Options& o) {
                           {"context", o.context},
                           {"seed", o.seed},
                           {"micro_batch", o.micro_batch},
-                          {"accumulate", o.accumulate},
+                          {"micro_batches", o.micro_batches},
                           {"lr", o.lr},
                           {"warmup", o.warmup},
                           {"weight_decay", o.weight_decay},

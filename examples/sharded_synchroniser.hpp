@@ -36,10 +36,10 @@ public:
     float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.acquire_gradient(i).data); }
     void ready(std::size_t i) override { sharded_.mark_ready(i); }
 
-    /// With sharded gradients, the ranks reduce each micro-batch by itself, and the shards add up the sums.
-    bool takes_turns() const override { return pools; }
     void begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;
+        // With sharded gradients, the ranks reduce each micro-batch by itself. Where the last ones do not go round, some ranks have none.
+        if (pools && micro_batch >= fewest_) (void)sharded_.begin_step(micro_batch < micro_batches_);
         if (!last_) guard_.emplace(hold_back<pools>(sharded_));
     }
     void end_backward() override {
@@ -74,7 +74,8 @@ protected:
     template <class... Arguments>
     ShardedSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, Arguments&&... arguments)
         : BackendSynchroniser<Backend>{comm, parameters, std::move(units)},
-          micro_batches_{o.accumulate},
+          micro_batches_{o.deal().count(comm.rank())},
+          fewest_{o.deal().count(comm.size() - 1)},
           clip_{o.clip},
           sharded_{comm, views(parameters), typename Sharded::Optimizer{parameters, o.weight_decay},
                    std::forward<Arguments>(arguments)...} {}
@@ -87,7 +88,7 @@ protected:
     }
 
 private:
-    std::size_t micro_batches_;
+    std::size_t micro_batches_, fewest_;  // of this rank, of any
     double clip_;
     bool last_ = false;  // micro-batch of the step
 
@@ -110,7 +111,7 @@ class OptimizerSharding final
 public:
     OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
                       OverlapPolicy overlap)
-        : Base{comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
+        : Base{comm, parameters, std::move(units), o, options(o, observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const gs::BufferView weights = sharded_.parameter_value(i);
             parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
@@ -128,10 +129,10 @@ public:
     void flush() override { sharded_.flush(); }
 
 private:
-    static gs::ShardingOptions options(const Options& o, int size, gs::Observer* observer) {
+    static gs::ShardingOptions options(const Options& o, gs::Observer* observer) {
         return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::automatic : gs::GradientStorage::in_buckets,
                             .accumulation = gs::Accumulation::in_buckets,
-                            .micro_batches = o.accumulate * static_cast<std::size_t>(size),
+                            .micro_batches = o.deal().micro_batches,
                             .observer = observer},
                 .parameters = gs::ParameterStorage::in_buckets};
     }
@@ -150,7 +151,7 @@ public:
                units,
                o,
                gs::Units{first_units(parameters, units)},
-               options(o, comm.size(), observer),
+               options(o, observer),
                std::move(overlap)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
@@ -185,9 +186,9 @@ private:
             for (std::size_t i : units[u]) unit_of[i] = u;
         return unit_of;
     }
-    static gs::ShardedParametersOptions options(const Options& o, int size, gs::Observer* observer) {
+    static gs::ShardedParametersOptions options(const Options& o, gs::Observer* observer) {
         return {.reducer = {.accumulation = gs::Accumulation::in_buckets,
-                            .micro_batches = o.accumulate * static_cast<std::size_t>(size),
+                            .micro_batches = o.deal().micro_batches,
                             .observer = observer},
                 .prefetch = o.prefetch,
                 .reshard_after_forward = !o.no_reshard,

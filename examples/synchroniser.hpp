@@ -44,8 +44,6 @@ public:
 
     virtual ~Synchroniser() = default;
 
-    /// Do ranks compute micro-batches of a step in turns, one each at a time? Otherwise rank 0 computes the first ones, and so on. Local.
-    virtual bool takes_turns() const { return false; }
     /// Each micro-batch writes its gradients anew; the library adds them up. Local.
     virtual void begin_backward(std::size_t micro_batch) = 0;
     virtual void end_backward() = 0;

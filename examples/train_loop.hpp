@@ -122,6 +122,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         progress = job.checkpoint->progress();
     }
     progress.fingerprint = job.text.fingerprint();
+    progress.micro_batches = o.micro_batches;
     const CheckpointWriter checkpoints{o.checkpoint, o.describe_run(config.description()), parameters, arrays};
 
     const int rank = o.independent ? 0 : shard.rank, size = o.independent ? 1 : shard.size;  // of those in step
@@ -140,15 +141,18 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     steps.reserve(o.last_step());
     // A device is a step behind: what it computes in one is read when the next is on its way, and nobody waits.
     std::array<std::vector<typename Ops::Loss>, 2> losses;
-    losses.fill(std::vector<typename Ops::Loss>(o.accumulate));
-    const std::uint64_t first_step = progress.steps;
+    // Numbered as the library adds up their gradients: the bits do not depend on who computes which.
+    const gs::Deal deal = o.deal();
+    const std::size_t own = deal.count(rank), rounds = deal.sharded_gradients ? deal.rounds() : own;
+    losses.fill(std::vector<typename Ops::Loss>(own));
+    const std::uint64_t first_step = progress.steps, first_number = o.independent ? static_cast<std::uint64_t>(shard.rank) * own : 0;
     std::size_t losses_read = 0;
     const auto read_losses = [&] {
         for (; losses_read < steps.size(); ++losses_read) {
             StepRecord& record = steps[losses_read];
             const std::uint64_t step = first_step + losses_read;
             for (const auto& loss : losses[step % 2]) record.loss += ops.value(loss);
-            record.loss /= static_cast<double>(o.accumulate);
+            record.loss /= static_cast<double>(own);
             if (speaks) line->update(step + 1, record);
         }
     };
@@ -164,14 +168,14 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     try {
         while (progress.steps < o.last_step()) {
             const auto started = Clock::now();
-            for (std::size_t a = 0; a < o.accumulate; ++a) {
-                // Numbered as the library adds up their gradients: the bits do not depend on who computes which.
-                const auto own = static_cast<std::uint64_t>(shard.rank), all = static_cast<std::uint64_t>(shard.size);
-                const std::uint64_t micro_batch = sync->takes_turns() ? a * all + own : own * o.accumulate + a;
-                training.fill(progress.samples + micro_batch * o.micro_batch, batch);
+            for (std::size_t a = 0; a < rounds; ++a) {
+                // A rank that has none left goes on with the others: they gather weights together.
+                const std::uint64_t number = first_number + deal.number(rank, std::min(a, own - 1));
+                training.fill(progress.samples + number * o.micro_batch, batch);
                 {
                     const gs::Timeline::Scope scope{timeline, "forward"};
-                    losses[progress.steps % 2][a] = model.forward(batch);
+                    const auto loss = model.forward(batch);
+                    if (a < own) losses[progress.steps % 2][a] = loss;
                 }
                 sync->begin_backward(a);
                 {
