@@ -40,7 +40,7 @@ Answer answer(const plan::BatchTarget& target) {
               {"more_devices_than_work", p.more_devices_than_work},
               {"choices", Json::array()}};
     Table table{
-        "Whole numbers, the nearest to the target first:", {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by"}, {}};
+        "Whole numbers, the nearest to the target first:", {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by", "traffic"}, {}};
     for (const plan::BatchChoice& c : p.choices) {
         a.json["choices"].push_back({{"rounding", name_of(c.rounding)},
                                      {"micro_batch", c.micro_batch},
@@ -49,10 +49,12 @@ Answer answer(const plan::BatchTarget& target) {
                                      {"devices_with_one_less", c.devices_with_one_less},
                                      {"samples", c.samples},
                                      {"tokens", c.tokens},
-                                     {"relative_error", c.relative_error}});
+                                     {"relative_error", c.relative_error},
+                                     {"traffic", c.traffic}});
         table.rows.push_back({explain(c), grouped(c.micro_batch), grouped(c.accumulate), grouped(c.devices), grouped(c.samples),
-                              grouped(c.tokens), digits(100 * c.relative_error, 3) + " %"});
+                              grouped(c.tokens), digits(100 * c.relative_error, 3) + " %", digits(c.traffic, 3)});
     }
+    table.notes.push_back("traffic: bytes for gradients over those of one sum a device, where the library adds up micro-batches.");
     if (target.global_tokens % target.sequence != 0)
         table.notes.push_back("The sequence length does not divide the tokens: no whole number of samples is exact.");
     a.tables.push_back({"A global batch of " + grouped(target.global_tokens) + " tokens is " + digits(p.samples, 10) + " samples of " +

@@ -18,7 +18,7 @@ struct Flags {
     plan::FeedForward ffn;
     plan::Transformer transformer;
     bool no_biases = false, recompute = false, activation_gradients = false;
-    std::uint64_t batch = 1, sequence = 1, devices = 1, activation_bytes = 0, quoted = 0;
+    std::uint64_t batch = 1, sequence = 1, devices = 1, micro_batches = 0, activation_bytes = 0, quoted = 0;
     std::string precision = "f32";
 };
 
@@ -90,18 +90,21 @@ Answer answer(const Flags& f) {
     Table table{"A device of " + grouped(f.devices) + " holds, by what is split over them (ZeRO stages 0 to 3), " + f.precision + ":",
                 {"split", "weights", "gradients", "optimizer", "state", "with activations"},
                 {}};
+    if (f.micro_batches != 0) table.header.insert(table.header.begin() + 4, "sums");
     a.chart = {"State of " + grouped(sizes.parameters) + " parameters, " + f.precision, "devices", "GiB a device", true, true};
     for (const plan::ZeroStage stage : stages) {
-        const plan::StateMemory m = plan::state_memory(sizes.parameters, state_bytes, stage, f.devices);
+        const plan::StateMemory m = plan::state_memory(sizes.parameters, state_bytes, stage, f.devices, f.micro_batches);
         const std::uint64_t all = (plan::CheckedSize(m.total()) + activation_bytes).value();
         a.json["stages"].push_back({{"split", name_of(stage)},
                                     {"weight_bytes", m.weights},
                                     {"gradient_bytes", m.gradients},
                                     {"optimizer_bytes", m.optimizer},
+                                    {"sum_bytes", m.sums},
                                     {"state_bytes", m.total()},
                                     {"bytes", all}});
         table.rows.push_back({std::string(name_of(stage)), binary_bytes(m.weights), binary_bytes(m.gradients), binary_bytes(m.optimizer),
                               binary_bytes(m.total()), binary_bytes(all)});
+        if (f.micro_batches != 0) table.rows.back().insert(table.rows.back().begin() + 4, binary_bytes(m.sums));
         Curve curve{std::string(name_of(stage)), {}};
         for (std::uint64_t n = 1; n <= std::max<std::uint64_t>(f.devices, 64) && n != 0; n *= 2)
             curve.points.emplace_back(
@@ -157,6 +160,7 @@ Question add_memory(CLI::App& app) {
     count("--sequence", f->sequence, "tokens of a sample", "Run")->excludes(mlp)->capture_default_str();
     flag("--recompute", f->recompute, "blocks keep their input only");
     count("--devices", f->devices, "data-parallel ranks", "Run")->capture_default_str();
+    count("--micro-batches", f->micro_batches, "of a step, on all devices, that the library adds up: its sums take memory [none]", "Run");
     app.add_option("--precision", f->precision, "f32: all; mixed: 16-bit weights and gradients, the rest f32; half: all 16-bit")
         ->check(CLI::IsMember({"f32", "mixed", "half"}).description(""))
         ->capture_default_str()

@@ -44,6 +44,9 @@ class Batch(PlanTest):
         self.assertEqual((choices["more_steps"]["accumulate"], choices["more_steps"]["samples"], choices["more_steps"]["tokens"]), (4, 1024, 4096000))
         self.assertEqual((choices["fewer_steps"]["accumulate"], choices["fewer_steps"]["samples"]), (3, 768))
         self.assertEqual(choices["uneven_steps"]["samples"], 1000)
+        # 500 micro-batches: 3 = 2 + 1 for each device, and one more for 116 of them.
+        self.assertEqual(choices["uneven_steps"]["traffic"], (2 + 116 / 128 + 1) / 2)
+        self.assertEqual((choices["more_steps"]["traffic"], choices["fewer_steps"]["traffic"]), (1, 1.5))
 
     def test_samples_instead_of_tokens(self):
         answer = self.ask("batch --global-samples 32 --micro-batch 2 --devices 32")
@@ -102,6 +105,14 @@ class Memory(PlanTest):
         answer = self.ask("memory --mlp 1000,1000 --precision mixed --devices 8")
         p = 1000000
         self.assertEqual([s["state_bytes"] for s in answer["stages"]], [16 * p, 4 * p + 12 * p // 8, 2 * p + 14 * p // 8, 16 * p // 8])
+
+    def test_sums_of_micro_batches(self):
+        answer = self.ask("memory --mlp 1000,1000 --precision mixed --devices 4 --micro-batches 32")
+        p = 1000000
+        self.assertEqual([s["sum_bytes"] for s in answer["stages"]], [3 * 4 * p, 3 * 4 * p, 3 * p, 3 * p])
+        text = call("memory --mlp 1000,1000 --micro-batches 32").stdout
+        self.assertIn("sums", text)
+        self.assertNotIn("sums", call("memory --mlp 1000,1000").stdout)
 
     def test_refused(self):
         self.refused("memory", "--d-model is needed")

@@ -28,7 +28,10 @@ constexpr unsigned sums_after(std::size_t i, std::size_t leaves) noexcept {
     return static_cast<unsigned>(i + 1 < leaves ? std::countr_zero(i + 1) : std::popcount(i));
 }
 
-/// The most sums that are on the stack at a time, of up to a million leaves.
+/// The most sums that are on the stack at a time before the last of `leaves` leaves, one at least, comes.
+constexpr std::size_t open_sums(std::size_t leaves) noexcept { return static_cast<std::size_t>(std::bit_width(leaves)) - 1; }
+
+/// The same with the last one, of up to a million leaves.
 inline constexpr std::size_t max_open_sums = 21;
 
 }  // namespace gradsync::inline v0_2::detail

@@ -131,9 +131,7 @@ public:
           roots_(leaves_roots ? deal.rounds() - (due_ < deal.count(0) ? 1 : 0) : 0),
           has_more_(due_ > deal.count(deal.ranks - 1)) {
         if (place == Place::none) return;
-        places_ = due_ == 0 ? 1 : 0;  // the same on all ranks
-        for (std::size_t leaves = 1; leaves < deal.count(0); ++leaves)
-            places_ = larger(places_, static_cast<std::size_t>(std::popcount(leaves)));
+        places_ = due_ == 0 ? 1 : open_sums(deal.count(0));  // the same on all ranks
         if (leaves_roots) places_ = larger(places_, deal.rounds() - (in_place() ? 1 : 0));
     }
 

@@ -88,14 +88,17 @@ struct ReducerOptions {
     GradientStorage gradients = GradientStorage::automatic;
     Averaging averaging = Averaging::mean;
     Accumulation accumulation = Accumulation::in_gradients;
-    /// The number of micro-batches of a step, of all n ranks together, if the reducer adds them up; a multiple of n. Rank r computes numbers
-    /// r V / n to (r + 1) V / n - 1 of these V, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its
-    /// part of the tree, the ranks the rest. So V micro-batches give the same bits on every number of ranks for which V / n is a power of
-    /// two. Averaging::mean divides by V. The sums take up to log2(V / n) copies of the gradients (borrowed ones: one less,
-    /// unless `reduce_dtype` has fewer than 32 bits), in f32 where gradients are of 16 or 8 bits.
+    /// The number V of micro-batches of a step, of all n ranks together, if the reducer adds them up; n at least. `Deal` says which of them
+    /// each rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part of the tree,
+    /// the ranks the rest. So V micro-batches give the same bits on every number of ranks. Averaging::mean divides by V. The sums take up to
+    /// log2(V / n) copies of the gradients (borrowed ones: one less, unless `reduce_dtype` has fewer than 32 bits), in f32 where gradients
+    /// are of 16 or 8 bits.
     ///
-    /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank: rank r computes numbers r, n + r, 2 n + r, ...
-    /// The bits are those of whole gradients if n is a power of two, and gradients are f32 or f64.
+    /// If V / n is a power of two, each rank sends one sum, as ever. Otherwise it sends one for each 1 in the binary form of V / n, and one
+    /// for a micro-batch that is left over: k sums are (k + 1) / 2 times the bytes. Weighted averages do not work then.
+    ///
+    /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank. The bits are those of whole gradients if
+    /// gradients are f32 or f64.
     std::size_t micro_batches = 0;
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;

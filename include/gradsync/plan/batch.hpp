@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <bit>
 #include <vector>
 
 #include "checked_size.hpp"
@@ -21,7 +22,7 @@ enum class BatchRounding : std::uint8_t {
     none,                 ///< nothing: the target is met exactly
     fewer_steps,          ///< accumulate less often, a smaller batch
     more_steps,           ///< accumulate once more, a larger batch
-    uneven_steps,         ///< some devices accumulate once less than others; weight means by count, see Averaging
+    uneven_steps,         ///< some devices accumulate once less than others
     fewer_devices,        ///< leave devices idle
     smaller_micro_batch,  ///< fewer samples than fit
 };
@@ -39,6 +40,9 @@ struct BatchChoice {
     std::uint64_t samples = 0;                ///< of one optimizer step
     std::uint64_t tokens = 0;
     double relative_error = 0;  ///< (tokens - target) / target
+    /// The bytes that the ranks exchange, over those of one sum for each rank, if the library adds up the micro-batches in the order of
+    /// their tree (ReducerOptions::micro_batches): (mean number of sums of a rank + 1) / 2.
+    double traffic = 1;
 };
 
 struct BatchPlan {
@@ -78,6 +82,10 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
         const bool less = c.tokens < target.global_tokens;
         const std::uint64_t off = less ? target.global_tokens - c.tokens : c.tokens - target.global_tokens;
         c.relative_error = (less ? -1 : 1) * static_cast<double>(off) / tokens;
+        if (devices > 1) {
+            const auto more = static_cast<double>(micro_batches % devices) / static_cast<double>(devices);
+            c.traffic = (std::popcount(micro_batches / devices) + more + 1) / 2;
+        }
         plan.choices.push_back(c);
     };
     const std::uint64_t whole = target.global_tokens / round;
