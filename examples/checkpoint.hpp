@@ -37,8 +37,8 @@ namespace gradsync_train {
 /// How far a run has come.
 struct Progress {
     std::uint64_t steps = 0;
-    std::uint64_t samples = 0;      // the number of the next sample: all the data order needs
-    std::uint64_t fingerprint = 0;  // of the text
+    std::uint64_t samples = 0;        // the number of the next sample: all the data order needs
+    std::uint64_t fingerprint = 0;    // of the text
     std::uint64_t micro_batches = 0;  // of a step, of all ranks: the bits depend on nothing else of how the work is dealt
 };
 
@@ -232,8 +232,8 @@ private:
 
     std::string header(const Progress& progress) const {
         std::string bytes(checkpoint_detail::magic.begin(), checkpoint_detail::magic.end());
-        for (std::uint64_t x : {checkpoint_detail::version, progress.steps, progress.samples, progress.fingerprint,
-                                progress.micro_batches, static_cast<std::uint64_t>(description_.size())}) {
+        for (std::uint64_t x : {checkpoint_detail::version, progress.steps, progress.samples, progress.fingerprint, progress.micro_batches,
+                                static_cast<std::uint64_t>(description_.size())}) {
             bytes.append(reinterpret_cast<const char*>(&x), sizeof x);
         }
         return bytes + description_;

@@ -32,8 +32,8 @@ void prepare_for(Job& job, bool speaks) {
     }
     if (!o.asks_for_batch()) o.micro_batches = progress.micro_batches;
     if (o.micro_batches < static_cast<std::size_t>(o.ranks)) {
-        throw UsageError("--resume: a step of the checkpoint has " + std::to_string(o.micro_batches) + " micro-batches, too few for --ranks " +
-                         std::to_string(o.ranks) + "; start fewer ranks, or say --global-batch");
+        throw UsageError("--resume: a step of the checkpoint has " + std::to_string(o.micro_batches) +
+                         " micro-batches, too few for --ranks " + std::to_string(o.ranks) + "; start fewer ranks, or say --global-batch");
     }
     if (speaks && o.micro_batches != progress.micro_batches) {
         std::fprintf(stderr, "gradsync_train: a step has %zu micro-batches from here on, and had %llu\n", o.micro_batches,

@@ -154,7 +154,8 @@ Options parse_options(int argc, char** argv, int processes) {
             ->group(group);
     auto* accumulate =
         app.add_option("--accumulate", o.accumulate, "micro-batches a rank adds up before a step")->check(size)->group(group);
-    app.add_option("--global-batch", o.global_batch, "samples a step over all ranks, instead of --accumulate: the same bits on any number of ranks")
+    app.add_option("--global-batch", o.global_batch,
+                   "samples a step over all ranks, instead of --accumulate: the same bits on any number of ranks")
         ->check(size)
         ->excludes(accumulate)
         ->group(group)

@@ -39,8 +39,9 @@ Answer answer(const plan::BatchTarget& target) {
               {"devices_for_no_accumulation_exact", p.devices_for_no_accumulation_exact},
               {"more_devices_than_work", p.more_devices_than_work},
               {"choices", Json::array()}};
-    Table table{
-        "Whole numbers, the nearest to the target first:", {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by", "traffic"}, {}};
+    Table table{"Whole numbers, the nearest to the target first:",
+                {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by", "traffic"},
+                {}};
     for (const plan::BatchChoice& c : p.choices) {
         a.json["choices"].push_back({{"rounding", name_of(c.rounding)},
                                      {"micro_batch", c.micro_batch},

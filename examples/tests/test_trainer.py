@@ -760,6 +760,13 @@ class Mpi(Processes):
                 self.assertIn("send messages", found["transport"])
                 self.assertEqual(found["params_digest"], expected, (name, ranks, buckets, overlap, gradients))
 
+    def test_a_step_has_the_same_bits_on_any_number_of_processes(self):
+        run = [*TRANSFORMER, "--global-batch", 14]  # 7 micro-batches
+        expected = self.digest(*run, "--ranks", 1)
+        for ranks, flags in ((2, []), (3, ["--no-shared-memory", "--overlap", "forward"]), (4, ["--shard", "gradients"]),
+                             (3, ["--no-shared-memory", "--shard", "parameters"])):
+            self.assertEqual(self.train_processes(ranks, *run, *flags)["params_digest"], expected, (ranks, flags))
+
     def test_sharded(self):
         """The same bits as over threads, through shared memory and by messages; and processes that are smaller."""
         expected = self.digest(*TRANSFORMER, "--tied", "--ranks", 3)
@@ -980,6 +987,8 @@ class Cluster(Processes):
                 found = self.train_hosts(2, ranks_per_host, *TRANSFORMER, *flags)
                 self.assertEqual(found["transport"], f"{ranks} processes on 2 machines that {SHARE.replace('on each machine', share)}")
                 self.assertEqual(found["params_digest"], expected, (ranks_per_host, flags))
+        run = [*TRANSFORMER, "--global-batch", 14]
+        self.assertEqual(self.train_hosts(2, "3,1", *run)["params_digest"], self.digest(*run, "--ranks", 1))
 
     def test_without_mpi(self):
         """Sockets of our own between the same hosts; mpirun starts the processes, no more."""

@@ -60,7 +60,8 @@ namespace detail {
 constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
     const std::size_t at = round.first / round.block, rank = static_cast<std::size_t>(first);
     std::size_t size = 1;
-    while (rank + 2 * size <= static_cast<std::size_t>(round.ranks) && (at + rank) % (2 * size) == 0 && (size == 1 || rank % (2 * size) == 0))
+    while (rank + 2 * size <= static_cast<std::size_t>(round.ranks) && (at + rank) % (2 * size) == 0 &&
+           (size == 1 || rank % (2 * size) == 0))
         size *= 2;
     return static_cast<int>(rank + size);
 }

@@ -12,8 +12,7 @@ template <Backend B>
 class DealtExchange final : public AnyExchange<B> {
 public:
     /// `gradients` outlives this.
-    explicit DealtExchange(const GradientBuckets<B>& gradients) noexcept
-        : AnyExchange<B>({.scatters = true}), gradients_(gradients) {}
+    explicit DealtExchange(const GradientBuckets<B>& gradients) noexcept : AnyExchange<B>({.scatters = true}), gradients_(gradients) {}
 
     std::string describe() const override { return ReduceScatter().describe(); }
     bool is_single_rank(const B&) const noexcept override { return false; }

@@ -67,7 +67,9 @@ public:
 
     const List<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
-    std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + shard_bytes_; }  ///< of memory that the library owns
+    std::size_t bytes() const noexcept {
+        return storage_.bytes() + sums_apart_.bytes() + shard_bytes_;
+    }  ///< of memory that the library owns
 
     /// The memory of bucket b, for collectives.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
@@ -269,9 +271,7 @@ private:
         return sums_.apart() ? sums_apart_.parameter(i) : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
     }
     /// How often a bucket has memory: for the sums in the slot's type, too.
-    std::size_t images() const noexcept {
-        return sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0));
-    }
+    std::size_t images() const noexcept { return sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0)); }
     void prepare_sums() noexcept { sums_.set_stride((sums_.apart() ? sums_apart_ : storage_).image_bytes()); }
 
     /// Adds the sum over the next leaves to this rank's shard of bucket b.
@@ -327,7 +327,8 @@ private:
 
     BucketStorage<B> make_storage(B& backend) const {
         if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
-        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); }, images());
+        return BucketStorage<B>::with_memory(
+            backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); }, images());
     }
 
     /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
@@ -369,7 +370,8 @@ private:
         }
         shards_.clear();
         for (std::size_t k = 0; k < places + most_parts; ++k)
-            for (std::size_t b = 0; b < plan_.size(); ++b) {  // as large as that of rank 0, because every rank allocates the same number of bytes
+            for (std::size_t b = 0; b < plan_.size();
+                 ++b) {  // as large as that of rank 0, because every rank allocates the same number of bytes
                 const BufferView bucket = storage_.bucket(b);
                 shards_.push_back(typed_view(nullptr, shard_range(bucket.count, size_, 0).size(),
                                              k < places ? accumulator_of(bucket.dtype) : bucket.dtype));
@@ -381,8 +383,8 @@ private:
             if (k >= places * plan_.size()) parts_.push_back(shards_[k]);
         }
         if (places > 1 && !plan_.empty())
-            shard_sums_.set_stride(static_cast<std::size_t>(static_cast<std::byte*>(shards_[plan_.size()].data) -
-                                                            static_cast<std::byte*>(shards_[0].data)));
+            shard_sums_.set_stride(
+                static_cast<std::size_t>(static_cast<std::byte*>(shards_[plan_.size()].data) - static_cast<std::byte*>(shards_[0].data)));
         shard_sums_.forget();
     }
 

@@ -22,9 +22,9 @@ template <class B>
 class GradientEngine final : public Marking<B> {
     using Base = Marking<B>;
     using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_root,
-        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gathers_at_once_, Base::gradients_, Base::guard, Base::name, Base::obtain,
-        Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_, Base::set_has_batch,
-        Base::step_, Base::watch_marks;
+        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gathers_at_once_, Base::gradients_, Base::guard, Base::name,
+        Base::obtain, Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_,
+        Base::set_has_batch, Base::step_, Base::watch_marks;
 
 public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::plan;

@@ -223,8 +223,9 @@ protected:
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         if (options.gradients == GradientStorage::pooled && !sums && has_several_sums(options, backend_.size()))
-            refuse("Reducer", text("micro_batches of sharded gradients go with this exchange only if there are a power of two of ranks, not ",
-                                   backend_.size(), ", and as many for each"));
+            refuse("Reducer",
+                   text("micro_batches of sharded gradients go with this exchange only if there are a power of two of ranks, not ",
+                        backend_.size(), ", and as many for each"));
         ReducerOptions checked = options;
         if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one: there is no sum
             checked.accumulation = Accumulation::in_gradients;
@@ -378,7 +379,7 @@ protected:
         fail_at(i, "mark_ready", what, Errc::gradient_marked_twice);
     }
 
-    const bool scatters_;   ///< this rank gets only its shards
+    const bool scatters_;  ///< this rank gets only its shards
     ReducerOptions options_;
     AnyBuckets bucket_policy_;
     GradientBuckets<B> gradients_;

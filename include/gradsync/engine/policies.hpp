@@ -106,9 +106,13 @@ Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
     Owner<AnyExchange<B>> own(new ExchangeAs<ExchangeOver<X, B>, B>(std::move(exchange)));
     std::string name = own->describe();
     if constexpr (decoupled) own = Owner<AnyExchange<B>>(new ExchangeAs<ReduceScatter, B>(ReduceScatter()));
-    return {std::move(buckets), {std::in_place, std::move(overlap)}, std::move(name),
-            std::move(own),     decoupled,
-            !std::is_same_v<X, AllReduce>, std::is_same_v<X, AllReduce> || std::is_same_v<X, ReduceScatter>};
+    return {std::move(buckets),
+            {std::in_place, std::move(overlap)},
+            std::move(name),
+            std::move(own),
+            decoupled,
+            !std::is_same_v<X, AllReduce>,
+            std::is_same_v<X, AllReduce> || std::is_same_v<X, ReduceScatter>};
 }
 
 }  // namespace gradsync::inline v0_2::detail

@@ -239,7 +239,10 @@ struct RegisterSum {
                 if (ranks == 4) first = sum_each<4>(r);
             }
             constexpr std::size_t steps = is_low_precision(dtype_of<T>) ? 1 : 2;
-            if (first == 0) first = sum_all<steps>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+            if (first == 0) {
+                first = sum_all<steps>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
+                if constexpr (steps > 1) first = sum_all<1>(r->inputs, r->outputs, r->count * sizeof(T), r->factor, first);
+            }
             if (first / sizeof(T) < r->count) sum_rest<T>(*r, first / sizeof(T));
         }
 
@@ -258,11 +261,11 @@ struct RegisterSum {
             return sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
-        /// Processes `steps` steps per iteration. Returns the number of bytes done: all whole iterations.
+        /// Processes `steps` steps per iteration, from byte `first` on. Returns the number of bytes done: all whole iterations.
         template <std::size_t steps, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor) {
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor,
+                                                          std::size_t first = 0) {
             constexpr std::size_t all = steps * Step::bytes;
-            std::size_t first = 0;
             for (; first + all <= bytes; first += all) sum_some<steps>(inputs, outputs, first, factor);
             return first;
         }

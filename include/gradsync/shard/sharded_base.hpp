@@ -62,8 +62,8 @@ public:
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         if (!has_batch && counts_micro_batches() && micro_batches_ < engine_->deal().count(backend_.rank()))
-            refuse("begin_step", text("with micro_batches and sharded gradients every rank needs a batch; this one has had ", micro_batches_,
-                                      " of ", engine_->deal().count(backend_.rank())));
+            refuse("begin_step", text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
+                                      micro_batches_, " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, the weight compares ranks, not

@@ -22,7 +22,8 @@ using Formula = std::optional<std::string>;
 Formula add(const std::string& a, const std::string& b) { return "(" + a + "+" + b + ")"; }
 /// The sum of the micro-batches [first, last) as their own tree has it.
 Formula own_tree(std::size_t first, std::size_t last) {
-    return tree_sum(first, last, [](std::size_t i) { return Formula(std::to_string(i)); }, add);
+    return tree_sum(
+        first, last, [](std::size_t i) { return Formula(std::to_string(i)); }, add);
 }
 
 /// The sum of a step as it is made: ranks add up their blocks, the tree over the ranks these sums, and a stack the sums of the ranks.
