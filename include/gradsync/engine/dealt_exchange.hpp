@@ -6,7 +6,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Reduces the sums of which a bucket consists (GradientBuckets::for_each_sum), each to the shards of the ranks. Ranks outside a sum
+/// Reduces the sums of which a bucket consists (GradientShards::for_each_sum), each to the shards of the ranks. Ranks outside a sum
 /// contribute nothing to it, and send nothing.
 template <Backend B>
 class DealtExchange final : public AnyExchange<B> {
@@ -18,7 +18,7 @@ public:
     bool is_single_rank(const B&) const noexcept override { return false; }
     Traffic traffic(const B& backend, std::size_t, BufferView bucket) const override {
         Traffic all{0, 0};
-        gradients_.for_each_sum([&](std::size_t, int first, int last, std::size_t) {
+        gradients_.shards().for_each_sum([&](std::size_t, int first, int last, std::size_t) {
             all.bytes += has(backend, first, last) ? bucket.bytes() : 0;
             ++all.collectives;
         });
@@ -31,9 +31,9 @@ public:
     void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) override {
         List<typename B::WorkType>& works = works_[b];
         works.clear();
-        gradients_.for_each_sum([&](std::size_t round, int first, int last, std::size_t) {
+        gradients_.shards().for_each_sum([&](std::size_t round, int first, int last, std::size_t) {
             const bool own = has(backend, first, last);
-            works.push_back(backend.reduce_scatter(own ? gradients_.root(b, round) : bucket, gradients_.part_of_shard(works.size(), b), op,
+            works.push_back(backend.reduce_scatter(own ? gradients_.root(b, round) : bucket, gradients_.shards().part(works.size(), b), op,
                                                    {own ? contribution.scale : 0, contribution.weight}));
         });
     }

@@ -12,6 +12,7 @@
 #include "../kernel/isa.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_storage.hpp"
+#include "gradient_shards.hpp"
 #include "micro_batch_sums.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
@@ -38,17 +39,15 @@ public:
           infos_(infos_for(backend, packed)),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
-          deal_(deal_of(options_, size_)),
-          reduces_rounds_(sums && has_several_sums(options_, size_)),
-          sums_(backend, parameters_.size(), place_of_sums(), deal_, reduces_rounds_ && !pooled()),
-          shard_sums_(backend, plan_.size()),
+          shards_(backend, options_, plan_.size(), sums),
+          sums_(backend, parameters_.size(), place_of_sums(), shards_.deal(), shards_.has_several() && !pooled()),
           passes_(passes_of(backend)),
           asked_for_(parameters_.size()) {}
 
     /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
     void allocate(B& backend) {
         storage_ = make_storage(backend);
-        allocate_shards(backend);
+        shards_.allocate(backend, plan_.size(), [&](std::size_t b) { return storage_.bucket(b); });
         if (sums_.apart()) {
             List<ParameterInfo> sums = infos_;
             for (ParameterInfo& info : sums) info.dtype = accumulator_of(info.dtype);
@@ -67,9 +66,8 @@ public:
 
     const List<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
-    std::size_t bytes() const noexcept {
-        return storage_.bytes() + sums_apart_.bytes() + shard_bytes_;
-    }  ///< of memory that the library owns
+    /// Bytes of memory that the library owns.
+    std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + shards_.bytes(); }
 
     /// The memory of bucket b, for collectives.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
@@ -108,50 +106,22 @@ public:
         }
         return false;
     }
-    /// Bucket b is reduced: stores this rank's shard, or adds it to those of earlier rounds, and returns the slot.
+    /// Bucket b is reduced: adds to this rank's shard, and returns the slot.
     void land(std::size_t b) {
-        if (reduces_rounds_) {
-            std::size_t k = 0;
-            for_each_sum([&](std::size_t, int, int, std::size_t leaves) { add_to_shard(b, part_of_shard(k++, b), leaves); });
-            if (!pooled()) return passes_.copy(shards_[b], own_part(b));
-        } else if (!pooled()) {
-            return;
-        } else {
-            add_to_shard(b, own_part(b), static_cast<std::size_t>(size_));
-        }
+        if (!pooled() && !shards_.has_several()) return;
+        shards_.land(b, own_part(b));
+        if (!pooled()) return passes_.copy(shards_[b], own_part(b));
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
-    /// Sets whether `land` adds new shards to those that are there: those of a further micro-batch.
-    void add_to_shards(bool adds) noexcept {
-        if (!adds) shard_sums_.forget();
-        round_ = adds ? round_ + 1 : 0;
-    }
-    bool adds_to_shards() const noexcept { return round_ != 0; }
-
-    const Deal& deal() const noexcept { return deal_; }
-    /// Does a bucket travel as several sums?
-    bool reduces_rounds() const noexcept { return reduces_rounds_; }
-    /// Calls `use(round, first, last, leaves)` for each of them: the sum over the blocks of ranks [first, last) in a round of the deal.
-    template <class Use>
-    void for_each_sum(Use&& use) const {
-        const std::size_t end = pooled() ? round_ + 1 : deal_.rounds();
-        for (std::size_t number = pooled() ? round_ : 0; number < end; ++number) {
-            const Deal::Round round = deal_.round(number);
-            for (int first = 0, last = 0; first < round.ranks; first = last) {
-                last = end_of_sum(round, first);
-                use(number, first, last, static_cast<std::size_t>(last - first) * round.block);
-            }
-        }
-    }
-    /// This rank's contribution to bucket b in a round of the deal; any memory if it has none.
+    GradientShards<B>& shards() noexcept { return shards_; }
+    const GradientShards<B>& shards() const noexcept { return shards_; }
+    /// This rank's contribution to bucket b in a round of the deal, if it has several.
     BufferView root(std::size_t b, std::size_t round) const noexcept {
         const BufferView bucket = storage_.bucket(b);
         return pooled() ? bucket : sums_.root(round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
     }
-    /// The memory of this rank's shard of sum k of bucket b.
-    BufferView part_of_shard(std::size_t k, std::size_t b) const noexcept { return parts_[k * plan_.size() + b]; }
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
@@ -229,7 +199,7 @@ public:
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < images(); ++k)
                 passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
         storage_ = std::move(storage);
-        allocate_shards(backend);
+        shards_.allocate(backend, plan_.size(), [&](std::size_t b) { return storage_.bucket(b); });
         prepare_sums();
         prepare_marks();
         return true;
@@ -243,8 +213,6 @@ public:
     }
 
 private:
-    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
-
     /// The part of a parameter that each step reads. These lie together, so that a step touches little memory.
     struct Mark {
         BufferView gradient;  ///< of the trainer
@@ -273,14 +241,6 @@ private:
     /// How often a bucket has memory: for the sums in the slot's type, too.
     std::size_t images() const noexcept { return sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0)); }
     void prepare_sums() noexcept { sums_.set_stride((sums_.apart() ? sums_apart_ : storage_).image_bytes()); }
-
-    /// Adds the sum over the next leaves to this rank's shard of bucket b.
-    void add_to_shard(std::size_t b, BufferView sum, std::size_t leaves) {
-        if (deal_.micro_batches == 0) return shard_sums_.push_in_a_row(b, sum, shards_[b]);
-        if (shard_sums_.leaves(b) + leaves != deal_.micro_batches) return shard_sums_.push(b, sum, shards_[b], leaves);
-        shard_sums_.fold(b, sum, shards_[b], shards_[b]);
-        if (options_.averaging == Averaging::mean) passes_.scale(shards_[b], 1.0 / static_cast<double>(deal_.micro_batches));
-    }
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
@@ -353,41 +313,6 @@ private:
         return smaller(most + early + 1, plan_.size());
     }
 
-    /// Allocates this rank's shards, in the type in which micro-batches are added up, with the places of their sums, and the parts.
-    void allocate_shards(B& backend) {
-        if (!pooled() && !reduces_rounds_) return;
-        std::size_t places = 1, most_parts = 0, parts = 0, leaves = 0;
-        for (std::size_t number = 0; number < deal_.rounds(); ++number) {
-            const Deal::Round round = deal_.round(number);
-            parts = pooled() ? 0 : parts;
-            for (int first = 0, last = 0; first < round.ranks; first = last) {
-                last = reduces_rounds_ ? end_of_sum(round, first) : round.ranks;
-                leaves += static_cast<std::size_t>(last - first) * round.block;
-                if (leaves != deal_.micro_batches) places = larger(places, static_cast<std::size_t>(std::popcount(leaves)));
-                parts += reduces_rounds_ ? 1 : 0;
-            }
-            most_parts = larger(most_parts, parts);
-        }
-        shards_.clear();
-        for (std::size_t k = 0; k < places + most_parts; ++k)
-            for (std::size_t b = 0; b < plan_.size();
-                 ++b) {  // as large as that of rank 0, because every rank allocates the same number of bytes
-                const BufferView bucket = storage_.bucket(b);
-                shards_.push_back(typed_view(nullptr, shard_range(bucket.count, size_, 0).size(),
-                                             k < places ? accumulator_of(bucket.dtype) : bucket.dtype));
-            }
-        shard_bytes_ = allocate_lines(backend, shards_, shard_memory_);
-        parts_.clear();
-        for (std::size_t k = 0; k < shards_.size(); ++k) {
-            shards_[k].count = shard_range(storage_.bucket(k % plan_.size()).count, size_, rank_).size();
-            if (k >= places * plan_.size()) parts_.push_back(shards_[k]);
-        }
-        if (places > 1 && !plan_.empty())
-            shard_sums_.set_stride(
-                static_cast<std::size_t>(static_cast<std::byte*>(shards_[plan_.size()].data) - static_cast<std::byte*>(shards_[0].data)));
-        shard_sums_.forget();
-    }
-
     ReducerOptions options_;
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     int size_, rank_;
@@ -398,16 +323,9 @@ private:
     BucketPlan plan_;
     BucketStorage<B> storage_;
     std::mutex slots_;
-    Memory shard_memory_{};
-    List<BufferView> shards_;  ///< by bucket; only if gradients are pooled, or reduced in rounds
-    List<BufferView> parts_;   ///< by sum and bucket: this rank's shards of the sums that are reduced
-    std::size_t shard_bytes_ = 0;
-    const Deal deal_;
-    const bool reduces_rounds_;
-    std::size_t round_ = 0;  ///< of this step, if gradients are pooled
+    GradientShards<B> shards_;  ///< if gradients are pooled, or reduced as several sums
     MicroBatchSums<B> sums_;
     BucketStorage<B> sums_apart_;
-    SumStacks<B> shard_sums_;
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;               ///< by parameter
     List<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled

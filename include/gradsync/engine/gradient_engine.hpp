@@ -200,15 +200,13 @@ public:
     /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between parameters. Pooled
     /// shards have memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
-    /// Pooled gradients: sets whether new shards are added to those that are there, as for further micro-batches.
-    void add_to_shards(bool adds) noexcept { gradients_.add_to_shards(adds); }
+    GradientShards<B>& shards() noexcept { return gradients_.shards(); }
     /// Did any rank use parameter i in the last step, or in the micro-batches that were added up to shards? Always true without
     /// UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {
         check_index(i, gradients_.parameters().size(), "was_used");
         return used_.empty() || used_[i] != 0;
     }
-    const Deal& deal() const noexcept { return gradients_.deal(); }
     /// The place of each parameter in its bucket, and the length of buckets, in elements.
     const BucketLayout& layout() const noexcept { return gradients_.layout(); }
     ListView<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
@@ -331,7 +329,7 @@ private:
         }
         if (agree) {
             agreement_.wait();
-            if (!gradients_.adds_to_shards()) used_.fill(0);
+            if (gradients_.shards().round() == 0) used_.fill(0);
             used_.resize(gradients_.parameters().size());
             for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
             if (!scatters_) {

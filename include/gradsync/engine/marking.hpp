@@ -41,7 +41,7 @@ public:
     bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
         check_between_steps("begin_step");
-        if (!has_batch && gradients_.reduces_rounds() && !gradients_.pooled())
+        if (!has_batch && gradients_.shards().has_several() && !gradients_.pooled())
             refuse("begin_step", text("with ", options_.micro_batches, " micro_batches every one of the ", backend_.size(),
                                       " ranks needs a batch; only a power of two for each rank makes do without"));
         std::int32_t live = has_batch ? 1 : 0;
@@ -198,21 +198,15 @@ protected:
           options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs, policies.sums)),
           bucket_policy_(std::move(policies.buckets)),
           gradients_(backend_, std::move(parameters), options_, bucket_policy_, scatters_, policies.packs, policies.sums),
-          gathers_at_once_(gradients_.reduces_rounds() && !scatters_ && !policies.decoupled),
+          gathers_at_once_(gradients_.shards().has_several() && !scatters_ && !policies.decoupled),
           decoupled_(policies.decoupled || gathers_at_once_),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
-          tracks_(is_tracked(gradients_.parameters(), options_)),
+          tracks_(options_.gradients == GradientStorage::borrowed && any_tracked(gradients_.parameters())),
           checks_gradients_(tracks_ || options.non_finite != NonFinite::pass),
           ready_order_(BackendClock(backend_), bucket_policy_.plans_by_times()),
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
-
-    static bool is_tracked(ListView<const ParameterView> parameters, const ReducerOptions& options) noexcept {
-        bool any = false;
-        for (const ParameterView& p : parameters) any = any || (p.requires_grad && p.look != nullptr);
-        return any && options.gradients == GradientStorage::borrowed;
-    }
 
     /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see Policies.
     ReducerOptions checked(const ReducerOptions& options, bool plain, bool sums) const {

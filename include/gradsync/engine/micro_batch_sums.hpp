@@ -13,19 +13,6 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Allocates memory for the views, one after the other in lines of 64 bytes; returns its bytes. Collective.
-template <Backend B, class Memory>
-std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) {
-    std::size_t bytes = 0, first = 0;
-    for (const BufferView& view : views) bytes += in_lines(view.bytes());
-    memory = backend.allocate(bytes);
-    for (BufferView& view : views) {
-        view = typed_view(static_cast<std::byte*>(memory.data()) + first, view.count, view.dtype, B::memory_space);
-        first += in_lines(view.bytes());
-    }
-    return bytes;
-}
-
 /// Stacks of sums (core/sum_tree.hpp), one for each gradient. The caller has the memory: the open sums of a gradient lie in places 0, 1,
 /// ..., that of the first leaves in place 0. `first` is place 0, in all functions. Different gradients may be added at once.
 template <Backend B>

@@ -176,6 +176,13 @@ inline List<std::size_t> default_order(const List<ParameterView>& parameters) {
     return order;
 }
 
+/// May a gradient that is trained be seen to move? See ParameterView::look.
+inline bool any_tracked(const List<ParameterView>& parameters) noexcept {
+    bool any = false;
+    for (const ParameterView& p : parameters) any = any || (p.requires_grad && p.look != nullptr);
+    return any;
+}
+
 /// Marks until each gradient is ready; 0 for frozen parameters.
 inline List<std::uint32_t> uses_of(const List<ParameterView>& parameters) {
     List<std::uint32_t> uses(parameters.size());

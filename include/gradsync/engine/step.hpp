@@ -120,7 +120,7 @@ public:
           readiness_(readiness),
           exchange_(std::move(exchange)),
           dealt_(gradients),
-          active_(gradients.reduces_rounds() ? static_cast<AnyExchange<B>&>(dealt_) : *exchange_.get()),
+          active_(gradients.shards().has_several() ? static_cast<AnyExchange<B>&>(dealt_) : *exchange_.get()),
           single_rank_(exchange_->is_single_rank(backend_)),
           watch_(BackendClock(backend), options.observer) {}
     Step(const Step&) = delete;
@@ -304,8 +304,8 @@ private:
                   text("rank ", backend_.rank(),
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
-        const bool adds_up = gradients_.reduces_rounds() || (gradients_.pooled() && options_.micro_batches != 0);
-        const auto count = static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.deal().count(backend_.rank()));
+        const bool adds_up = gradients_.shards().has_several() || (gradients_.pooled() && options_.micro_batches != 0);
+        const auto count = static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.shards().deal().count(backend_.rank()));
         const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, adds_up);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         active_.start(backend_, b, bucket, ReduceOp::mean, own);
