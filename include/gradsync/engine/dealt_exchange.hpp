@@ -6,7 +6,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Reduces the sums of which a bucket consists (GradientShards::for_each_sum), each to the shards of the ranks. Ranks outside a sum
+/// Reduces the sums of which a bucket consists (GradientBuckets::for_each_sum), each to the shards of the ranks. Ranks outside a sum
 /// contribute nothing to it, and send nothing.
 template <Backend B>
 class DealtExchange final : public AnyExchange<B> {
@@ -16,10 +16,10 @@ public:
 
     std::string describe() const override { return ReduceScatter().describe(); }
     bool is_single_rank(const B&) const noexcept override { return false; }
-    Traffic traffic(const B& backend, std::size_t, BufferView bucket) const override {
+    Traffic traffic(const B&, std::size_t b, BufferView bucket) const override {
         Traffic all{0, 0};
-        gradients_.shards().for_each_sum([&](std::size_t, int first, int last, std::size_t) {
-            all.bytes += has(backend, first, last) ? bucket.bytes() : 0;
+        gradients_.for_each_sum(b, [&](BufferView, BufferView, bool own, std::size_t) {
+            all.bytes += own ? bucket.bytes() : 0;
             ++all.collectives;
         });
         return all;
@@ -28,13 +28,11 @@ public:
     void resize(std::size_t buckets) override { works_ = List<List<typename B::WorkType>>(buckets); }
     void adopt_plan(B&, const BucketLayout&, const BucketPlan&, ListView<const ParameterInfo>, ListView<const ParameterView>) override {}
 
-    void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) override {
+    void start(B& backend, std::size_t b, BufferView, ReduceOp op, Contribution contribution) override {
         List<typename B::WorkType>& works = works_[b];
         works.clear();
-        gradients_.shards().for_each_sum([&](std::size_t round, int first, int last, std::size_t) {
-            const bool own = has(backend, first, last);
-            works.push_back(backend.reduce_scatter(own ? gradients_.root(b, round) : bucket, gradients_.shards().part(works.size(), b), op,
-                                                   {own ? contribution.scale : 0, contribution.weight}));
+        gradients_.for_each_sum(b, [&](BufferView input, BufferView shard, bool own, std::size_t) {
+            works.push_back(backend.reduce_scatter(input, shard, op, {own ? contribution.scale : 0, contribution.weight}));
         });
     }
     bool poll(std::size_t b) override {
@@ -52,8 +50,6 @@ public:
     }
 
 private:
-    static bool has(const B& backend, int first, int last) noexcept { return first <= backend.rank() && backend.rank() < last; }
-
     const GradientBuckets<B>& gradients_;
     List<List<typename B::WorkType>> works_;  ///< by bucket
 };

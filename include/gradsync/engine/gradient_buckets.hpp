@@ -109,18 +109,27 @@ public:
     /// Bucket b is reduced: adds to this rank's shard, and returns the slot.
     void land(std::size_t b) {
         if (!pooled() && !shards_.has_several()) return;
-        shards_.land(b, own_part(b));
-        if (!pooled()) return passes_.copy(shards_[b], own_part(b));
+        if (shards_.deal().micro_batches == 0) shards_.add_in_a_row(b, own_part(b));
+        else for_each_sum(b, [&](BufferView, BufferView sum, bool, std::size_t leaves) { shards_.add(b, sum, leaves, own_part(b)); });
+        if (!pooled()) return;
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
     GradientShards<B>& shards() noexcept { return shards_; }
     const GradientShards<B>& shards() const noexcept { return shards_; }
-    /// This rank's contribution to bucket b in a round of the deal, if it has several.
-    BufferView root(std::size_t b, std::size_t round) const noexcept {
+    /// Calls `use(input, shard, own, leaves)` for each sum of bucket b that is reduced now, over `leaves` micro-batches: from the ranks'
+    /// inputs to their shards. `own`: this rank has a part in it; otherwise its input is not read.
+    template <class Use>
+    void for_each_sum(std::size_t b, Use&& use) const {
         const BufferView bucket = storage_.bucket(b);
-        return pooled() ? bucket : sums_.root(round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
+        std::size_t k = 0;
+        shards_.for_each_sum([&](std::size_t round, int first, int last, std::size_t leaves) {
+            const bool own = first <= rank_ && rank_ < last, in_place = last - first == size_;
+            const BufferView input =
+                own && !pooled() ? sums_.root(round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket) : bucket;
+            use(input, in_place ? shard_of(input, size_, rank_) : shards_.part(k++, b), own, leaves);
+        });
     }
 
     /// Does gradient i have to be copied into its bucket?

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/shard_range.hpp"
+#include "../kernel/reduce.hpp"
 #include "micro_batch_sums.hpp"
 #include "options.hpp"
 
@@ -20,8 +21,8 @@ std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) 
     return bytes;
 }
 
-/// This rank's shards of the buckets, where they do not stay in the buckets: the sums over a step's micro-batches, to which each reduction
-/// of a bucket adds.
+/// This rank's shards of the buckets, where a bucket's reduction does not end with them. Sharded gradients: the sums over a step's
+/// micro-batches, to which each reduction adds. Whole gradients of which the ranks reduce several sums: their total.
 template <Backend B>
 class GradientShards {
 public:
@@ -29,7 +30,7 @@ public:
     GradientShards(B& backend, const ReducerOptions& options, std::size_t buckets, bool sums)
         : passes_(passes_of(backend)),
           deal_(deal_of(options, backend.size())),
-          has_several_(sums && has_several_sums(options, backend.size())),
+          has_several_(sums && B::memory_space == MemorySpace::host && has_several_sums(options, backend.size())),
           divides_(options.averaging == Averaging::mean),
           sums_(backend, buckets) {}
 
@@ -37,16 +38,23 @@ public:
     template <class BucketAt>
     void allocate(B& backend, std::size_t buckets, BucketAt&& bucket) {
         if (!deal_.sharded_gradients && !has_several_) return;
-        std::size_t places = 1, leaves = 0, parts = 0, most_parts = 0;
+        const bool adds = deal_.sharded_gradients;  // otherwise all parts are there before they are added up
+        std::size_t places = adds ? 1 : 0, leaves = 0, parts = 0, most_parts = 0;
+        std::size_t open[65], top = 0;  // the first micro-batches of the sums on the stack
+        additions_.clear();
         for (std::size_t round = 0; round < deal_.rounds(); ++round) {
-            for_each_sum_of(round, [&](int first, int last, std::size_t block) {
-                leaves += static_cast<std::size_t>(last - first) * block;
-                if (leaves != deal_.micro_batches) places = larger(places, static_cast<std::size_t>(std::popcount(leaves)));
-                parts += has_several_ ? 1 : 0;
+            if (adds) parts = 0;
+            for_each_sum_of(round, [&](int first, int last, std::size_t count) {
+                open[top++] = leaves;
+                leaves += count;
+                additions_.push_back(0);
+                for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, deal_.micro_batches); --top) ++additions_.back();
+                if (adds && leaves != deal_.micro_batches) places = larger(places, top);
+                parts += last - first == backend.size() ? 0 : 1;
             });
             most_parts = larger(most_parts, parts);
-            if (deal_.sharded_gradients) parts = 0;
         }
+        inputs_.reserve(additions_.size());
         const auto shard_at = [&](std::size_t k, int rank) { return shard_range(bucket(k % buckets).count, backend.size(), rank).size(); };
         views_.resize((places + most_parts) * buckets);
         for (std::size_t k = 0; k < views_.size(); ++k) {  // as large as those of rank 0: every rank allocates the same number of bytes
@@ -66,30 +74,33 @@ public:
     const Deal& deal() const noexcept { return deal_; }
     /// Do the ranks' gradients of a bucket add up to several sums, which are reduced one by one?
     bool has_several() const noexcept { return has_several_; }
-    /// Calls `use(round, first, last, block)` for each sum that is reduced now: that of the blocks of ranks [first, last) in a round of the
+    /// Calls `use(round, first, last, leaves)` for each sum that is reduced now: that of the blocks of ranks [first, last) in a round of the
     /// deal.
     template <class Use>
     void for_each_sum(Use&& use) const {
         const std::size_t end = deal_.sharded_gradients ? round_ + 1 : deal_.rounds();
         for (std::size_t round = deal_.sharded_gradients ? round_ : 0; round < end; ++round)
-            for_each_sum_of(round, [&](int first, int last, std::size_t block) { use(round, first, last, block); });
+            for_each_sum_of(round, [&](int first, int last, std::size_t leaves) { use(round, first, last, leaves); });
     }
 
     BufferView operator[](std::size_t b) const noexcept { return views_[b]; }
-    /// The memory that sum k of bucket b is reduced to.
+    /// The memory that sum k of bucket b, of those that not all ranks have a part in, is reduced to.
     BufferView part(std::size_t k, std::size_t b) const noexcept { return views_[first_part_ + k * buckets_ + b]; }
 
-    /// Bucket b is reduced, to `own` if it has one sum.
-    void land(std::size_t b, BufferView own) {
-        if (deal_.micro_batches == 0) return sums_.push_in_a_row(b, own, views_[b]);
-        std::size_t k = 0;
-        for_each_sum([&](std::size_t, int first, int last, std::size_t block) {
-            const BufferView sum = has_several_ ? part(k++, b) : own;
-            const std::size_t leaves = static_cast<std::size_t>(last - first) * block;
-            if (sums_.leaves(b) + leaves != deal_.micro_batches) return sums_.push(b, sum, views_[b], leaves);
-            sums_.fold(b, sum, views_[b], views_[b]);
-            if (divides_) passes_.scale(views_[b], 1.0 / static_cast<double>(deal_.micro_batches));
-        });
+    /// Adds a sum to that of bucket b if the micro-batches of a step are not counted.
+    void add_in_a_row(std::size_t b, BufferView sum) { sums_.push_in_a_row(b, sum, views_[b]); }
+    /// Adds the next sum of bucket b, over `leaves` micro-batches. The last one completes the shard: for whole gradients, `own` gets it.
+    void add(std::size_t b, BufferView sum, std::size_t leaves, BufferView own) {
+        const double factor = divides_ ? 1.0 / static_cast<double>(deal_.micro_batches) : 1;
+        if (!deal_.sharded_gradients) {
+            inputs_.push_back(sum.data);
+            if (inputs_.size() != additions_.size()) return;
+            kernel::reduce({inputs_, {}, {&own.data, 1}, own.count, own.dtype, ReduceOp::sum, factor, additions_});
+            return inputs_.clear();
+        }
+        if (sums_.leaves(b) + leaves != deal_.micro_batches) return sums_.push(b, sum, views_[b], leaves);
+        sums_.fold(b, sum, views_[b], views_[b]);
+        if (factor != 1) passes_.scale(views_[b], factor);
     }
     /// Each rank's micro-batch is over; more of the step follow.
     void end_round() noexcept { ++round_; }
@@ -106,7 +117,7 @@ private:
         const Deal::Round round = deal_.round(number);
         for (int first = 0, last = 0; first < round.ranks; first = last) {
             last = has_several_ ? end_of_sum(round, first) : round.ranks;
-            use(first, last, round.block);
+            use(first, last, static_cast<std::size_t>(last - first) * round.block);
         }
     }
 
@@ -114,7 +125,9 @@ private:
     const Deal deal_;
     const bool has_several_, divides_;
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
-    List<BufferView> views_;  ///< by place and bucket, then by part and bucket
+    List<BufferView> views_;        ///< by place and bucket, then by part and bucket
+    List<std::uint8_t> additions_;  ///< by part: see kernel::Reduction::sums
+    List<const void*> inputs_;
     std::size_t buckets_ = 0, first_part_ = 0, bytes_ = 0, round_ = 0;
     SumStacks<B> sums_;  ///< by bucket
 };
