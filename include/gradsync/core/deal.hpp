@@ -53,19 +53,4 @@ private:
     }
 };
 
-namespace detail {
-
-/// One past the last of the ranks, from `first` on, whose blocks in this round add up to a node of the tree of micro-batches, and which are
-/// a node of the tree of ranks, too.
-constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
-    const std::size_t at = round.first / round.block, rank = static_cast<std::size_t>(first);
-    std::size_t size = 1;
-    while (rank + 2 * size <= static_cast<std::size_t>(round.ranks) && (at + rank) % (2 * size) == 0 &&
-           (size == 1 || rank % (2 * size) == 0))
-        size *= 2;
-    return static_cast<int>(rank + size);
-}
-
-}  // namespace detail
-
 }  // namespace gradsync::inline v0_2

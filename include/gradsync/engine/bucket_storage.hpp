@@ -18,20 +18,19 @@ class BucketStorage {
 public:
     BucketStorage() = default;
 
-    /// `is_direct(b)`: bucket b is the gradient of its only parameter, in the trainer's memory. `images`: how often each bucket has memory;
+    /// `is_direct`, by bucket: it is the gradient of its only parameter, in the trainer's memory. `images`: how often each bucket has memory;
     /// the views are of its first image. Collective, like the backend's `allocate`.
-    template <class IsDirect>
     static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                     ListView<const ParameterView> parameters, IsDirect is_direct, std::size_t images = 1) {
+                                     ListView<const ParameterView> parameters, ListView<const std::uint8_t> is_direct, std::size_t images) {
         BucketStorage storage(plan, infos);
         std::size_t total = 0;
         for (std::size_t b = 0; b < plan.size(); ++b)
-            if (!is_direct(b)) total += in_lines(storage.buckets_[b].bytes());
+            if (!is_direct[b]) total += in_lines(storage.buckets_[b].bytes());
         storage.image_bytes_ = total;
         storage.allocate(backend, total * images);
         auto* next = static_cast<std::byte*>(storage.memory_.data());
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            if (is_direct(b)) {
+            if (is_direct[b]) {
                 storage.rebind(b, plan.bucket(b).front(), parameters[plan.bucket(b).front()].gradient);
                 continue;
             }

@@ -1,57 +1,51 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../core/exchange.hpp"
 #include "gradient_buckets.hpp"
-#include "policies.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
-/// Reduces the sums of which a bucket consists (GradientBuckets::for_each_sum), each to the shards of the ranks. Ranks outside a sum
-/// contribute nothing to it, and send nothing.
+/// Reduces the sums of which a bucket consists, each to the shards of the ranks. Ranks outside a sum contribute nothing to it, and send
+/// nothing. Rarely used, so that it is compiled for size.
 template <Backend B>
-class DealtExchange final : public AnyExchange<B> {
+class DealtExchange {
 public:
-    /// `gradients` outlives this.
-    explicit DealtExchange(const GradientBuckets<B>& gradients) noexcept : AnyExchange<B>({.scatters = true}), gradients_(gradients) {}
-
-    std::string describe() const override { return ReduceScatter().describe(); }
-    bool is_single_rank(const B&) const noexcept override { return false; }
-    Traffic traffic(const B&, std::size_t b, BufferView bucket) const override {
-        Traffic all{0, 0};
-        gradients_.for_each_sum(b, [&](BufferView, BufferView, bool own, std::size_t) {
-            all.bytes += own ? bucket.bytes() : 0;
-            ++all.collectives;
-        });
+    void resize(const GradientBuckets<B>& gradients) {
+        each_ = gradients.shards().most_at_a_time();
+        works_ = List<typename B::WorkType>(gradients.plan().size() * each_);
+    }
+    [[gnu::cold]] Traffic traffic(const GradientBuckets<B>& gradients, std::size_t b) const {
+        Traffic all{0, gradients.shards().now().size()};
+        for (const DealtSum& sum : gradients.shards().now()) all.bytes += gradients.has_part(sum) ? gradients.bucket(b).bytes() : 0;
         return all;
     }
-    std::chrono::nanoseconds progress_time() const override { return {}; }
-    void resize(std::size_t buckets) override { works_ = List<List<typename B::WorkType>>(buckets); }
-    void adopt_plan(B&, const BucketLayout&, const BucketPlan&, ListView<const ParameterInfo>, ListView<const ParameterView>) override {}
-
-    void start(B& backend, std::size_t b, BufferView, ReduceOp op, Contribution contribution) override {
-        List<typename B::WorkType>& works = works_[b];
-        works.clear();
-        gradients_.for_each_sum(b, [&](BufferView input, BufferView shard, bool own, std::size_t) {
-            works.push_back(backend.reduce_scatter(input, shard, op, {own ? contribution.scale : 0, contribution.weight}));
-        });
+    [[gnu::cold]] void start(B& backend, const GradientBuckets<B>& gradients, std::size_t b, Contribution own) {
+        std::size_t k = 0;
+        for (const DealtSum& sum : gradients.shards().now()) {
+            const Contribution part{gradients.has_part(sum) ? own.scale : 0, own.weight};
+            works_[b * each_ + k] = backend.reduce_scatter(gradients.input(b, sum), gradients.shard_of_sum(b, k), ReduceOp::mean, part);
+            ++k;
+        }
     }
-    bool poll(std::size_t b) override {
-        for (auto& work : works_[b])
-            if (!poll_work(work)) return false;
+    /// As those of AnyExchange. Works that are not used in a round are complete.
+    [[gnu::cold]] bool poll(std::size_t b) {
+        for (std::size_t k = 0; k < each_; ++k)
+            if (!poll_work(works_[b * each_ + k])) return false;
         return true;
     }
-    bool test(std::size_t b) override {
-        for (auto& work : works_[b])
-            if (!work.test()) return false;
+    [[gnu::cold]] bool test(std::size_t b) {
+        for (std::size_t k = 0; k < each_; ++k)
+            if (!works_[b * each_ + k].test()) return false;
         return true;
     }
-    void wait(B& backend, std::size_t b) override {
-        for (auto& work : works_[b]) await(backend, work);
+    [[gnu::cold]] void wait(B& backend, std::size_t b) {
+        for (std::size_t k = 0; k < each_; ++k) await(backend, works_[b * each_ + k]);
     }
 
 private:
-    const GradientBuckets<B>& gradients_;
-    List<List<typename B::WorkType>> works_;  ///< by bucket
+    std::size_t each_ = 0;
+    List<typename B::WorkType> works_;  ///< by bucket, and sum of a round
 };
 
 }  // namespace gradsync::inline v0_2::detail

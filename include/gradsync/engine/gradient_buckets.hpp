@@ -40,19 +40,19 @@ public:
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
           shards_(backend, options_, plan_.size(), sums),
-          sums_(backend, parameters_.size(), place_of_sums(), shards_.deal(), shards_.has_several() && !pooled()),
+          sums_(backend, parameters_.size(), place_of_sums(), shards_.deal(), shards_.several() && !pooled()),
           passes_(passes_of(backend)),
           asked_for_(parameters_.size()) {}
 
     /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
     void allocate(B& backend) {
         storage_ = make_storage(backend);
-        shards_.allocate(backend, plan_.size(), [&](std::size_t b) { return storage_.bucket(b); });
+        shards_.allocate(backend, storage_);
         if (sums_.apart()) {
-            List<ParameterInfo> sums = infos_;
-            for (ParameterInfo& info : sums) info.dtype = accumulator_of(info.dtype);
-            const auto never = [](std::size_t) { return false; };
-            sums_apart_ = BucketStorage<B>::with_memory(backend, plan_, sums, parameters_, never, sums_.places());
+            for (std::size_t place = 0; place < sums_.places(); ++place)
+                for (std::size_t i = 0; i < parameters_.size(); ++i)
+                    sums_apart_.push_back(typed_view(nullptr, infos_[i].count, accumulator_of(infos_[i].dtype)));
+            apart_bytes_ = allocate_lines(backend, sums_apart_, apart_memory_);
         }
         prepare_sums();
         prepare_marks();
@@ -67,7 +67,7 @@ public:
     const List<ParameterInfo>& infos() const noexcept { return infos_; }
     const BucketLayout& layout() const noexcept { return storage_.layout(); }
     /// Bytes of memory that the library owns.
-    std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + shards_.bytes(); }
+    std::size_t bytes() const noexcept { return storage_.bytes() + apart_bytes_ + shards_.bytes(); }
 
     /// The memory of bucket b, for collectives.
     BufferView bucket(std::size_t b) const noexcept { return storage_.bucket(b); }
@@ -108,9 +108,9 @@ public:
     }
     /// Bucket b is reduced: adds to this rank's shard, and returns the slot.
     void land(std::size_t b) {
-        if (!pooled() && !shards_.has_several()) return;
+        if (!pooled() && !shards_.several()) return;
         if (shards_.deal().micro_batches == 0) shards_.add_in_a_row(b, own_part(b));
-        else for_each_sum(b, [&](BufferView, BufferView sum, bool, std::size_t leaves) { shards_.add(b, sum, leaves, own_part(b)); });
+        for (std::size_t k = 0; k < shards_.now().size(); ++k) shards_.add(b, shard_of_sum(b, k), shards_.now()[k].leaves, own_part(b));
         if (!pooled()) return;
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
@@ -118,18 +118,21 @@ public:
     }
     GradientShards<B>& shards() noexcept { return shards_; }
     const GradientShards<B>& shards() const noexcept { return shards_; }
-    /// Calls `use(input, shard, own, leaves)` for each sum of bucket b that is reduced now, over `leaves` micro-batches: from the ranks'
-    /// inputs to their shards. `own`: this rank has a part in it; otherwise its input is not read.
-    template <class Use>
-    void for_each_sum(std::size_t b, Use&& use) const {
+    /// Has this rank a part in the sum? Otherwise its input is not read.
+    bool has_part(const DealtSum& sum) const noexcept { return sum.first <= rank_ && rank_ < sum.last; }
+    /// This rank's input to the sum, of bucket b.
+    BufferView input(std::size_t b, const DealtSum& sum) const noexcept {
         const BufferView bucket = storage_.bucket(b);
-        std::size_t k = 0;
-        shards_.for_each_sum([&](std::size_t round, int first, int last, std::size_t leaves) {
-            const bool own = first <= rank_ && rank_ < last, in_place = last - first == size_;
-            const BufferView input =
-                own && !pooled() ? sums_.root(round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket) : bucket;
-            use(input, in_place ? shard_of(input, size_, rank_) : shards_.part(k++, b), own, leaves);
-        });
+        if (pooled() || !has_part(sum)) return bucket;
+        return sums_.root(sum.round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
+    }
+    /// Its shard of sum k of those that are reduced now.
+    BufferView shard_of_sum(std::size_t b, std::size_t k) const noexcept {
+        const ListView<const DealtSum> now = shards_.now();
+        if (now[k].last - now[k].first == size_) return shard_of(input(b, now[k]), size_, rank_);
+        std::size_t part = 0;
+        for (std::size_t i = 0; i < k; ++i) part += now[i].last - now[i].first == size_ ? 0 : 1;
+        return shards_.part(part, b);
     }
 
     /// Does gradient i have to be copied into its bucket?
@@ -149,10 +152,10 @@ public:
         else if (marks_[i].copied) passes_.copy(marks_[i].gradient, storage_.parameter(i));
     }
     /// The same without the last micro-batch, which did not use it.
-    void deposit_sum(std::size_t i) { sums_.add_last(i, {}, first_sum(i), storage_.parameter(i)); }
+    [[gnu::noinline]] void deposit_sum(std::size_t i) { sums_.add_last(i, {}, first_sum(i), storage_.parameter(i)); }
 
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
-    void clear(std::size_t i) {
+    [[gnu::noinline]] void clear(std::size_t i) {
         for (std::size_t image = 0; image < images(); ++image) passes_.clear(storage_.image(storage_.parameter(i), image));
     }
     /// The same for all of bucket b.
@@ -208,7 +211,7 @@ public:
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < images(); ++k)
                 passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
         storage_ = std::move(storage);
-        shards_.allocate(backend, plan_.size(), [&](std::size_t b) { return storage_.bucket(b); });
+        shards_.allocate(backend, storage_);
         prepare_sums();
         prepare_marks();
         return true;
@@ -245,11 +248,11 @@ private:
     }
     /// Place 0 of the sums of gradient i.
     BufferView first_sum(std::size_t i) const noexcept {
-        return sums_.apart() ? sums_apart_.parameter(i) : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
+        return sums_.apart() ? sums_apart_[i] : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
     }
     /// How often a bucket has memory: for the sums in the slot's type, too.
     std::size_t images() const noexcept { return sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0)); }
-    void prepare_sums() noexcept { sums_.set_stride((sums_.apart() ? sums_apart_ : storage_).image_bytes()); }
+    void prepare_sums() noexcept { sums_.set_stride(sums_.apart() ? apart_bytes_ / sums_.places() : storage_.image_bytes()); }
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
@@ -296,8 +299,9 @@ private:
 
     BucketStorage<B> make_storage(B& backend) const {
         if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
-        return BucketStorage<B>::with_memory(
-            backend, plan_, infos_, parameters_, [this](std::size_t b) { return is_direct(b); }, images());
+        List<std::uint8_t> direct(plan_.size());
+        for (std::size_t b = 0; b < plan_.size(); ++b) direct[b] = is_direct(b);
+        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, direct, images());
     }
 
     /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
@@ -334,7 +338,9 @@ private:
     std::mutex slots_;
     GradientShards<B> shards_;  ///< if gradients are pooled, or reduced as several sums
     MicroBatchSums<B> sums_;
-    BucketStorage<B> sums_apart_;
+    decltype(std::declval<B&>().allocate(std::size_t{})) apart_memory_{};
+    std::size_t apart_bytes_ = 0;
+    List<BufferView> sums_apart_;  ///< by place and parameter
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;               ///< by parameter
     List<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled

@@ -3,6 +3,8 @@
 
 #include "../core/shard_range.hpp"
 #include "../kernel/reduce.hpp"
+#include "bucket_storage.hpp"
+#include "dealt_sums.hpp"
 #include "micro_batch_sums.hpp"
 #include "options.hpp"
 
@@ -29,59 +31,42 @@ public:
     /// `sums`: see Policies.
     GradientShards(B& backend, const ReducerOptions& options, std::size_t buckets, bool sums)
         : passes_(passes_of(backend)),
-          deal_(deal_of(options, backend.size())),
-          has_several_(sums && B::memory_space == MemorySpace::host && has_several_sums(options, backend.size())),
-          divides_(options.averaging == Averaging::mean),
+          dealt_(deal_of(options, backend.size()),
+                 sums && B::memory_space == MemorySpace::host && has_several_sums(options, backend.size())),
+          factor_(options.averaging == Averaging::mean ? 1.0 / static_cast<double>(options.micro_batches) : 1),
           sums_(backend, buckets) {}
 
-    /// For an empty sum, and buckets of these sizes and types. Collective.
-    template <class BucketAt>
-    void allocate(B& backend, std::size_t buckets, BucketAt&& bucket) {
-        if (!deal_.sharded_gradients && !has_several_) return;
-        const bool adds = deal_.sharded_gradients;  // otherwise all parts are there before they are added up
-        std::size_t places = adds ? 1 : 0, leaves = 0, parts = 0, most_parts = 0;
-        std::size_t open[65], top = 0;  // the first micro-batches of the sums on the stack
-        additions_.clear();
-        for (std::size_t round = 0; round < deal_.rounds(); ++round) {
-            if (adds) parts = 0;
-            for_each_sum_of(round, [&](int first, int last, std::size_t count) {
-                open[top++] = leaves;
-                leaves += count;
-                additions_.push_back(0);
-                for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, deal_.micro_batches); --top) ++additions_.back();
-                if (adds && leaves != deal_.micro_batches) places = larger(places, top);
-                parts += last - first == backend.size() ? 0 : 1;
-            });
-            most_parts = larger(most_parts, parts);
-        }
+    /// For the buckets of `storage`. There is no sum yet. Collective.
+    void allocate(B& backend, const BucketStorage<B>& storage) {
+        if (!deal().sharded_gradients && !several()) return;
+        DealtSums::Needs needs = dealt_.needs();
+        additions_ = std::move(needs.additions);
+        most_at_a_time_ = needs.at_a_time;
         inputs_.reserve(additions_.size());
-        const auto shard_at = [&](std::size_t k, int rank) { return shard_range(bucket(k % buckets).count, backend.size(), rank).size(); };
-        views_.resize((places + most_parts) * buckets);
+        const std::size_t places = deal().sharded_gradients ? needs.places : 0;  // otherwise all parts are there before they are added up
+        buckets_ = sums_.size();
+        first_part_ = places * buckets_;
+        views_.resize((places + needs.parts) * buckets_);
         for (std::size_t k = 0; k < views_.size(); ++k) {  // as large as those of rank 0: every rank allocates the same number of bytes
-            const DType own = bucket(k % buckets).dtype;
-            views_[k] = typed_view(nullptr, shard_at(k, 0), k < places * buckets ? accumulator_of(own) : own);
+            const BufferView bucket = storage.bucket(k % buckets_);
+            const DType dtype = k < first_part_ ? accumulator_of(bucket.dtype) : bucket.dtype;
+            views_[k] = typed_view(nullptr, shard_range(bucket.count, backend.size(), 0).size(), dtype);
         }
         bytes_ = allocate_lines(backend, views_, memory_);
-        if (places > 1 && buckets != 0)
+        if (places > 1 && buckets_ != 0)
             sums_.set_stride(
-                static_cast<std::size_t>(static_cast<std::byte*>(views_[buckets].data) - static_cast<std::byte*>(views_[0].data)));
-        for (std::size_t k = 0; k < views_.size(); ++k) views_[k].count = shard_at(k, backend.rank());
-        first_part_ = places * buckets;
-        buckets_ = buckets;
+                static_cast<std::size_t>(static_cast<std::byte*>(views_[buckets_].data) - static_cast<std::byte*>(views_[0].data)));
+        for (std::size_t k = 0; k < views_.size(); ++k)
+            views_[k].count = shard_range(storage.bucket(k % buckets_).count, backend.size(), backend.rank()).size();
     }
     std::size_t bytes() const noexcept { return bytes_; }
 
-    const Deal& deal() const noexcept { return deal_; }
+    const Deal& deal() const noexcept { return dealt_.deal(); }
     /// Do the ranks' gradients of a bucket add up to several sums, which are reduced one by one?
-    bool has_several() const noexcept { return has_several_; }
-    /// Calls `use(round, first, last, leaves)` for each sum that is reduced now: that of the blocks of ranks [first, last) in a round of the
-    /// deal.
-    template <class Use>
-    void for_each_sum(Use&& use) const {
-        const std::size_t end = deal_.sharded_gradients ? round_ + 1 : deal_.rounds();
-        for (std::size_t round = deal_.sharded_gradients ? round_ : 0; round < end; ++round)
-            for_each_sum_of(round, [&](int first, int last, std::size_t leaves) { use(round, first, last, leaves); });
-    }
+    bool several() const noexcept { return dealt_.several(); }
+    /// The sums that are reduced now.
+    ListView<const DealtSum> now() const noexcept { return dealt_.now(); }
+    std::size_t most_at_a_time() const noexcept { return most_at_a_time_; }
 
     BufferView operator[](std::size_t b) const noexcept { return views_[b]; }
     /// The memory that sum k of bucket b, of those that not all ranks have a part in, is reduced to.
@@ -91,44 +76,34 @@ public:
     void add_in_a_row(std::size_t b, BufferView sum) { sums_.push_in_a_row(b, sum, views_[b]); }
     /// Adds the next sum of bucket b, over `leaves` micro-batches. The last one completes the shard: for whole gradients, `own` gets it.
     void add(std::size_t b, BufferView sum, std::size_t leaves, BufferView own) {
-        const double factor = divides_ ? 1.0 / static_cast<double>(deal_.micro_batches) : 1;
-        if (!deal_.sharded_gradients) {
+        if (!deal().sharded_gradients) {
             inputs_.push_back(sum.data);
             if (inputs_.size() != additions_.size()) return;
-            kernel::reduce({inputs_, {}, {&own.data, 1}, own.count, own.dtype, ReduceOp::sum, factor, additions_});
+            kernel::reduce({inputs_, {}, {&own.data, 1}, own.count, own.dtype, ReduceOp::sum, factor_, additions_});
             return inputs_.clear();
         }
-        if (sums_.leaves(b) + leaves != deal_.micro_batches) return sums_.push(b, sum, views_[b], leaves);
+        if (sums_.leaves(b) + leaves != deal().micro_batches) return sums_.push(b, sum, views_[b], leaves);
         sums_.fold(b, sum, views_[b], views_[b]);
-        if (factor != 1) passes_.scale(views_[b], factor);
+        if (factor_ != 1) passes_.scale(views_[b], factor_);
     }
     /// Each rank's micro-batch is over; more of the step follow.
-    void end_round() noexcept { ++round_; }
-    std::size_t round() const noexcept { return round_; }
+    void end_round() { dealt_.set_round(round() + 1); }
+    std::size_t round() const noexcept { return dealt_.round(); }
     /// Ends the step.
-    void forget() noexcept {
+    void forget() {
         sums_.forget();
-        round_ = 0;
+        dealt_.set_round(0);
     }
 
 private:
-    template <class Use>
-    void for_each_sum_of(std::size_t number, Use&& use) const {
-        const Deal::Round round = deal_.round(number);
-        for (int first = 0, last = 0; first < round.ranks; first = last) {
-            last = has_several_ ? end_of_sum(round, first) : round.ranks;
-            use(first, last, static_cast<std::size_t>(last - first) * round.block);
-        }
-    }
-
     [[no_unique_address]] PassesOf<B> passes_;
-    const Deal deal_;
-    const bool has_several_, divides_;
+    DealtSums dealt_;
+    const double factor_;
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
     List<BufferView> views_;        ///< by place and bucket, then by part and bucket
     List<std::uint8_t> additions_;  ///< by part: see kernel::Reduction::sums
     List<const void*> inputs_;
-    std::size_t buckets_ = 0, first_part_ = 0, bytes_ = 0, round_ = 0;
+    std::size_t buckets_ = 0, first_part_ = 0, bytes_ = 0, most_at_a_time_ = 0;
     SumStacks<B> sums_;  ///< by bucket
 };
 

@@ -41,7 +41,7 @@ public:
     bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
         check_between_steps("begin_step");
-        if (!has_batch && gradients_.shards().has_several() && !gradients_.pooled())
+        if (!has_batch && gradients_.shards().several() && !gradients_.pooled())
             refuse("begin_step", text("with ", options_.micro_batches, " micro_batches every one of the ", backend_.size(),
                                       " ranks needs a batch; only a power of two for each rank makes do without"));
         std::int32_t live = has_batch ? 1 : 0;
@@ -198,7 +198,7 @@ protected:
           options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs, policies.sums)),
           bucket_policy_(std::move(policies.buckets)),
           gradients_(backend_, std::move(parameters), options_, bucket_policy_, scatters_, policies.packs, policies.sums),
-          gathers_at_once_(gradients_.shards().has_several() && !scatters_ && !policies.decoupled),
+          gathers_at_once_(gradients_.shards().several() && !scatters_ && !policies.decoupled),
           decoupled_(policies.decoupled || gathers_at_once_),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),

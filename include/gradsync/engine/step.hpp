@@ -119,8 +119,7 @@ public:
           gradients_(gradients),
           readiness_(readiness),
           exchange_(std::move(exchange)),
-          dealt_(gradients),
-          active_(gradients.shards().has_several() ? static_cast<AnyExchange<B>&>(dealt_) : *exchange_.get()),
+          several_(gradients.shards().several()),
           single_rank_(exchange_->is_single_rank(backend_)),
           watch_(BackendClock(backend), options.observer) {}
     Step(const Step&) = delete;
@@ -131,7 +130,8 @@ public:
         const BucketPlan& plan = gradients_.plan();
         times_.resize(plan.size());
         groups_.adopt(backend_, gradients_);
-        active_.resize(plan.size());
+        exchange_->resize(plan.size());
+        if (several_) dealt_.resize(gradients_);
         if (exchange_->traits.adopts_plan && !is_single_rank())
             exchange_->adopt_plan(backend_, gradients_.layout(), plan, gradients_.infos(), gradients_.parameters());
         if (watch_.observer() == nullptr) return;
@@ -232,12 +232,15 @@ public:
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
 
     void advance() {
-        for (std::size_t b = completed(); b < launched() && naming_bucket(b, [&] { return active_.poll(b); }); ++b) land(b);
+        for (std::size_t b = completed();
+             b < launched() && naming_bucket(b, [&] { return several_ ? dealt_.poll(b) : exchange_->poll(b); }); ++b)
+            land(b);
     }
     /// Non-blocking variant of a wait, as `Work::test()` is: repeated tests time out.
     void test() {
         advance();
-        if (const std::size_t b = completed(); b < launched()) naming_bucket(b, [&] { return active_.test(b); });
+        if (const std::size_t b = completed(); b < launched())
+            naming_bucket(b, [&] { return several_ ? dealt_.test(b) : exchange_->test(b); });
     }
     /// The same, unless another thread advances collectives now.
     void try_test() {
@@ -247,7 +250,7 @@ public:
     /// Returns when bucket b is complete. Call it for all buckets before b first.
     void complete(std::size_t b) {
         if (b != completed()) return;
-        naming_bucket(b, [&] { active_.wait(backend_, b); });
+        naming_bucket(b, [&] { several_ ? dealt_.wait(backend_, b) : exchange_->wait(backend_, b); });
         land(b);
     }
     /// Ends the step and returns its statistics. `buckets`: by bucket, filled here.
@@ -259,7 +262,7 @@ public:
             for (std::size_t b = 0; b < times_.size(); ++b) {
                 const BufferView bucket = gradients_.bucket(b);
                 buckets[b] = {bucket.bytes(), since_first(times_[b].launch), since_first(times_[b].end)};
-                const Traffic traffic = active_.traffic(backend_, b, bucket);
+                const Traffic traffic = several_ ? dealt_.traffic(gradients_, b) : exchange_->traffic(backend_, b, bucket);
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
@@ -289,14 +292,14 @@ private:
         gradients_.land(b);
         completed_.store(b + 1, std::memory_order_release);
     }
-    std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + active_.progress_time(); }
+    std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + exchange_->progress_time(); }
 
     /// A single rank exchanges nothing: it starts a bucket only to scale it.
     void start(std::size_t b) {
         const BufferView bucket = gradients_.bucket(b);
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) gradients_.clear_bucket(b);
-            if (!is_single_rank()) active_.start(backend_, b, bucket, ReduceOp::sum, {});
+            if (!is_single_rank()) exchange_->start(backend_, b, bucket, ReduceOp::sum, {});
             return;
         }
         if (has_batch_ && !weight_ && is_weighted(options_.averaging))
@@ -304,11 +307,12 @@ private:
                   text("rank ", backend_.rank(),
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
-        const bool adds_up = gradients_.shards().has_several() || (gradients_.pooled() && options_.micro_batches != 0);
+        const bool adds_up = several_ || (gradients_.pooled() && options_.micro_batches != 0);
         const auto count = static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.shards().deal().count(backend_.rank()));
         const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, adds_up);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
-        active_.start(backend_, b, bucket, ReduceOp::mean, own);
+        if (several_) dealt_.start(backend_, gradients_, b, own);
+        else exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
     B backend_;                 ///< its tag names the bucket that is started
@@ -318,7 +322,7 @@ private:
     const Readiness& readiness_;
     Owner<AnyExchange<B>> exchange_;
     DealtExchange<B> dealt_;
-    AnyExchange<B>& active_;  ///< the one of these two that is used
+    const bool several_;      ///< it is used instead
     const bool single_rank_;  ///< kept here, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_;

@@ -234,11 +234,11 @@ struct RegisterSum {
             const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
             std::size_t first = 0;
             if (ranks == 2) first = sum_each<2>(r);
-            if constexpr (std::is_same_v<T, float>) {
+            if constexpr (std::is_same_v<T, float> && !rarely_used) {
                 if (ranks == 3) first = sum_each<3>(r);
                 if (ranks == 4) first = sum_each<4>(r);
             }
-            constexpr std::size_t steps = is_low_precision(dtype_of<T>) ? 1 : 2;
+            constexpr std::size_t steps = is_low_precision(dtype_of<T>) || rarely_used ? 1 : 2;
             if (first == 0) {
                 first = sum_all<steps>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
                 if constexpr (steps > 1) first = sum_all<1>(r->inputs, r->outputs, r->count * sizeof(T), r->factor, first);
@@ -248,6 +248,9 @@ struct RegisterSum {
 
     private:
         using Pack = typename Step::Pack;
+
+        /// For processors without AVX2 one loop is enough.
+        static constexpr bool rarely_used = GRADSYNC_X86_DISPATCH && register_bytes < 32;
 
         /// For `ranks` inputs and as many outputs, a number that the compiler knows.
         template <std::size_t ranks>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/core/deal.hpp>
+#include <gradsync/engine/dealt_sums.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "../core/deal.hpp"
+#include "../core/list.hpp"
+#include "../core/math.hpp"
+#include "../core/sum_tree.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// One sum that the ranks reduce: that of the blocks of ranks [first, last) in a round of the deal.
+struct DealtSum {
+    std::size_t round;
+    int first, last;
+    std::size_t leaves;  ///< micro-batches
+};
+
+/// One past the last of the ranks, from `first` on, whose blocks in this round add up to a node of the tree of micro-batches, and which are
+/// a node of the tree of ranks, too.
+constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
+    const std::size_t at = round.first / round.block, rank = static_cast<std::size_t>(first);
+    std::size_t size = 1;
+    while (rank + 2 * size <= static_cast<std::size_t>(round.ranks) && (at + rank) % (2 * size) == 0 &&
+           (size == 1 || rank % (2 * size) == 0))
+        size *= 2;
+    return static_cast<int>(rank + size);
+}
+
+/// The sums that are reduced together, in their order: those of one round if gradients are sharded, of all rounds otherwise.
+class DealtSums {
+public:
+    /// With `several`, a round is split into sums; otherwise it is one.
+    DealtSums(const Deal& deal, bool several) : deal_(deal), several_(several) { set_round(0); }
+
+    const Deal& deal() const noexcept { return deal_; }
+    /// Are there several in a step, which are added up afterwards?
+    bool several() const noexcept { return several_; }
+    ListView<const DealtSum> now() const noexcept { return now_; }
+    std::size_t round() const noexcept { return round_; }
+    [[gnu::cold, gnu::noinline]] void set_round(std::size_t round) {
+        round_ = round;
+        now_.clear();
+        const std::size_t end = !deal_.sharded_gradients ? deal_.rounds() : round < deal_.rounds() ? round + 1 : 0;
+        for (std::size_t number = deal_.sharded_gradients ? round : 0; number < end; ++number) {
+            const Deal::Round r = deal_.round(number);
+            for (int first = 0, last = 0; first < r.ranks; first = last) {
+                last = several_ ? end_of_sum(r, first) : r.ranks;
+                now_.push_back({number, first, last, static_cast<std::size_t>(last - first) * r.block});
+            }
+        }
+    }
+
+    /// What adding them up takes.
+    struct Needs {
+        std::size_t places = 1;        ///< open sums, one at least, before the last one comes
+        std::size_t at_a_time = 0;     ///< sums
+        std::size_t parts = 0;         ///< of these, such that some ranks have no part in
+        List<std::uint8_t> additions;  ///< by sum of a step: see kernel::Reduction::sums
+    };
+    [[gnu::cold, gnu::noinline]] Needs needs() const {
+        Needs needs;
+        DealtSums all = *this;
+        std::size_t open[65], top = 0, leaves = 0;  // the first micro-batches of the sums on the stack
+        for (all.set_round(0); leaves < deal_.micro_batches; all.set_round(all.round_ + 1)) {
+            std::size_t parts = 0;
+            for (const DealtSum& sum : all.now_) {
+                open[top++] = leaves;
+                leaves += sum.leaves;
+                needs.additions.push_back(0);
+                for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, deal_.micro_batches); --top) ++needs.additions.back();
+                if (leaves != deal_.micro_batches) needs.places = larger(needs.places, top);
+                parts += sum.last - sum.first == deal_.ranks ? 0 : 1;
+            }
+            needs.parts = larger(needs.parts, parts);
+            needs.at_a_time = larger(needs.at_a_time, all.now_.size());
+        }
+        return needs;
+    }
+
+private:
+    Deal deal_;
+    bool several_;
+    std::size_t round_ = 0;
+    List<DealtSum> now_;
+};
+
+}  // namespace gradsync::inline v0_2::detail
