@@ -39,8 +39,8 @@ struct Deal {
         return (sharded_gradients ? each() : static_cast<std::size_t>(std::popcount(each()))) + (left_over() != 0 ? 1 : 0);
     }
     constexpr Round round(std::size_t number) const noexcept {
-        std::size_t done = 0;  // micro-batches of each rank in the rounds before
-        for (; number != 0; --number) done += block_after(done);
+        std::size_t done = sharded_gradients ? number : 0;  // micro-batches of each rank in the rounds before
+        for (; !sharded_gradients && number != 0; --number) done += block_after(done);
         const bool is_last = done == each();
         return {done * static_cast<std::size_t>(ranks), block_after(done), is_last ? static_cast<int>(left_over()) : ranks};
     }

@@ -6,25 +6,27 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Reduces the sums of which a bucket consists, each to the shards of the ranks. Ranks outside a sum contribute nothing to it, and send
-/// nothing. Rarely used, so that it is compiled for size.
+/// Reduces the sums of which a bucket consists, each in memory of its own. Ranks outside a sum contribute nothing to it, and send nothing.
+/// Rarely used, so that it is compiled for size.
 template <Backend B>
 class DealtExchange {
 public:
     void resize(const GradientBuckets<B>& gradients) {
-        each_ = gradients.shards().most_at_a_time();
+        each_ = gradients.dealt().needs().at_a_time;
         works_ = List<typename B::WorkType>(gradients.plan().size() * each_);
     }
     [[gnu::cold]] Traffic traffic(const GradientBuckets<B>& gradients, std::size_t b) const {
-        Traffic all{0, gradients.shards().now().size()};
-        for (const DealtSum& sum : gradients.shards().now()) all.bytes += gradients.has_part(sum) ? gradients.bucket(b).bytes() : 0;
+        Traffic all{0, gradients.dealt().now().size()};
+        for (const DealtSum& sum : gradients.dealt().now()) all.bytes += gradients.has_part(sum) ? gradients.bucket(b).bytes() : 0;
         return all;
     }
     [[gnu::cold]] void start(B& backend, const GradientBuckets<B>& gradients, std::size_t b, Contribution own) {
         std::size_t k = 0;
-        for (const DealtSum& sum : gradients.shards().now()) {
+        for (const DealtSum& sum : gradients.dealt().now()) {
             const Contribution part{gradients.has_part(sum) ? own.scale : 0, own.weight};
-            works_[b * each_ + k] = backend.reduce_scatter(gradients.input(b, sum), gradients.shard_of_sum(b, k), ReduceOp::mean, part);
+            const BufferView memory = gradients.sum(b, k);
+            works_[b * each_ + k] = gradients.halves() ? backend.reduce_scatter(memory, gradients.result(b, k), ReduceOp::mean, part)
+                                                       : backend.all_reduce(memory, ReduceOp::mean, part);
             ++k;
         }
     }

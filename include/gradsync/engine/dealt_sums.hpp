@@ -37,7 +37,7 @@ public:
     bool several() const noexcept { return several_; }
     ListView<const DealtSum> now() const noexcept { return now_; }
     std::size_t round() const noexcept { return round_; }
-    [[gnu::cold, gnu::noinline]] void set_round(std::size_t round) {
+    [[gnu::noinline]] void set_round(std::size_t round) {
         round_ = round;
         now_.clear();
         const std::size_t end = !deal_.sharded_gradients ? deal_.rounds() : round < deal_.rounds() ? round + 1 : 0;
@@ -54,24 +54,22 @@ public:
     struct Needs {
         std::size_t places = 1;        ///< open sums, one at least, before the last one comes
         std::size_t at_a_time = 0;     ///< sums
-        std::size_t parts = 0;         ///< of these, such that some ranks have no part in
+        std::size_t parts = 0;         ///< of these, those that are not the only one of their round
         List<std::uint8_t> additions;  ///< by sum of a step: see kernel::Reduction::sums
     };
-    [[gnu::cold, gnu::noinline]] Needs needs() const {
+    [[gnu::noinline]] Needs needs() const {
         Needs needs;
         DealtSums all = *this;
         std::size_t open[65], top = 0, leaves = 0;  // the first micro-batches of the sums on the stack
         for (all.set_round(0); leaves < deal_.micro_batches; all.set_round(all.round_ + 1)) {
-            std::size_t parts = 0;
             for (const DealtSum& sum : all.now_) {
                 open[top++] = leaves;
                 leaves += sum.leaves;
                 needs.additions.push_back(0);
                 for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, deal_.micro_batches); --top) ++needs.additions.back();
                 if (leaves != deal_.micro_batches) needs.places = larger(needs.places, top);
-                parts += sum.last - sum.first == deal_.ranks ? 0 : 1;
             }
-            needs.parts = larger(needs.parts, parts);
+            if (all.now_.size() > 1) needs.parts = larger(needs.parts, all.now_.size());
             needs.at_a_time = larger(needs.at_a_time, all.now_.size());
         }
         return needs;

@@ -11,6 +11,7 @@
 #include "../core/shard_range.hpp"
 #include "../kernel/isa.hpp"
 #include "../kernel/passes.hpp"
+#include "../kernel/reduce.hpp"
 #include "bucket_storage.hpp"
 #include "gradient_shards.hpp"
 #include "micro_batch_sums.hpp"
@@ -26,28 +27,31 @@ namespace gradsync::inline v0_2::detail {
 template <Backend B>
 class GradientBuckets {
 public:
-    /// Plans the buckets without allocating them. `policy` outlives this. `scattered`: see `bucket_infos`. `packed`: see Policies. `sums`:
-    /// the ranks' gradients are added up as they are. Throws Error if parameters, options and policy do not fit together.
-    GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy, bool scattered,
-                    bool packed, bool sums)
+    /// Plans the buckets without allocating them. `policy` outlives this. Throws Error if parameters, options and policy do not fit together.
+    GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
+                    const Policies<B>& policies)
         : options_(options),
-          scattered_(scattered),
+          halves_(policies.exchange->traits.scatters),
+          scattered_(halves_ && !policies.decoupled),
           size_(backend.size()),
           rank_(backend.rank()),
           policy_(policy),
           parameters_(std::move(parameters)),
-          infos_(infos_for(backend, packed)),
+          infos_(infos_for(backend, policies.packs)),
           order_(default_order(parameters_)),
           plan_(make_plan(backend)),
-          shards_(backend, options_, plan_.size(), sums),
-          sums_(backend, parameters_.size(), place_of_sums(), shards_.deal(), shards_.several() && !pooled()),
+          dealt_(deal_of(options_, size_), policies.sums && B::memory_space == MemorySpace::host && has_several_sums(options_, size_)),
+          shards_(backend, options_),
+          sums_(backend, parameters_.size(), place_of_sums(), dealt_.deal(), dealt_.several() && !pooled()),
           passes_(passes_of(backend)),
-          asked_for_(parameters_.size()) {}
+          asked_for_(parameters_.size()) {
+        if (!pooled() && dealt_.several()) additions_ = dealt_.needs().additions;
+    }
 
     /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
     void allocate(B& backend) {
         storage_ = make_storage(backend);
-        shards_.allocate(backend, storage_);
+        if (pooled()) shards_.allocate(backend, storage_, plan_.size(), dealt_);
         if (sums_.apart()) {
             for (std::size_t place = 0; place < sums_.places(); ++place)
                 for (std::size_t i = 0; i < parameters_.size(); ++i)
@@ -106,34 +110,52 @@ public:
         }
         return false;
     }
-    /// Bucket b is reduced: adds to this rank's shard, and returns the slot.
+    /// Bucket b is reduced: adds up its sums, if there are several. Pooled gradients: adds to this rank's shard, and returns the slot.
     void land(std::size_t b) {
-        if (!pooled() && !shards_.several()) return;
-        if (shards_.deal().micro_batches == 0) shards_.add_in_a_row(b, own_part(b));
-        for (std::size_t k = 0; k < shards_.now().size(); ++k) shards_.add(b, shard_of_sum(b, k), shards_.now()[k].leaves, own_part(b));
-        if (!pooled()) return;
+        if (!pooled()) {
+            if (dealt_.several()) add_up_sums(b);
+            return;
+        }
+        if (dealt_.deal().micro_batches == 0) shards_.add(b, own_part(b), 0);
+        for (std::size_t k = 0; k < dealt_.now().size(); ++k) shards_.add(b, result(b, k), dealt_.now()[k].leaves);
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
-    GradientShards<B>& shards() noexcept { return shards_; }
-    const GradientShards<B>& shards() const noexcept { return shards_; }
-    /// Has this rank a part in the sum? Otherwise its input is not read.
+    /// The sums of the ranks' micro-batches that are reduced together. If there are several in a step, each is reduced by itself.
+    const DealtSums& dealt() const noexcept { return dealt_; }
+    /// Each rank's micro-batch of a step is over, and more follow; or the step is over, and its shards are not needed any more.
+    void end_round(bool ends_step) {
+        if (ends_step) shards_.forget();
+        dealt_.set_round(ends_step ? 0 : dealt_.round() + 1);
+    }
+    /// Does this rank contribute to the sum?
     bool has_part(const DealtSum& sum) const noexcept { return sum.first <= rank_ && rank_ < sum.last; }
-    /// This rank's input to the sum, of bucket b.
-    BufferView input(std::size_t b, const DealtSum& sum) const noexcept {
+    /// The memory in which sum k of those that are reduced now is reduced, for bucket b. It holds this rank's contribution, if it has one.
+    BufferView sum(std::size_t b, std::size_t k) const noexcept {
         const BufferView bucket = storage_.bucket(b);
-        if (pooled() || !has_part(sum)) return bucket;
-        return sums_.root(sum.round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
+        if (pooled()) return bucket;
+        const ListView<const DealtSum> now = dealt_.now();
+        std::size_t spare = 0;  // others' sums have spare memory, but for the first sum of a round in which this rank has none
+        for (std::size_t i = 0; i <= k; ++i) {
+            const bool is_first = i == 0 || now[i - 1].round != now[i].round;
+            const bool has_root = now[i].round < sums_.roots();
+            if (has_part(now[i]) || (is_first && !has_root)) {
+                if (i == k) return sums_.root(now[k].round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
+            } else if (i == k) {
+                break;
+            } else {
+                ++spare;
+            }
+        }
+        return storage_.image(bucket, images() - spares() + spare);
     }
-    /// Its shard of sum k of those that are reduced now.
-    BufferView shard_of_sum(std::size_t b, std::size_t k) const noexcept {
-        const ListView<const DealtSum> now = shards_.now();
-        if (now[k].last - now[k].first == size_) return shard_of(input(b, now[k]), size_, rank_);
-        std::size_t part = 0;
-        for (std::size_t i = 0; i < k; ++i) part += now[i].last - now[i].first == size_ ? 0 : 1;
-        return shards_.part(part, b);
+    /// The memory of its result: the whole bucket, or this rank's shard.
+    BufferView result(std::size_t b, std::size_t k) const noexcept {
+        if (pooled() && dealt_.now().size() > 1) return shards_.part(k, b);
+        return halves_ ? shard_of(sum(b, k), size_, rank_) : sum(b, k);
     }
+    bool halves() const noexcept { return halves_; }  ///< Does the exchange end with this rank's shards?
 
     /// Does gradient i have to be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
@@ -211,7 +233,7 @@ public:
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < images(); ++k)
                 passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
         storage_ = std::move(storage);
-        shards_.allocate(backend, storage_);
+        if (pooled()) shards_.allocate(backend, storage_, plan_.size(), dealt_);
         prepare_sums();
         prepare_marks();
         return true;
@@ -251,7 +273,18 @@ private:
         return sums_.apart() ? sums_apart_[i] : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
     }
     /// How often a bucket has memory: for the sums in the slot's type, too.
-    std::size_t images() const noexcept { return sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0)); }
+    std::size_t images() const noexcept {
+        return spares() + (sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0)));
+    }
+    std::size_t spares() const noexcept { return sums_.leaves_roots() ? dealt_.now().size() - dealt_.deal().rounds() : 0; }
+    /// Adds up the sums of bucket b.
+    [[gnu::cold, gnu::noinline]] void add_up_sums(std::size_t b) {
+        inputs_.resize(additions_.size());
+        for (std::size_t k = 0; k < inputs_.size(); ++k) inputs_[k] = result(b, k).data;
+        const BufferView to = halves_ ? own_part(b) : storage_.bucket(b);
+        const double factor = options_.averaging == Averaging::mean ? 1.0 / static_cast<double>(options_.micro_batches) : 1;
+        kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor, additions_});
+    }
     void prepare_sums() noexcept { sums_.set_stride(sums_.apart() ? apart_bytes_ / sums_.places() : storage_.image_bytes()); }
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
@@ -327,6 +360,7 @@ private:
     }
 
     ReducerOptions options_;
+    bool halves_;     ///< see there
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     int size_, rank_;
     const AnyBuckets& policy_;
@@ -336,7 +370,10 @@ private:
     BucketPlan plan_;
     BucketStorage<B> storage_;
     std::mutex slots_;
-    GradientShards<B> shards_;  ///< if gradients are pooled, or reduced as several sums
+    DealtSums dealt_;
+    List<std::uint8_t> additions_;  ///< by sum, if there are several: see kernel::Reduction::sums
+    List<const void*> inputs_;
+    GradientShards<B> shards_;  ///< if gradients are pooled
     MicroBatchSums<B> sums_;
     decltype(std::declval<B&>().allocate(std::size_t{})) apart_memory_{};
     std::size_t apart_bytes_ = 0;

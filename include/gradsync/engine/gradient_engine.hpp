@@ -22,9 +22,9 @@ template <class B>
 class GradientEngine final : public Marking<B> {
     using Base = Marking<B>;
     using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_root,
-        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gathers_at_once_, Base::gradients_, Base::guard, Base::name,
-        Base::obtain, Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_,
-        Base::set_has_batch, Base::step_, Base::watch_marks;
+        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain,
+        Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_, Base::set_has_batch,
+        Base::step_, Base::watch_marks;
 
 public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::plan;
@@ -200,7 +200,9 @@ public:
     /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between parameters. Pooled
     /// shards have memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
-    GradientShards<B>& shards() noexcept { return gradients_.shards(); }
+    const Deal& deal() const noexcept { return gradients_.dealt().deal(); }
+    /// See GradientBuckets::end_round.
+    void end_round(bool ends_step) { gradients_.end_round(ends_step); }
     /// Did any rank use parameter i in the last step, or in the micro-batches that were added up to shards? Always true without
     /// UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {
@@ -321,15 +323,11 @@ private:
         }
         if (decoupled_) {
             step_.start_gathers(gathers_);
-            for (std::size_t b = 0; !agree && !gathers_at_once_ && b < plan().size(); ++b) gradients_.spoil(b);
-            for (std::size_t b = plan().size(); !agree && gathers_at_once_ && b-- > 0;) {
-                gathers_.wait(b);
-                gradients_.hand_out(b, [](std::size_t) { return true; });
-            }
+            for (std::size_t b = 0; !agree && b < plan().size(); ++b) gradients_.spoil(b);
         }
         if (agree) {
             agreement_.wait();
-            if (gradients_.shards().round() == 0) used_.fill(0);
+            if (gradients_.dealt().round() == 0) used_.fill(0);
             used_.resize(gradients_.parameters().size());
             for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
             if (!scatters_) {

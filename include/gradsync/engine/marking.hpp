@@ -41,9 +41,9 @@ public:
     bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
         check_between_steps("begin_step");
-        if (!has_batch && gradients_.shards().several() && !gradients_.pooled())
-            refuse("begin_step", text("with ", options_.micro_batches, " micro_batches every one of the ", backend_.size(),
-                                      " ranks needs a batch; only a power of two for each rank makes do without"));
+        if (!has_batch && gradients_.dealt().several() && !gradients_.pooled())
+            refuse("begin_step", text("every rank needs a batch here; give this one some, or set micro_batches to ", backend_.size(),
+                                      " times a power of two, not ", options_.micro_batches));
         std::int32_t live = has_batch ? 1 : 0;
         guard([&] { host_of(backend_).all_reduce(BufferView(&live, 1), ReduceOp::sum).wait(); });
         set_has_batch(has_batch || live == 0);  // if no rank has a batch, there is no step
@@ -68,7 +68,7 @@ public:
         if (step_.launched() != 0) refuse("no_sync", "buckets of this step are in flight already; call finish() first");
         if (options_.micro_batches != 0 && gradients_.sums().over() + 1 >= gradients_.sums().due())
             refuse("no_sync", text("this is the last micro-batch of a step, which has ", gradients_.sums().due(),
-                                   " on each rank; mark it without the guard, and call finish()"));
+                                   " on this rank; mark it without the guard, and call finish()"));
         return NoSync(*this);
     }
 
@@ -195,11 +195,10 @@ protected:
     Marking(B backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options, Policies<B>& policies)
         : Guard<B>(std::move(backend), owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
+          decoupled_(policies.decoupled),
           options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs, policies.sums)),
           bucket_policy_(std::move(policies.buckets)),
-          gradients_(backend_, std::move(parameters), options_, bucket_policy_, scatters_, policies.packs, policies.sums),
-          gathers_at_once_(gradients_.shards().several() && !scatters_ && !policies.decoupled),
-          decoupled_(policies.decoupled || gathers_at_once_),
+          gradients_(backend_, std::move(parameters), options_, bucket_policy_, policies),
           readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
           tracks_(options_.gradients == GradientStorage::borrowed && any_tracked(gradients_.parameters())),
@@ -373,12 +372,11 @@ protected:
         fail_at(i, "mark_ready", what, Errc::gradient_marked_twice);
     }
 
-    const bool scatters_;  ///< this rank gets only its shards
+    const bool scatters_;   ///< this rank gets only its shards
+    const bool decoupled_;  ///< `finish()` leaves half of the all-reduce to be waited for
     ReducerOptions options_;
     AnyBuckets bucket_policy_;
     GradientBuckets<B> gradients_;
-    const bool gathers_at_once_;  ///< `finish()` waits for the second half of the all-reduce
-    const bool decoupled_;        ///< an all-reduce has two halves
     Readiness readiness_;
     Step<B> step_;
     const bool tracks_, checks_gradients_;

@@ -18,6 +18,7 @@ namespace gradsync::inline v0_2::detail {
 template <Backend B>
 class SumStacks {
 public:
+    SumStacks() = default;
     SumStacks(B& backend, std::size_t count) : passes_(passes_of(backend)), stacks_(count) {}
 
     /// Sets how many bytes a place lies behind the one before.
@@ -127,6 +128,7 @@ public:
 
     bool in_place() const noexcept { return place_ == Place::gradient; }
     bool apart() const noexcept { return place_ == Place::apart; }
+    std::size_t roots() const noexcept { return roots_; }  ///< rounds in which this rank has a sum
     bool leaves_roots() const noexcept { return roots_ != 0; }
     bool holds(std::size_t i) const noexcept { return stacks_.holds(i); }  ///< Has gradient i a sum?
 
@@ -159,9 +161,10 @@ public:
         if (leaves_roots()) leave_roots(i, gradient, first, slot);
         else stacks_.fold(i, gradient, first, slot);
     }
-    /// The memory of this rank's sum of round `number`, for a gradient or for a bucket.
+    /// The memory of this rank's sum of round `number`, for a gradient or for a bucket. In a round in which it has none, it is free.
     BufferView root(std::size_t number, BufferView first, BufferView slot) const noexcept {
-        return in_place() && number + 1 == roots_ ? slot : stacks_.place(first, number);
+        if (in_place() && number + 1 == roots_) return slot;
+        return stacks_.place(first, number - (in_place() && number >= roots_ ? 1 : 0));
     }
 
 private:

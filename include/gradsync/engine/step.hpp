@@ -119,7 +119,7 @@ public:
           gradients_(gradients),
           readiness_(readiness),
           exchange_(std::move(exchange)),
-          several_(gradients.shards().several()),
+          several_(gradients.dealt().several()),
           single_rank_(exchange_->is_single_rank(backend_)),
           watch_(BackendClock(backend), options.observer) {}
     Step(const Step&) = delete;
@@ -308,7 +308,7 @@ private:
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
         const bool adds_up = several_ || (gradients_.pooled() && options_.micro_batches != 0);
-        const auto count = static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.shards().deal().count(backend_.rank()));
+        const auto count = static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.dealt().deal().count(backend_.rank()));
         const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, adds_up);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         if (several_) dealt_.start(backend_, gradients_, b, own);

@@ -61,9 +61,9 @@ public:
         check_usable("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
-        if (!has_batch && counts_micro_batches() && micro_batches_ < engine_->shards().deal().count(backend_.rank()))
+        if (!has_batch && counts_micro_batches() && micro_batches_ < engine_->deal().count(backend_.rank()))
             refuse("begin_step", text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
-                                      micro_batches_, " of ", engine_->shards().deal().count(backend_.rank())));
+                                      micro_batches_, " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, the weight compares ranks, not
@@ -92,12 +92,12 @@ public:
         check_usable("finish");
         if (micro_batches_ != 0 && engine_options_.gradients != GradientStorage::pooled)
             refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
-        if (counts_micro_batches() && micro_batches_ == engine_->shards().deal().rounds())
+        if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
             refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
         guard([&] {
             engine_->finish();
             ++micro_batches_;
-            engine_->shards().end_round();
+            engine_->end_round(false);
             step_ += engine_->statistics().last;
         });
     }
@@ -109,7 +109,7 @@ public:
         check_usable("discard");
         engine_->discard();
         micro_batches_ = 0;
-        engine_->shards().forget();
+        engine_->end_round(true);
     }
 
     /// The L2 norm, in double, of the gradients that `step()` uses. It is bit-identical to Reducer::gradient_norm on whole gradients,
@@ -260,7 +260,7 @@ protected:
     void check_averaged(const char* operation) const {
         check_usable(operation);
         if (micro_batches_ == 0) refuse(operation, "there are no averaged gradients; call finish() first");
-        const std::size_t due = engine_->shards().deal().rounds();
+        const std::size_t due = engine_->deal().rounds();
         if (counts_micro_batches() && micro_batches_ != due)
             refuse(operation,
                    text("only ", micro_batches_, " of this step's ", due, " micro-batches were averaged; call finish() after each"));
@@ -295,7 +295,7 @@ protected:
             optimizer_.begin_step();
             gather();
             micro_batches_ = 0;
-            engine_->shards().forget();
+            engine_->end_round(true);
             take_times();
             statistics_.transport = engine_->statistics().transport;
             statistics_.buckets = engine_->statistics().buckets;
