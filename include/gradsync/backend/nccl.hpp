@@ -4,9 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include "../collective/engine.hpp"
-#include "../collective/engine_collectives.hpp"
-#include "../collective/messages/message_engine.hpp"
 #include "../cuda/device_passes.hpp"
 #include "../nccl/engine.hpp"
 #include "../nccl/memory.hpp"

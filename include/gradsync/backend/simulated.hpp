@@ -3,7 +3,6 @@
 
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
-#include "../core/math.hpp"
 #include "../plan/cost_model.hpp"
 #include "../simulation/communicator.hpp"
 #include "../simulation/engine.hpp"

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "backend.hpp"
-#include "list.hpp"
 #include "shard_range.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "../collective/world.hpp"

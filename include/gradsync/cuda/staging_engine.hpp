@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <atomic>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "../collective/call.hpp"
 #include "../collective/deadline.hpp"
@@ -14,7 +9,6 @@
 #include "../collective/in_flight.hpp"
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/math.hpp"
 #include "device_watch.hpp"
 
 namespace gradsync::inline v0_2::detail {

@@ -2,12 +2,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
 
-#include <vector>
-
-#include "../collective/call.hpp"
-#include "../core/shard_range.hpp"
 #include "../cuda/passes.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"

@@ -3,17 +3,12 @@
 
 #include <nccl.h>
 
-#include <atomic>
 #include <cassert>
 #include <iterator>
-#include <memory>
 #include <thread>
 
 #include "../collective/messages/message_engine.hpp"
 #include "../core/clock.hpp"
-#include "../core/dtype.hpp"
-#include "../core/error.hpp"
-#include "../core/reduce_op.hpp"
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
 #error "gradsync needs NCCL 2.14 or later: older ones have no communicators that do not block"

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <exception>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <thread>
-
 #include "../collective/deadline.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"

@@ -2,11 +2,6 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
-
-#include <exception>
-#include <memory>
-#include <vector>
 
 #include "../collective/engine.hpp"
 #include "../core/leak_until_exit.hpp"

@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"

@@ -4,7 +4,6 @@
 #include "../collective/engine.hpp"
 #include "../collective/in_flight.hpp"
 #include "../collective/shared_memory/chunks.hpp"
-#include "../core/shard_range.hpp"
 #include "simulation.hpp"
 
 namespace gradsync::inline v0_2::simulation {

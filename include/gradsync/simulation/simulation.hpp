@@ -7,7 +7,6 @@
 #include "../collective/failures.hpp"
 #include "../collective/world.hpp"
 #include "../core/clock.hpp"
-#include "../core/math.hpp"
 #include "../plan/cost_model.hpp"
 #include "scheduler.hpp"
 
