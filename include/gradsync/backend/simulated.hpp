@@ -47,7 +47,7 @@ public:
     /// "4096 simulated ranks of a cluster of 512 nodes (hierarchical)"
     std::string describe() const {
         const simulation::Network& network = engine_->world().network;
-        return detail::text(size(), " simulated ranks of a cluster of ", network.cluster().nodes(), " nodes (", network.algorithm(), ")");
+        return detail::text(size(), " simulated ranks of a cluster of ", network.cluster.nodes(), " nodes (", network.algorithm, ")");
     }
 
     /// Memory that takes no space until it is written; see the concept.

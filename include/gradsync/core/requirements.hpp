@@ -20,11 +20,13 @@ namespace detail {
 template <class...>
 inline constexpr bool never = false;
 
-#define GRADSYNC_MEMBERS(whom, request, ...)                                                                              \
-    static_assert(                                                                                                        \
-        requires(T& t, const T& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i, std::size_t n, \
-                 std::string what, std::chrono::nanoseconds limit, BucketEngine& engine) { __VA_ARGS__ },                 \
-        "gradsync: give " whom " a member " request)
+#define GRADSYNC_REQUIRE(sentence, ...)                                                                                             \
+    static_assert(                                                                                                                  \
+        requires(T& t, const T& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i, std::size_t n,           \
+                 std::string what, std::chrono::nanoseconds limit, BucketEngine& engine, std::span<const ParameterInfo> parameters, \
+                 std::span<const std::size_t> order) { __VA_ARGS__ },                                                               \
+        "gradsync: " sentence)
+#define GRADSYNC_MEMBERS(whom, request, ...) GRADSYNC_REQUIRE("give " whom " a member " request, __VA_ARGS__)
 #define GRADSYNC_MEMBER(whom, call, type, request) GRADSYNC_MEMBERS(whom, request, { call } -> type;)
 
 template <class T>
@@ -88,10 +90,8 @@ consteval bool require_backend() {
     } else {
         using W = typename T::WorkType;
         static_assert(std::copy_constructible<T>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
-        static_assert(
-            requires {
-                { T::memory_space } -> std::convertible_to<MemorySpace>;
-            }, "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on");
+        GRADSYNC_REQUIRE("give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on",
+                         { T::memory_space } -> std::convertible_to<MemorySpace>;);
         GRADSYNC_MEMBER("this backend", c.rank(), std::same_as<int>, "int rank() const");
         GRADSYNC_MEMBER("this backend", c.size(), std::same_as<int>, "int size() const: the number of ranks");
         GRADSYNC_MEMBERS(
@@ -143,12 +143,10 @@ consteval bool require_bucket_policy() {
                       "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     } else {
         static_assert(std::copy_constructible<T>, "gradsync: make this bucket policy copyable");
-        static_assert(
-            requires(const T& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
-                { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
-            },
-            "gradsync: the second template argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
-            "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const");
+        GRADSYNC_REQUIRE(
+            "the second template argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
+            "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const",
+            { c.plan(parameters, order) } -> std::same_as<BucketPlan>;);
         GRADSYNC_MEMBER("this bucket policy", c.describe(), std::convertible_to<std::string>,
                         "std::string describe() const, which names it and its numbers");
     }
@@ -164,10 +162,10 @@ consteval bool require_overlap_policy() {
                       "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
     } else {
         static_assert(std::copy_constructible<T>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
-        static_assert(
-            requires(T& p, BucketEngine& engine) { p.attach(engine); },
-            "gradsync: the third template argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
-            "void attach(gradsync::BucketEngine&)");
+        GRADSYNC_REQUIRE(
+            "the third template argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
+            "void attach(gradsync::BucketEngine&)",
+            t.attach(engine););
         GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketEngine&)", t.bucket_full(engine););
         GRADSYNC_MEMBERS("this overlap policy", "void gradients_ready(gradsync::BucketEngine&)", t.gradients_ready(engine););
         GRADSYNC_MEMBERS("this overlap policy", "void detach(), after which it does not touch the engine", t.detach(););
@@ -176,9 +174,6 @@ consteval bool require_overlap_policy() {
     }
     return true;
 }
-
-#undef GRADSYNC_MEMBER
-#undef GRADSYNC_MEMBERS
 
 namespace detail {
 
@@ -199,24 +194,17 @@ consteval void explain_exchange() {
                       "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every rank "
                       "gets the whole result, {.scatters = true} if each gets its shard");
     } else {
+        using T = X;
         using W = typename X::template WorkType<B>;
         static_assert(std::copy_constructible<Policy>, "gradsync: make this exchange copyable: each Reducer has its own");
         static_assert(std::same_as<X, Policy> || std::constructible_from<X, const Policy&>,
                       "gradsync: make Exchange<B> of these settings constructible from them: explicit Exchange(const Settings&)");
-        static_assert(
-            requires(X& x, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution own) {
-                { x.start(backend, b, bucket, op, own) } -> std::same_as<W>;
-            },
-            "gradsync: give this exchange a member WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp, "
-            "Contribution)");
-        static_assert(
-            requires(const X& x, const B& backend) {
-                { x.is_single_rank(backend) } -> std::same_as<bool>;
-            }, "gradsync: give this exchange a member bool is_single_rank(const B& backend) const");
-        static_assert(
-            requires(const X& x) {
-                { x.describe() } -> std::convertible_to<std::string>;
-            }, "gradsync: give this exchange a member std::string describe() const, which names it and its numbers");
+        GRADSYNC_MEMBER("this exchange", t.start(std::declval<B&>(), n, x, op, own), std::same_as<W>,
+                        "WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp, Contribution)");
+        GRADSYNC_MEMBER("this exchange", c.is_single_rank(std::declval<const B&>()), std::same_as<bool>,
+                        "bool is_single_rank(const B& backend) const");
+        GRADSYNC_MEMBER("this exchange", c.describe(), std::convertible_to<std::string>,
+                        "std::string describe() const, which names it and its numbers");
         constexpr ExchangeTraits traits = X::traits;
         static_assert(!traits.adopts_plan || AdoptsPlan<X, B>,
                       "gradsync: this exchange's traits say adopts_plan: give it a member void adopt_plan(B& backend, std::span<const "
@@ -233,6 +221,10 @@ consteval void explain_exchange() {
                       ".adopts_plan, .reports_traffic or .reports_progress_time in them");
     }
 }
+
+#undef GRADSYNC_REQUIRE
+#undef GRADSYNC_MEMBERS
+#undef GRADSYNC_MEMBER
 
 }  // namespace detail
 

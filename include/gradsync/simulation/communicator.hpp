@@ -82,7 +82,8 @@ public:
     void nap(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
         const int own = world_rank(rank);
         const double now = simulation_->scheduler.now(own);
-        simulation_->nap(lock, own, [=, this] { return too_late(n, own, now, limit); });
+        simulation_->nappers.push_back(own);
+        simulation_->block(lock, own, {Scheduler::endless, [=, this] { return too_late(n, own, now, limit); }});
     }
 
     /// Ends one rank's interest in collective n.
@@ -137,7 +138,7 @@ private:
         simulation_->records.push_back(started.times);
         started.placed = true;
         simulation_->wake(started.waiters, started.times.end);
-        simulation_->wake_nappers(started.times.ready);
+        simulation_->wake(simulation_->nappers, started.times.ready);
     }
 
     void move(const std::vector<Call>& calls) {
