@@ -40,16 +40,16 @@ public:
         explicit SquareSums(cudaStream_t stream) noexcept : stream_(stream) {}
 
         void add(ConstBufferView elements, double& sum) {
-            blocks_.push_back({elements.data, elements.count, elements.dtype});
+            blocks_.push_back(elements);
             results_.push_back(&sum);
         }
         void finish() {
             if (blocks_.empty()) return;
-            const cuda::DeviceMemory memory(blocks_.size() * (sizeof(cuda::NormBlock) + sizeof(double)), false);
+            const cuda::DeviceMemory memory(blocks_.size() * (sizeof(ConstBufferView) + sizeof(double)), false);
             auto* const sums = static_cast<double*>(memory.data());
-            auto* const blocks = reinterpret_cast<cuda::NormBlock*>(sums + blocks_.size());
+            auto* const blocks = reinterpret_cast<ConstBufferView*>(sums + blocks_.size());
             std::vector<double> values(blocks_.size());
-            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(cuda::NormBlock), cudaMemcpyHostToDevice, stream_),
+            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(ConstBufferView), cudaMemcpyHostToDevice, stream_),
                         "cudaMemcpyAsync");
             cuda::sums_of_squares(blocks, blocks_.size(), sums, stream_);
             cuda::check(cudaMemcpyAsync(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_),
@@ -60,7 +60,7 @@ public:
 
     private:
         cudaStream_t stream_;
-        std::vector<cuda::NormBlock> blocks_;
+        std::vector<ConstBufferView> blocks_;
         std::vector<double*> results_;
     };
     SquareSums square_sums() const noexcept { return SquareSums(stream()); }

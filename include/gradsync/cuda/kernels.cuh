@@ -233,8 +233,8 @@ __device__ double thread_sum(const void* data, std::size_t count) {
 
 /// One thread block per block of elements.
 template <class = void>  // a template, so that several files may include it
-__global__ void __launch_bounds__(threads) sums_of_squares(const NormBlock* blocks, double* sums) {
-    const NormBlock block = blocks[blockIdx.x];
+__global__ void __launch_bounds__(threads) sums_of_squares(const ConstBufferView* blocks, double* sums) {
+    const ConstBufferView block = blocks[blockIdx.x];
     double sum = 0;
     with_element<double>(block.dtype, [&]<class T>(T*) { sum = thread_sum<T>(block.data, block.count); });
     sum = block_sum(sum);

@@ -121,7 +121,7 @@ void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStr
     });
 }
 
-void sums_of_squares(const NormBlock* blocks, std::size_t count, double* sums, cudaStream_t stream) {
+void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* sums, cudaStream_t stream) {
     if (count == 0) return;
     kernels::sums_of_squares<><<<static_cast<unsigned>(count), kernels::threads, 0, stream>>>(blocks, sums);
     check(cudaGetLastError(), "sums_of_squares");

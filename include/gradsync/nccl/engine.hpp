@@ -6,7 +6,7 @@
 #include "../collective/in_flight.hpp"
 #include "../cuda/device_watch.hpp"
 #include "channel.hpp"
-#include "settings.hpp"
+#include "memory.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 
 namespace gradsync::inline v0_2::plan {
 
@@ -22,6 +23,13 @@ struct Named {
 inline void check_positive(std::initializer_list<Named> numbers) {
     for (const Named& number : numbers)
         if (number.value == 0) refuse(number.name, " is 0, but must be positive");
+}
+
+/// Throws Error(invalid_argument) unless `value` is a finite number of 0 or more. It is what `operation` was given as `what`.
+inline void check_amount(const char* operation, const char* what, double value, int rank = -1) {
+    using gradsync::detail::text;
+    if (!(value >= 0) || !gradsync::detail::is_finite(value))
+        gradsync::detail::refuse(operation, text(what, " must be a finite number of 0 or more, not ", std::to_string(value)), rank);
 }
 
 }  // namespace detail

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/math.hpp"
 #include "checked_size.hpp"
 
 /// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
@@ -38,8 +37,7 @@ enum class Algorithm : std::uint8_t {
 };
 
 constexpr std::string_view name_of(Algorithm algorithm) noexcept {
-    constexpr std::string_view names[] = {"ring", "tree", "recursive-halving", "hierarchical"};
-    return names[static_cast<std::size_t>(algorithm)];
+    return gradsync::detail::name_in({"ring", "tree", "recursive-halving", "hierarchical"}, algorithm);
 }
 
 /// Ranks on nodes, the same number on each.
