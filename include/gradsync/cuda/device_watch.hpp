@@ -26,8 +26,6 @@ public:
         thread_.join();
     }
 
-    int device() const noexcept { return device_; }
-
     /// Something is in flight: polls often, until nothing has been started for a while.
     void wake() noexcept {
         const std::lock_guard lock(mutex_);

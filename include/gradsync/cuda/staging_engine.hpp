@@ -171,7 +171,8 @@ private:
             pieces_.retire([this](Piece& oldest) { return comes_back(oldest); });
             while (reducing_ < pieces_.next() && cuda::is_over(pieces_[reducing_].copied)) start_on_host(pieces_[reducing_++]);
             for (std::uint64_t p = pieces_.first(); p < reducing_; ++p) return_to_device(pieces_[p]);
-            while (pieces_.size() < most_pieces && opening_ < started_.next()) open_piece();
+            while (pieces_.size() < most_pieces && opening_ < started_.next())
+                pieces_.add([this](Piece& piece, std::uint64_t) { open(piece); });
         });
     }
     /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later calls.
@@ -186,12 +187,8 @@ private:
     }
 
     /// Sends the next piece off the device.
-    void open_piece() {
+    void open(Piece& piece) {
         Started& whole = started_[opening_];
-        pieces_.add([&](Piece& piece, std::uint64_t) { open(piece, whole); });
-        if (++whole.opened == whole.pieces) ++opening_;
-    }
-    void open(Piece& piece, const Started& whole) {
         const Call& call = whole.call;
         const std::size_t width = size_of(call.dtype), each = elements_of_piece(call), first = whole.opened * each;
         const bool in_place = divides(call.operation);
@@ -213,6 +210,7 @@ private:
                         "cudaMemcpyAsync");
         cuda::check(cudaEventRecord(piece.copied.get(), down_.get()), "cudaEventRecord");
         piece.returning = false;
+        if (++whole.opened == whole.pieces) ++opening_;
     }
 
     void start_on_host(Piece& piece) {

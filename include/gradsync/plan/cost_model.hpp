@@ -139,10 +139,7 @@ constexpr double ring_latency_wall(Link link, double bytes) noexcept { return by
 
 // ------------------------------------------------------------------------------------- bandwidths, as nccl-tests print them
 
-/// Bytes of the whole buffer per second.
-constexpr double algorithm_bandwidth(double bytes, double seconds) noexcept { return bytes / seconds; }
-
-/// The factor from algorithm bandwidth to bus bandwidth, which does not depend on the number of ranks and can be compared with a link's:
+/// The factor from algorithm bandwidth (bytes of the whole buffer per second) to bus bandwidth, which does not depend on the number of ranks and can be compared with a link's:
 /// 2 (p-1)/p for all-reduce, (p-1)/p for reduce-scatter and all-gather, 1 for broadcast.
 constexpr double bus_factor(Collective what, int ranks) noexcept {
     const double share = (ranks - 1.0) / ranks;
@@ -150,7 +147,7 @@ constexpr double bus_factor(Collective what, int ranks) noexcept {
 }
 
 constexpr double bus_bandwidth(Collective what, int ranks, double bytes, double seconds) noexcept {
-    return algorithm_bandwidth(bytes, seconds) * bus_factor(what, ranks);
+    return bytes / seconds * bus_factor(what, ranks);
 }
 
 }  // namespace gradsync::inline v0_2::plan
