@@ -11,12 +11,9 @@
 #include "bucket/any_buckets.hpp"
 #include "bucket/flat.hpp"
 #include "bucket/per_parameter.hpp"
-#include "bucket/size_capped.hpp"
 #include "core/version.hpp"
-#include "observe/statistics.hpp"
 #include "overlap/any_overlap.hpp"
 #include "overlap/no_overlap.hpp"
-#include "overlap/overlap_backward.hpp"
 #include "reducer.hpp"
 
 #ifdef GRADSYNC_COMPILED

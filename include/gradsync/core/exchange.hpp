@@ -74,6 +74,17 @@ struct ExchangeOf<X, B> {
     using type = typename X::template Exchange<B>;
 };
 
+/// Exchanges whose buckets are one collective of the backend each.
+struct OneCollective {
+    template <Backend B>
+    using WorkType = typename B::WorkType;
+
+    template <Backend B>
+    bool is_single_rank(const B& backend) const noexcept {
+        return backend.size() == 1;
+    }
+};
+
 }  // namespace detail
 
 /// The exchange of a Reducer's buckets over backend B, with all that it keeps for that communicator.
@@ -121,21 +132,6 @@ concept ExchangePolicy =
 template <class X, class B>
 concept ScatteringExchange = ExchangePolicy<X, B> && ExchangeOver<X, B>::traits.scatters &&
                              requires(const X& exchange, void (&use)(B&)) { exchange.with_replicas(use); };
-
-namespace detail {
-
-/// Exchanges whose buckets are one collective of the backend each.
-struct OneCollective {
-    template <Backend B>
-    using WorkType = typename B::WorkType;
-
-    template <Backend B>
-    bool is_single_rank(const B& backend) const noexcept {
-        return backend.size() == 1;
-    }
-};
-
-}  // namespace detail
 
 /// Every rank gets the whole result.
 struct AllReduce : detail::OneCollective {

@@ -73,6 +73,51 @@ consteval void check_abilities() {
 #undef GRADSYNC_HAS
 #undef GRADSYNC_CHECK_ABILITY
 
+/// `X`: an exchange, or what the settings `Policy` name as one.
+template <class X, class B, class Policy = X>
+consteval void explain_exchange() {
+    if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; }) {
+        static_assert(never<X>,
+                      "gradsync: the fourth template argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
+                      "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a template: "
+                      "the type that start() returns");
+    } else if constexpr (!Work<typename X::template WorkType<B>>) {
+        static_assert(never<X>,
+                      "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members bool test() "
+                      "and void wait()");
+    } else if constexpr (!requires { requires HasTraits<X>; }) {
+        static_assert(never<X>,
+                      "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every rank "
+                      "gets the whole result, {.scatters = true} if each gets its shard");
+    } else {
+        using T = X;
+        using W = typename X::template WorkType<B>;
+        static_assert(std::copy_constructible<Policy>, "gradsync: make this exchange copyable: each Reducer has its own");
+        static_assert(std::same_as<X, Policy> || std::constructible_from<X, const Policy&>,
+                      "gradsync: make Exchange<B> of these settings constructible from them: explicit Exchange(const Settings&)");
+        GRADSYNC_MEMBER("this exchange", t.start(std::declval<B&>(), n, x, op, own), std::same_as<W>,
+                        "WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp, Contribution)");
+        GRADSYNC_MEMBER("this exchange", c.is_single_rank(std::declval<const B&>()), std::same_as<bool>,
+                        "bool is_single_rank(const B& backend) const");
+        GRADSYNC_MEMBER("this exchange", c.describe(), std::convertible_to<std::string>,
+                        "std::string describe() const, which names it and its numbers");
+        constexpr ExchangeTraits traits = X::traits;
+        static_assert(!traits.adopts_plan || AdoptsPlan<X, B>,
+                      "gradsync: this exchange's traits say adopts_plan: give it a member void adopt_plan(B& backend, std::span<const "
+                      "gradsync::BucketContents>)");
+        static_assert(!traits.reports_traffic || ReportsTraffic<X, B>,
+                      "gradsync: this exchange's traits say reports_traffic: give it a member gradsync::Traffic traffic(const B& backend, "
+                      "std::size_t b, gradsync::BufferView bucket) const");
+        static_assert(!traits.reports_progress_time || ReportsProgressTime<X>,
+                      "gradsync: this exchange's traits say reports_progress_time: give it a member std::chrono::nanoseconds "
+                      "progress_time() const");
+        static_assert(traits.adopts_plan >= AdoptsPlan<X, B> && traits.reports_traffic >= ReportsTraffic<X, B> &&
+                          traits.reports_progress_time >= ReportsProgressTime<X>,
+                      "gradsync: this exchange has a member adopt_plan, traffic or progress_time that its traits do not mention: set "
+                      ".adopts_plan, .reports_traffic or .reports_progress_time in them");
+    }
+}
+
 }  // namespace detail
 
 #define GRADSYNC_CALL(call, type, request) GRADSYNC_MEMBER("this backend", call, type, request)
@@ -172,58 +217,9 @@ consteval bool require_overlap_policy() {
     return true;
 }
 
-namespace detail {
-
-/// `X`: an exchange, or what the settings `Policy` name as one.
-template <class X, class B, class Policy = X>
-consteval void explain_exchange() {
-    if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; }) {
-        static_assert(never<X>,
-                      "gradsync: the fourth template argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
-                      "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a template: "
-                      "the type that start() returns");
-    } else if constexpr (!Work<typename X::template WorkType<B>>) {
-        static_assert(never<X>,
-                      "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members bool test() "
-                      "and void wait()");
-    } else if constexpr (!requires { requires HasTraits<X>; }) {
-        static_assert(never<X>,
-                      "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every rank "
-                      "gets the whole result, {.scatters = true} if each gets its shard");
-    } else {
-        using T = X;
-        using W = typename X::template WorkType<B>;
-        static_assert(std::copy_constructible<Policy>, "gradsync: make this exchange copyable: each Reducer has its own");
-        static_assert(std::same_as<X, Policy> || std::constructible_from<X, const Policy&>,
-                      "gradsync: make Exchange<B> of these settings constructible from them: explicit Exchange(const Settings&)");
-        GRADSYNC_MEMBER("this exchange", t.start(std::declval<B&>(), n, x, op, own), std::same_as<W>,
-                        "WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp, Contribution)");
-        GRADSYNC_MEMBER("this exchange", c.is_single_rank(std::declval<const B&>()), std::same_as<bool>,
-                        "bool is_single_rank(const B& backend) const");
-        GRADSYNC_MEMBER("this exchange", c.describe(), std::convertible_to<std::string>,
-                        "std::string describe() const, which names it and its numbers");
-        constexpr ExchangeTraits traits = X::traits;
-        static_assert(!traits.adopts_plan || AdoptsPlan<X, B>,
-                      "gradsync: this exchange's traits say adopts_plan: give it a member void adopt_plan(B& backend, std::span<const "
-                      "gradsync::BucketContents>)");
-        static_assert(!traits.reports_traffic || ReportsTraffic<X, B>,
-                      "gradsync: this exchange's traits say reports_traffic: give it a member gradsync::Traffic traffic(const B& backend, "
-                      "std::size_t b, gradsync::BufferView bucket) const");
-        static_assert(!traits.reports_progress_time || ReportsProgressTime<X>,
-                      "gradsync: this exchange's traits say reports_progress_time: give it a member std::chrono::nanoseconds "
-                      "progress_time() const");
-        static_assert(traits.adopts_plan >= AdoptsPlan<X, B> && traits.reports_traffic >= ReportsTraffic<X, B> &&
-                          traits.reports_progress_time >= ReportsProgressTime<X>,
-                      "gradsync: this exchange has a member adopt_plan, traffic or progress_time that its traits do not mention: set "
-                      ".adopts_plan, .reports_traffic or .reports_progress_time in them");
-    }
-}
-
 #undef GRADSYNC_REQUIRE
 #undef GRADSYNC_MEMBERS
 #undef GRADSYNC_MEMBER
-
-}  // namespace detail
 
 template <class X, class B>
 consteval bool require_exchange() {

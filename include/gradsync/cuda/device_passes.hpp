@@ -31,8 +31,8 @@ public:
     void clear(BufferView buffer) const {
         if (buffer.bytes() != 0) cuda::check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream()), "cudaMemsetAsync");
     }
-    void read(ConstBufferView from, void* to) const { transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost); }
-    void write(const void* from, BufferView to) const { transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice); }
+    void read(ConstBufferView from, void* to) const { transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream()); }
+    void write(const void* from, BufferView to) const { transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice, stream()); }
 
     /// Sums all blocks in one kernel; `finish()` waits for it on the host.
     class SquareSums {
@@ -49,12 +49,9 @@ public:
             auto* const sums = static_cast<double*>(memory.data());
             auto* const blocks = reinterpret_cast<ConstBufferView*>(sums + blocks_.size());
             std::vector<double> values(blocks_.size());
-            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(ConstBufferView), cudaMemcpyHostToDevice, stream_),
-                        "cudaMemcpyAsync");
+            cuda::copy(blocks, blocks_.data(), blocks_.size() * sizeof(ConstBufferView), cudaMemcpyHostToDevice, stream_);
             cuda::sums_of_squares(blocks, blocks_.size(), sums, stream_);
-            cuda::check(cudaMemcpyAsync(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_),
-                        "cudaMemcpyAsync");
-            cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+            transfer(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_);
             for (std::size_t i = 0; i < values.size(); ++i) *results_[i] = values[i];
         }
 
@@ -67,10 +64,10 @@ public:
 
 private:
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
-    void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction) const {
+    static void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
         if (bytes == 0) return;
-        cuda::check(cudaMemcpyAsync(to, from, bytes, direction, stream()), "cudaMemcpyAsync");
-        cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+        cuda::copy(to, from, bytes, direction, stream);
+        cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     }
 
     Shared<const Engine> engine_;

@@ -205,9 +205,8 @@ private:
         piece.out = writes && out_bytes != 0 ? static_cast<std::byte*>(call.out) + first * width : nullptr;
         if (whole.opened == 0) cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
         if (reads && in_bytes != 0)
-            cuda::check(cudaMemcpyAsync(piece.in_memory.data(), static_cast<const std::byte*>(call.in) + first * width, in_bytes,
-                                        cudaMemcpyDeviceToHost, down_.get()),
-                        "cudaMemcpyAsync");
+            cuda::copy(piece.in_memory.data(), static_cast<const std::byte*>(call.in) + first * width, in_bytes, cudaMemcpyDeviceToHost,
+                       down_.get());
         cuda::check(cudaEventRecord(piece.copied.get(), down_.get()), "cudaEventRecord");
         piece.returning = false;
         if (++whole.opened == whole.pieces) ++opening_;
@@ -233,9 +232,7 @@ private:
     void return_to_device(Piece& piece) {
         if (piece.returning || !poll_work(piece.work)) return;
         if (piece.out != nullptr)
-            cuda::check(cudaMemcpyAsync(piece.out, piece.call.out, piece.call.out_count * size_of(piece.call.dtype), cudaMemcpyHostToDevice,
-                                        up_.get()),
-                        "cudaMemcpyAsync");
+            cuda::copy(piece.out, piece.call.out, piece.call.out_count * size_of(piece.call.dtype), cudaMemcpyHostToDevice, up_.get());
         cuda::check(cudaEventRecord(piece.copied.get(), up_.get()), "cudaEventRecord");
         piece.returning = true;
         ++started_[piece.number].returning;

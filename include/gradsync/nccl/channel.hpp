@@ -127,7 +127,7 @@ private:
             room += scratch_bytes(next);
             double* const weight = static_cast<double*>(weights_.data()) + next.slot;
             *weight = next.call->contribution.weight;
-            cuda::check(cudaMemcpyAsync(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
+            cuda::copy(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream());
         }
         if (!any) return;
         together(
@@ -247,8 +247,7 @@ private:
             if (r != rank_) return gathers ? receive(at, part.size(), r) : send(at, part.size(), r);
             void* const to = gathers ? at : call.out;
             if (const void* const from = gathers ? call.in : at; to != from)
-                cuda::check(cudaMemcpyAsync(to, from, part.size() * size_of(call.dtype), cudaMemcpyDeviceToDevice, stream()),
-                            "cudaMemcpyAsync");
+                cuda::copy(to, from, part.size() * size_of(call.dtype), cudaMemcpyDeviceToDevice, stream());
         });
     }
 

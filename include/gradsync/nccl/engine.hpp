@@ -185,7 +185,7 @@ public:
             settings.memory = memory_.choice();
         }
         auto control = std::static_pointer_cast<MessageEngine>(control_->split(group));
-        NcclCommunicator comm = make_communicator(*control, settings.max_ctas);
+        NcclCommunicator comm = NcclCommunicator::make(*control, settings.max_ctas);
         return std::make_shared<NcclEngine>(std::move(control), watch_, std::move(comm), settings);
     }
 

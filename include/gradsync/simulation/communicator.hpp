@@ -25,7 +25,6 @@ public:
           worker_(world_ranks_->size()) {}
 
     Simulation& simulation() const noexcept { return *simulation_; }
-    const std::shared_ptr<Simulation>& shared_simulation() const noexcept { return simulation_; }
     const collective::Member::WorldRanks& world_ranks() const noexcept { return world_ranks_; }
     int size() const noexcept { return static_cast<int>(world_ranks_->size()); }
     int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }

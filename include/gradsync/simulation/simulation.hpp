@@ -89,7 +89,7 @@ public:
           moves_buckets_(moves_buckets),
           waits_(static_cast<std::size_t>(cluster.ranks)),
           limits_(waits_.size()) {
-        scheduler.on_deadlock([this] { end_the_earliest_wait(); });
+        scheduler.on_deadlock = [this] { end_the_earliest_wait(); };
     }
 
     Scheduler scheduler;
