@@ -65,14 +65,10 @@ concept ReportsProgressTime = requires(const X& exchange) {
 };
 
 template <class X, class B>
-struct ExchangeOf {
-    using type = X;
-};
-template <class X, class B>
-    requires requires { typename X::template Exchange<B>; }
-struct ExchangeOf<X, B> {
-    using type = typename X::template Exchange<B>;
-};
+auto exchange_of() {
+    if constexpr (requires { typename X::template Exchange<B>; }) return std::type_identity<typename X::template Exchange<B>>();
+    else return std::type_identity<X>();
+}
 
 /// Exchanges whose buckets are one collective of the backend each.
 struct OneCollective {
@@ -111,7 +107,7 @@ concept BucketExchange = detail::HasTraits<X> && Work<typename X::template WorkT
 
 /// The exchange of a policy X over backend B: `X::template Exchange<B>` if there is one, or X itself.
 template <class X, class B>
-using ExchangeOver = typename detail::ExchangeOf<X, B>::type;
+using ExchangeOver = typename decltype(detail::exchange_of<X, B>())::type;
 
 /// The policy that a Reducer takes. It is a BucketExchange itself (AllReduce), or plain settings, without the backend's type, which name
 /// the one to make for a communicator (PowerSgd):

@@ -15,8 +15,7 @@ namespace gradsync::inline v0_2::detail {
 class DeviceWatch {
 public:
     DeviceWatch(int device, collective::ProgressHooks& hooks) : device_(device), thread_([this, &hooks] { watch(hooks); }) {}
-    DeviceWatch(const DeviceWatch&) = delete;
-    DeviceWatch& operator=(const DeviceWatch&) = delete;
+    DeviceWatch& operator=(DeviceWatch&&) = delete;
     ~DeviceWatch() {
         {
             const std::lock_guard lock(mutex_);

@@ -137,7 +137,7 @@ struct Clamp : Plain {
 
 /// Calls `use` with a null pointer to the element type of a floating dtype; Double stands for f64.
 template <class Double, class Use>
-__device__ void with_element(DType dtype, Use&& use) {
+__host__ __device__ void with_element(DType dtype, Use&& use) {
     switch (dtype) {
         case DType::f16: return use(static_cast<__half*>(nullptr));
         case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));

@@ -3,7 +3,8 @@
 //     nvcc -std=c++20 -arch=sm_90 -O3 -I include -c include/gradsync/cuda/passes.cu
 
 #ifdef __CUDACC__
-#pragma nv_diag_suppress 554  // a conversion that is never called, of a view to its own type
+#pragma nv_diag_suppress 554, \
+    20013  // a conversion, of a view to its own type, and calls of the host's functions on a device, neither of which happens
 #endif
 #include <gradsync/cuda/passes.hpp>
 #include <gradsync/cuda/runtime.hpp>
@@ -22,19 +23,13 @@ namespace {
 /// Calls `use` with a null pointer to the element type of a floating dtype. Without `float8` it refuses 8-bit types.
 template <bool float8 = true, class Use>
 void with_type(DType dtype, const char* pass, Use&& use) {
-    switch (dtype) {
-        case DType::f16: return use(static_cast<__half*>(nullptr));
-        case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
-        case DType::f32: return use(static_cast<float*>(nullptr));
-        case DType::f64: return use(static_cast<double*>(nullptr));
-        default: break;
-    }
-    if constexpr (float8) {
-        if (dtype == DType::f8e4m3) return use(static_cast<__nv_fp8_e4m3*>(nullptr));
-        if (dtype == DType::f8e5m2) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
-    }
-    refuse(dtype, pass);
+    if (!is_floating(dtype) || (!float8 && is_float8(dtype))) refuse(dtype, pass);
+    kernels::with_element<double>(dtype, [&]<class T>(T* none) {
+        if constexpr (float8 || !kernels::is_fp8<T>) use(none);
+    });
 }
+
+bool is_aligned(const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; }
 
 /// The number of thread blocks: enough to fill any device. Threads process several pieces if there are more.
 unsigned blocks_for(std::size_t pieces) {
@@ -47,7 +42,6 @@ template <class To, class From, class F>
 void transform(To* to, const From* from, std::size_t count, F f, const char* pass, cudaStream_t stream) {
     if (count == 0) return;
     constexpr std::size_t n = kernels::pack_size<To, From>;
-    const auto is_aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
     const std::size_t packs = is_aligned(to, n * sizeof(To)) && is_aligned(from, n * sizeof(From)) ? count / n : 0;
     if (packs != 0) kernels::transform_packs<<<blocks_for(packs), kernels::threads, 0, stream>>>(to, from, packs, f);
     if (const std::size_t done = packs * n; done != count)
@@ -58,10 +52,8 @@ void transform(To* to, const From* from, std::size_t count, F f, const char* pas
 template <class A>
 void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, const char* pass, cudaStream_t stream) {
     constexpr std::size_t n = kernels::any_pack;
-    const auto is_aligned = [](const void* data, DType dtype) {
-        return reinterpret_cast<std::uintptr_t>(data) % (n * size_of(dtype)) == 0;
-    };
-    const std::size_t packs = is_aligned(to.data, to.dtype) && is_aligned(from.data, from.dtype) ? to.count / n : 0;
+    const bool in_packs = is_aligned(to.data, n * size_of(to.dtype)) && is_aligned(from.data, n * size_of(from.dtype));
+    const std::size_t packs = in_packs ? to.count / n : 0;
     const std::size_t done = packs * n, rest = to.count - done;
     if (packs != 0)
         kernels::transform_any<A, n>

@@ -112,8 +112,7 @@ public:
     explicit CurrentDevice(int device) {
         if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
     }
-    CurrentDevice(const CurrentDevice&) = delete;
-    CurrentDevice& operator=(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(CurrentDevice&&) = delete;
     ~CurrentDevice() { cudaSetDevice(before_); }
 
 private:

@@ -46,8 +46,7 @@ public:
         watch_->hooks.dismiss(*this);
         settle_copies();
     }
-    StagingEngine(const StagingEngine&) = delete;
-    StagingEngine& operator=(const StagingEngine&) = delete;
+    StagingEngine& operator=(StagingEngine&&) = delete;
 
     int rank() const noexcept { return host_.rank(); }
     int size() const noexcept { return host_.size(); }
@@ -68,7 +67,8 @@ public:
             if (!started.ready) started.ready = cuda::make_event();
             cuda::check(cudaEventRecord(started.ready.get(), compute_stream()), "cudaEventRecord");
             started.call = call;
-            started.pieces = pieces_of(call);
+            const std::size_t each = elements_of_piece(call);
+            started.pieces = divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
             started.opened = started.returning = started.over = 0;
         });
         advance();
@@ -152,10 +152,6 @@ private:
         return operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::broadcast;
     }
     std::size_t elements_of_piece(const Call& call) const noexcept { return piece_bytes_ / size_of(call.dtype); }
-    std::size_t pieces_of(const Call& call) const noexcept {
-        const std::size_t each = elements_of_piece(call);
-        return divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
-    }
 
     // All functions below require the mutex.
 

@@ -48,11 +48,6 @@ public:
     /// before it begins again. `at` may be a little earlier than the call.
     virtual void begin(Activity activity, std::size_t index, Time at) noexcept = 0;
     virtual void end(Activity activity, std::size_t index, Time at) noexcept = 0;
-
-protected:
-    Observer() = default;
-    Observer(const Observer&) = default;
-    Observer& operator=(const Observer&) = default;
 };
 
 }  // namespace gradsync::inline v0_2

@@ -38,8 +38,7 @@ public:
         Scope(Timeline* timeline, const char* name) : timeline_(timeline), name_(name) {
             if (timeline_ != nullptr) begin_ = std::chrono::steady_clock::now();
         }
-        Scope(const Scope&) = delete;
-        Scope& operator=(const Scope&) = delete;
+        Scope& operator=(Scope&&) = delete;
         ~Scope() {
             if (timeline_ != nullptr) timeline_->add({std::chrono::steady_clock::now(), begin_, name_, 0, Kind::scope});
         }

@@ -50,7 +50,6 @@ public:
         if (b.value_ != 0 && a.value_ > most / b.value_) refuse(a.value_, " * ", b.value_);
         return a.value_ * b.value_;
     }
-    friend constexpr bool operator==(CheckedSize, CheckedSize) = default;
 
 private:
     static constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
