@@ -136,6 +136,7 @@ struct Clamp : Plain {
 // -------------------------------------------------------------------------------------------- types known at run time only
 
 /// Calls `use` with a null pointer to the element type of a floating dtype; Double stands for f64.
+#pragma nv_exec_check_disable
 template <class Double, class Use>
 __host__ __device__ void with_element(DType dtype, Use&& use) {
     switch (dtype) {
