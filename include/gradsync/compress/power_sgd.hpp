@@ -147,10 +147,10 @@ private:
     Matrix matrix_of(const BucketContents::Part& part) const noexcept {
         if (part.shape.size() < 2 || part.count == 0) return {};
         const std::size_t rows = part.shape.front(), columns = part.count / rows;
-        const std::size_t rank = detail::smaller(settings_.rank, detail::smaller(rows, columns));
-        const double sent = static_cast<double>(rank * (rows + columns));
+        const std::size_t low = detail::smaller(settings_.rank, detail::smaller(rows, columns));
+        const double sent = static_cast<double>(low * (rows + columns));
         if (!(sent * settings_.min_compression_rate < static_cast<double>(part.count))) return {};
-        return {part.parameter, part.offset, rows, columns, rank};
+        return {part.parameter, part.offset, rows, columns, low};
     }
 
     /// Divides a bucket into matrices and parameters that travel whole. Without matrices, all of it travels whole, in its own type; so it
