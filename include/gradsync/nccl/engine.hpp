@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../collective/deadline.hpp"
-#include "../collective/failures.hpp"
-#include "../collective/in_flight.hpp"
 #include "../cuda/device_watch.hpp"
 #include "channel.hpp"
 #include "memory.hpp"
