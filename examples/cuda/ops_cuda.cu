@@ -80,7 +80,7 @@ struct CudaOps::Context {
     gs::cuda::DeviceMemory loss{sizeof(double)}, factor{sizeof(float)};
     std::vector<Loss> cells;
     Size next_cell = 0;
-    std::vector<gs::cuda::NormBlock> norm_blocks;  // those on the device
+    std::vector<gs::ConstBufferView> norm_blocks;  // those on the device
     Scratch norm_memory;
 
     template <class... P, class... A>
@@ -227,16 +227,16 @@ void CudaOps::adamw(Size n, const AdamWFactors& f, const float* gradient, float*
 
 const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradients, double most) const {
     constexpr Size block = 1 << 16;
-    std::vector<gs::cuda::NormBlock> blocks;
+    std::vector<gs::ConstBufferView> blocks;
     for (const auto& gradient : gradients) {
         for (Size at = 0; at < gradient.size(); at += block)
             blocks.push_back({gradient.data() + at, std::min(block, gradient.size() - at), gs::DType::f32});
     }
     Context& c = *context_;
-    const Size block_bytes = blocks.size() * sizeof(gs::cuda::NormBlock);
+    const Size block_bytes = blocks.size() * sizeof(gs::ConstBufferView);
     auto* const sums = c.norm_memory.get<double>(blocks.size() + block_bytes / sizeof(double), stream());
-    auto* const listed = reinterpret_cast<gs::cuda::NormBlock*>(sums + blocks.size());
-    const auto same = [](const gs::cuda::NormBlock& a, const gs::cuda::NormBlock& b) { return a.data == b.data && a.count == b.count; };
+    auto* const listed = reinterpret_cast<gs::ConstBufferView*>(sums + blocks.size());
+    const auto same = [](const gs::ConstBufferView& a, const gs::ConstBufferView& b) { return a.data == b.data && a.count == b.count; };
     if (!std::equal(blocks.begin(), blocks.end(), c.norm_blocks.begin(), c.norm_blocks.end(), same)) {  // buckets have moved
         gs::cuda::check(cudaMemcpyAsync(listed, blocks.data(), block_bytes, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
         gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");

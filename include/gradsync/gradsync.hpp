@@ -8,25 +8,12 @@
 /// The umbrella header: vocabulary types, engine, policies and the in-process backend. Other backends have headers of their own.
 
 #include "backend/run_threads.hpp"
-#include "backend/thread_backend.hpp"
 #include "bucket/any_buckets.hpp"
 #include "bucket/flat.hpp"
 #include "bucket/per_parameter.hpp"
-#include "bucket/size_capped.hpp"
-#include "core/backend.hpp"
-#include "core/bucket_plan.hpp"
-#include "core/buffer_view.hpp"
-#include "core/dtype.hpp"
-#include "core/error.hpp"
-#include "core/overlap_policy.hpp"
-#include "core/parameter.hpp"
-#include "core/reduce_op.hpp"
-#include "core/shard_range.hpp"
 #include "core/version.hpp"
-#include "observe/statistics.hpp"
 #include "overlap/any_overlap.hpp"
 #include "overlap/no_overlap.hpp"
-#include "overlap/overlap_backward.hpp"
 #include "reducer.hpp"
 
 #ifdef GRADSYNC_COMPILED

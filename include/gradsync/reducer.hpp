@@ -1,19 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <initializer_list>
 #include <optional>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "bucket/size_capped.hpp"
-#include "core/backend.hpp"
-#include "core/bucket_plan.hpp"
-#include "core/exchange.hpp"
-#include "core/overlap_policy.hpp"
 #include "core/parameter.hpp"
 #include "core/requirements.hpp"
 #include "engine/arguments.hpp"
@@ -24,7 +14,6 @@
 #include "engine/options.hpp"
 #include "engine/parameters.hpp"
 #include "engine/policies.hpp"
-#include "kernel/isa.hpp"
 #include "kernel/passes.hpp"
 #include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"

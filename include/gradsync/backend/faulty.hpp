@@ -4,7 +4,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 
 #include "../core/backend.hpp"
 #include "../core/math.hpp"

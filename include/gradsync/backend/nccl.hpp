@@ -4,9 +4,6 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include "../collective/engine.hpp"
-#include "../collective/engine_collectives.hpp"
-#include "../collective/messages/message_engine.hpp"
 #include "../cuda/device_passes.hpp"
 #include "../nccl/engine.hpp"
 #include "../nccl/memory.hpp"
@@ -172,13 +169,14 @@ private:
 
     static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control,
                                                            NcclOptions options, detail::NcclCommunicator* adopted) {
-        if (options.device < 0) cuda::check(cudaGetDevice(&options.device), "cudaGetDevice");
+        if (options.device < 0) options.device = cuda::current_device();
         const cuda::CurrentDevice current(options.device);
         detail::NcclSettings settings{
             .compute = options.stream, .max_ctas = options.max_ctas, .memory = {options.memory}, .group_bytes = options.group_bytes};
         detail::agree(*control, settings);
         auto watch = std::make_shared<detail::DeviceWatch>(options.device, control->world().hooks());
-        detail::NcclCommunicator comm = adopted != nullptr ? std::move(*adopted) : detail::make_communicator(*control, settings.max_ctas);
+        detail::NcclCommunicator comm =
+            adopted != nullptr ? std::move(*adopted) : detail::NcclCommunicator::make(*control, settings.max_ctas);
         return std::make_shared<detail::NcclEngine>(control, std::move(watch), std::move(comm), settings);
     }
 

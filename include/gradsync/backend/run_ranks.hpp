@@ -11,16 +11,6 @@
 
 namespace gradsync::inline v0_2::detail {
 
-inline std::string describe_current_exception() {
-    try {
-        throw;
-    } catch (const std::exception& e) {
-        return e.what();
-    } catch (...) {
-        return "an exception that is no std::exception";
-    }
-}
-
 /// A reference to a function without its type. Programs run many functions on ranks; the code that starts and joins the threads is compiled
 /// once for all of them.
 template <class... Args>
@@ -47,15 +37,19 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
     const auto run_rank = [&](std::size_t r) {
         // This is the last handle of the rank: it must not go before the rank's failure is on record.
         Backend handle = std::move(handles[r]);
+        const auto fail = [&](const char* what) {
+            errors[r] = std::current_exception();
+            handle.fail(what);
+        };
         try {
             f(r, handle);
         } catch (const Error& e) {
-            errors[r] = std::current_exception();
             blamed[r] = e.context().peer;
-            handle.fail(e.what());
+            fail(e.what());
+        } catch (const std::exception& e) {
+            fail(e.what());
         } catch (...) {
-            errors[r] = std::current_exception();
-            handle.fail(detail::describe_current_exception());
+            fail("an exception that is no std::exception");
         }
     };
     const auto run_thread = [&](std::size_t r) {

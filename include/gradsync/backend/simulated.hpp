@@ -3,7 +3,6 @@
 
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
-#include "../core/math.hpp"
 #include "../plan/cost_model.hpp"
 #include "../simulation/communicator.hpp"
 #include "../simulation/engine.hpp"
@@ -48,7 +47,7 @@ public:
     /// "4096 simulated ranks of a cluster of 512 nodes (hierarchical)"
     std::string describe() const {
         const simulation::Network& network = engine_->world().network;
-        return detail::text(size(), " simulated ranks of a cluster of ", network.cluster().nodes(), " nodes (", network.algorithm(), ")");
+        return detail::text(size(), " simulated ranks of a cluster of ", network.cluster.nodes(), " nodes (", network.algorithm, ")");
     }
 
     /// Memory that takes no space until it is written; see the concept.
@@ -60,9 +59,7 @@ public:
     /// Advances this rank's clock by `seconds`, times the factors of the cluster's stragglers and jitter. Throws Error(invalid_argument) if
     /// `seconds` is negative or not finite.
     void compute(double seconds) {
-        if (!(seconds >= 0) || !detail::is_finite(seconds))
-            detail::refuse("compute", "seconds must be a finite number of 0 or more, not " + std::to_string(seconds),
-                           engine_->own_world_rank());
+        plan::detail::check_amount("compute", "seconds", seconds, engine_->own_world_rank());
         engine_->pass(seconds * pace_->next());
     }
 
@@ -108,18 +105,16 @@ struct SimulatedRun {
 template <class F>
 auto run_simulated(const SimulatedCluster& options, F&& f) {
     plan::check(options.cluster);
-    const auto refuse = [](const std::string& what) { detail::refuse("run_simulated", what); };
+    constexpr const char* name = "run_simulated";
     std::vector<double> factors(static_cast<std::size_t>(options.cluster.ranks), 1.0);
     for (const Straggler& s : options.stragglers) {
         if (s.rank < 0 || s.rank >= options.cluster.ranks)
-            refuse(detail::text("straggler ", s.rank, " is none of the ", options.cluster.ranks, " ranks"));
-        if (!(s.factor >= 0) || !detail::is_finite(s.factor))
-            refuse("a straggler's factor must be a finite number of 0 or more, not " + std::to_string(s.factor));
+            detail::refuse(name, detail::text("straggler ", s.rank, " is none of the ", options.cluster.ranks, " ranks"));
+        plan::detail::check_amount(name, "a straggler's factor", s.factor);
         factors[static_cast<std::size_t>(s.rank)] = s.factor;
     }
-    if (!(options.jitter >= 0) || !detail::is_finite(options.jitter))
-        refuse("jitter must be a finite number of 0 or more, not " + std::to_string(options.jitter));
-    if (options.timeout <= std::chrono::nanoseconds::zero()) refuse("the time limit must be positive");
+    plan::detail::check_amount(name, "jitter", options.jitter);
+    if (options.timeout <= std::chrono::nanoseconds::zero()) detail::refuse(name, "the time limit must be positive");
 
     const auto world = std::make_shared<simulation::Simulation>(options.cluster, options.algorithm, options.moves_buckets);
     const List<int> ranks = collective::Group::of_all(options.cluster.ranks, 0).members;
@@ -144,15 +139,13 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
         const auto lock = world->scheduler.lock();
         world->scheduler.leave(rank);
     };
-    std::thread watchman([&] { world->watch(); });
-    struct Relief {
+    auto watch = [&] { world->watch(); };
+    detail::Thread watchman;
+    watchman.start(watch);
+    struct Relief {  // goes before the watchman, whose end joins its thread
         simulation::Simulation& world;
-        std::thread& watchman;
-        ~Relief() {
-            world.stop_watching();
-            watchman.join();
-        }
-    } const relief{*world, watchman};
+        ~Relief() { world.stop_watching(); }
+    } const relief{*world};
     detail::run_ranks(
         std::move(handles), [&](SimulatedBackend backend) { f(std::move(backend)); }, take_turns);
 

@@ -38,7 +38,9 @@ public:
     /// Duplicates `host`, twice: collective. Uses the calling thread's current device. Throws Error(invalid_argument) if `piece_bytes` is
     /// less than 64.
     explicit StagingBackend(Host host, StagingOptions options = {})
-        : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(current_device())) {}
+        : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(cuda::current_device())) {
+        if (options.piece_bytes < 64) detail::raise(Errc::invalid_argument, "StagingBackend: pieces must have 64 bytes at least");
+    }
 
     std::string describe() const { return std::string(host_.describe()) + ", device buffers copied through the host"; }
 
@@ -73,18 +75,8 @@ private:
     friend Base;
 
     StagingBackend(Host& host, StagingOptions options, std::shared_ptr<typename Engine::Watch> watch)
-        : Base(std::make_shared<Engine>(host.duplicate(), std::move(watch), checked(options.piece_bytes), options.stream)),
+        : Base(std::make_shared<Engine>(host.duplicate(), std::move(watch), options.piece_bytes, options.stream)),
           host_(host.duplicate()) {}
-
-    static std::size_t checked(std::size_t piece_bytes) {
-        if (piece_bytes < 64) detail::raise(Errc::invalid_argument, "StagingBackend: pieces must have 64 bytes at least");
-        return piece_bytes;
-    }
-    static int current_device() {
-        int device = 0;
-        cuda::check(cudaGetDevice(&device), "cudaGetDevice");
-        return device;
-    }
 
     using Base::engine_;
     Host host_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/math.hpp"
 #include "../plan/backward.hpp"
 #include "../plan/cost_model.hpp"
 #include "../plan/partition.hpp"
@@ -22,9 +21,9 @@ class OptimalBuckets {
 public:
     /// Throws Error(invalid_argument) if a number is negative or not finite.
     explicit OptimalBuckets(plan::CallCost cost, std::vector<double> ready_seconds = {}) : cost_(cost), ready_(std::move(ready_seconds)) {
-        check("the cost of a call", cost.fixed);
-        check("the cost of a byte", cost.per_byte);
-        for (const double r : ready_) check("a time of readiness", r);
+        plan::detail::check_amount("OptimalBuckets", "the cost of a call", cost.fixed);
+        plan::detail::check_amount("OptimalBuckets", "the cost of a byte", cost.per_byte);
+        for (const double r : ready_) plan::detail::check_amount("OptimalBuckets", "a time of readiness", r);
     }
 
     plan::CallCost cost() const noexcept { return cost_; }
@@ -61,17 +60,10 @@ public:
 
     /// "OptimalBuckets{fixed=4e-05, per_byte=1.6e-09}", with all digits of the numbers.
     std::string describe() const {
-        char text[96];
-        std::snprintf(text, sizeof text, "OptimalBuckets{fixed=%.17g, per_byte=%.17g}", cost_.fixed, cost_.per_byte);
-        return text;
+        return detail::text("OptimalBuckets{fixed=", detail::text_of(cost_.fixed), ", per_byte=", detail::text_of(cost_.per_byte), "}");
     }
 
 private:
-    static void check(const char* what, double value) {
-        if (!(value >= 0) || !detail::is_finite(value))
-            detail::refuse("OptimalBuckets", detail::text(what, " must be a finite number of 0 or more, not ", std::to_string(value)));
-    }
-
     plan::CallCost cost_;
     std::vector<double> ready_;
 };

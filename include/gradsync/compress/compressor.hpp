@@ -89,13 +89,6 @@ protected:
     std::chrono::nanoseconds computed_{};
 };
 
-/// 17 digits: different numbers get different texts.
-inline std::string text_of(double x) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.17g", x);
-    return text;
-}
-
 }  // namespace detail
 
 }  // namespace gradsync::inline v0_2

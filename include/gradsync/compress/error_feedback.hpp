@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-
 #include "../core/exchange.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/host_buffer.hpp"

@@ -18,18 +18,24 @@ struct Messages {
     const std::uint32_t* of(std::size_t rank) const noexcept { return first + rank * stride; }
 };
 
+/// A bucket as a codec sees it.
+struct GatheredBucket {
+    std::vector<NumbersOf> parts = {};  ///< places of its parameters; the gaps stay zero
+    std::size_t elements = 0;           ///< of all parts together
+    std::size_t words = 0;              ///< of a rank's message
+};
+
 /// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each adds them up in rank
 /// order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
 ///
-/// Codec defines the words. It is made of the settings and has:
-/// - `adopt_plan(contents, rank)`: takes the contents of the buckets from now on;
-/// - `words(b)`: the number of words of a message of bucket b;
-/// - `write(b, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
+/// `Settings::Codec` defines the words. It is made of the settings and has, where `bucket` is a GatheredBucket:
+/// - `words(bucket, contents, b, rank)`: the number of words of a message of bucket b, which `contents` describes;
+/// - `write(bucket, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
 ///   false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
-/// - `put_back(b, words, held)`: adds the finite elements that `write` took back to `held`;
-/// - `add_up(b, messages, factor, bucket)`: bucket = factor times the sum of all messages. Elements that no message mentions become 0; gaps
+/// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`;
+/// - `add_up(bucket, messages, factor, to)`: to = factor times the sum of all messages. Elements that no message mentions become 0; gaps
 ///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
-template <Backend B, class Settings, class Codec>
+template <Backend B, class Settings>
 class GatheredExchange : public CompressedExchange<B, Settings> {
     using Base = CompressedExchange<B, Settings>;
     using Base::computed_, Base::residuals_;
@@ -59,20 +65,19 @@ public:
         size_ = static_cast<std::size_t>(backend.size());
         rank_ = static_cast<std::size_t>(backend.rank());
         Base::adopt(contents);
-        codec_.adopt_plan(contents, backend.rank());
         buckets_.assign(contents.size(), {});
         std::size_t words = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
             Bucket& bucket = buckets_[b];
             if (!is_compressible(contents[b].dtype)) continue;
-            std::size_t elements = 0;
             for (const BucketContents::Part& part : contents[b].parts) {
-                elements += part.count;
+                bucket.elements += part.count;
                 bucket.parts.push_back({part.offset, part.count});
             }
-            const std::size_t own = weight_words + codec_.words(b);
-            if (own * size_ * sizeof(std::uint32_t) >= 2 * elements * size_of(contents[b].dtype)) continue;
-            bucket.words = own;
+            bucket.words = codec_.words(bucket, contents[b], b, backend.rank());
+            const std::size_t own = weight_words + bucket.words;
+            if (own * size_ * sizeof(std::uint32_t) >= 2 * bucket.elements * size_of(contents[b].dtype)) continue;
+            bucket.message = own;
             bucket.first = words;
             words += in_lines_of_floats(own * size_);
         }
@@ -80,7 +85,7 @@ public:
     }
 
     WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-        if (!Base::compresses(backend, b, bucket, contribution, [&] { return buckets_[b].words != 0; }))
+        if (!Base::compresses(backend, b, bucket, contribution, [&] { return buckets_[b].message != 0; }))
             return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         const Bucket& own = buckets_[b];
         const double unit = residuals_.unit_of(contribution);
@@ -88,35 +93,34 @@ public:
         std::uint32_t* const message = message_of(own, rank_);
         if (unit == 0) {
             residuals_.hold_back(b, bucket, contribution.scale);
-            std::memset(message, 0, own.words * sizeof(std::uint32_t));
+            std::memset(message, 0, own.message * sizeof(std::uint32_t));
         } else {
             residuals_.begin(b, bucket, contribution.scale, unit);
-            if (!codec_.write(b, residuals_.bucket(b), bucket.count, message + weight_words)) {
+            if (!codec_.write(own, residuals_.bucket(b), bucket.count, message + weight_words)) {
                 residuals_.forget_infinite(b, bucket.count);
                 weight = std::numeric_limits<double>::quiet_NaN();
             }
         }
         std::memcpy(message, &weight, sizeof weight);
-        const BufferView all = detail::typed_view(message_of(own, 0), own.words * size_, DType::i32);
-        return WorkType<B>(backend.all_gather(all.subview(own.words * rank_, own.words), all), Sum{this, b, bucket, unit});
+        const BufferView all = detail::typed_view(message_of(own, 0), own.message * size_, DType::i32);
+        return WorkType<B>(backend.all_gather(all.subview(own.message * rank_, own.message), all), Sum{this, b, bucket, unit});
     }
 
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
-        const std::size_t words = buckets_[b].words;
+        const std::size_t words = buckets_[b].message;
         return {words == 0 || Base::was_early(b) ? bucket.bytes() : words * size_ * sizeof(std::uint32_t), 1};
     }
 
 private:
     static constexpr std::size_t weight_words = sizeof(double) / sizeof(std::uint32_t);
 
-    struct Bucket {
-        std::size_t words = 0;              ///< words of a rank's message, its weight included; 0: the bucket travels whole
-        std::size_t first = 0;              ///< index of its messages in `gathered_`
-        std::vector<NumbersOf> parts = {};  ///< places of its parameters; the gaps stay zero
+    struct Bucket : GatheredBucket {
+        std::size_t message = 0;  ///< words of a rank's message, its weight included; 0: the bucket travels whole
+        std::size_t first = 0;    ///< index of its messages in `gathered_`
     };
 
     std::uint32_t* message_of(const Bucket& bucket, std::size_t rank) const noexcept {
-        return static_cast<std::uint32_t*>(gathered_.data()) + bucket.first + rank * bucket.words;
+        return static_cast<std::uint32_t*>(gathered_.data()) + bucket.first + rank * bucket.message;
     }
 
     void sum(std::size_t b, BufferView bucket, double unit) {
@@ -131,11 +135,11 @@ private:
         const bool lost = !is_finite(weights);  // checked first: under -ffast-math a NaN may be equal to 0
         if (lost || weights == 0) {
             // As in AllReduce, a mean of no weight is 0. Elements that were to travel go back to the residual.
-            if (unit != 0) codec_.put_back(b, message_of(own, rank_) + weight_words, residuals_.bucket(b));
+            if (unit != 0) codec_.put_back(own, message_of(own, rank_) + weight_words, residuals_.bucket(b));
             for (const NumbersOf& part : own.parts)
                 fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
         } else {
-            codec_.add_up(b, Messages{message_of(own, 0) + weight_words, own.words, size_}, static_cast<float>(1 / weights), bucket);
+            codec_.add_up(own, Messages{message_of(own, 0) + weight_words, own.message, size_}, static_cast<float>(1 / weights), bucket);
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);
         computed_ += std::chrono::steady_clock::now() - begin;
@@ -149,7 +153,7 @@ private:
         });
     }
 
-    Codec codec_;
+    typename Settings::Codec codec_;
     std::size_t size_ = 1, rank_ = 0;
     std::vector<Bucket> buckets_;
     typename Base::Memory gathered_{};

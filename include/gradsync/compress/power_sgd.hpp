@@ -11,11 +11,6 @@
 
 namespace gradsync::inline v0_2 {
 
-namespace detail {
-template <Backend B>
-class PowerSgdExchange;
-}
-
 /// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... plus its residual counts as a
 /// matrix M of m rows and n columns. With Q from the previous step, the ranks average P = M Q, orthonormalise it, average Q = M^T P, and
 /// all get P Q^T. That is `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and parameters without a
@@ -32,7 +27,7 @@ struct PowerSgd {
     std::uint64_t seed = 0;           ///< seed of the first guess; must be the same on all ranks
 
     template <Backend B>
-    using Exchange = detail::PowerSgdExchange<B>;
+    class Exchange;
 
     std::string describe() const {
         return detail::text("PowerSgd{rank=", rank, ", start_step=", start_step,
@@ -40,23 +35,21 @@ struct PowerSgd {
     }
 };
 
-namespace detail {
-
 template <Backend B>
-class PowerSgdExchange : public CompressedExchange<B, PowerSgd> {
-    using Base = CompressedExchange<B, PowerSgd>;
+class PowerSgd::Exchange : public detail::CompressedExchange<B, PowerSgd> {
+    using Base = detail::CompressedExchange<B, PowerSgd>;
     using Base::computed_, Base::residuals_, Base::settings_;
     using typename Base::Memory;
 
 public:
-    explicit PowerSgdExchange(const PowerSgd& settings) : Base(settings) {
-        if (settings.rank == 0) refuse("PowerSgd", "the rank must be 1 at least");
-        if (!(settings.min_compression_rate > 0)) refuse("PowerSgd", "min_compression_rate must be more than 0");
+    explicit Exchange(const PowerSgd& settings) : Base(settings) {
+        if (settings.rank == 0) detail::refuse("PowerSgd", "the rank must be 1 at least");
+        if (!(settings.min_compression_rate > 0)) detail::refuse("PowerSgd", "min_compression_rate must be more than 0");
     }
 
     /// The stages after the average of P, and after that of Q.
     struct Rest {
-        PowerSgdExchange* owner = nullptr;
+        Exchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
         double weight = 1, unit = 1;  ///< of this rank, and of its residual; see ErrorFeedback
@@ -82,13 +75,13 @@ public:
     };
 
     template <class>
-    using WorkType = StagedWork<typename B::WorkType, Rest>;
+    using WorkType = detail::StagedWork<typename B::WorkType, Rest>;
 
     void adopt_plan(B& backend, std::span<const BucketContents> contents) {
         if (!second_) second_.emplace(backend.duplicate());
         Base::adopt(contents);
         buckets_.assign(contents.size(), {});
-        std::vector<NumbersOf> rights(parameters_of(contents));
+        std::vector<detail::NumbersOf> rights(detail::parameters_of(contents));
         std::size_t lefts = 0, right_numbers = 0, largest = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
             Bucket& bucket = buckets_[b] = split(contents[b]);
@@ -98,10 +91,10 @@ public:
             for (const Matrix& m : bucket.matrices) {
                 rights[m.parameter] = {right, m.rank * m.columns};
                 right += m.rank * m.columns;
-                if (contents[b].dtype != DType::f32) largest = larger(largest, m.rows * m.columns);
+                if (contents[b].dtype != DType::f32) largest = detail::larger(largest, m.rows * m.columns);
             }
-            lefts += in_lines_of_floats(bucket.left_count);
-            right_numbers += in_lines_of_floats(bucket.right_count);
+            lefts += detail::in_lines_of_floats(bucket.left_count);
+            right_numbers += detail::in_lines_of_floats(bucket.right_count);
         }
         left_ = backend.allocate(lefts * sizeof(float));
         right_.adopt(std::move(rights), backend.allocate(right_numbers * sizeof(float)));
@@ -146,7 +139,7 @@ private:
     };
     struct Bucket {
         std::vector<Matrix> matrices;
-        std::vector<NumbersOf> whole;            ///< the parameters that travel whole
+        std::vector<detail::NumbersOf> whole;    ///< the parameters that travel whole
         std::size_t left = 0, left_count = 0;    ///< P of all matrices, and the parameters that travel whole
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
     };
@@ -154,17 +147,17 @@ private:
     Matrix matrix_of(const BucketContents::Part& part) const noexcept {
         if (part.shape.size() < 2 || part.count == 0) return {};
         const std::size_t rows = part.shape.front(), columns = part.count / rows;
-        const std::size_t rank = smaller(settings_.rank, smaller(rows, columns));
-        const double sent = static_cast<double>(rank * (rows + columns));
+        const std::size_t low = detail::smaller(settings_.rank, detail::smaller(rows, columns));
+        const double sent = static_cast<double>(low * (rows + columns));
         if (!(sent * settings_.min_compression_rate < static_cast<double>(part.count))) return {};
-        return {part.parameter, part.offset, rows, columns, rank};
+        return {part.parameter, part.offset, rows, columns, low};
     }
 
     /// Divides a bucket into matrices and parameters that travel whole. Without matrices, all of it travels whole, in its own type; so it
     /// does if compression would not shrink it.
     Bucket split(const BucketContents& contents) const {
         Bucket bucket;
-        if (!is_compressible(contents.dtype)) return bucket;
+        if (!detail::is_compressible(contents.dtype)) return bucket;
         for (const BucketContents::Part& part : contents.parts) {
             const Matrix matrix = matrix_of(part);
             if (matrix.rank == 0) {
@@ -205,7 +198,8 @@ private:
             if (kernel::largest_magnitude(right + c * n, n) != 0) continue;
             std::uint64_t state = settings_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u) ^ (c << 56) ^ (step << 32);
             for (std::size_t j = 0; j < n; ++j)
-                right[c * n + j] = static_cast<float>(static_cast<std::int64_t>(split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
+                right[c * n + j] =
+                    static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
             guessed = true;
         }
         if (guessed) kernel::orthonormalise(right, n, m.rank);
@@ -219,7 +213,7 @@ private:
             prepare(m, right, step);
             kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
         });
-        for (const NumbersOf& part : own.whole) {
+        for (const detail::NumbersOf& part : own.whole) {
             float* const sum = residuals_.bucket(b) + part.first;
             std::memcpy(to, sum, part.count * sizeof(float));
             std::memset(sum, 0, part.count * sizeof(float));
@@ -257,9 +251,9 @@ private:
             std::memset(product, 0, gradient.count * sizeof(float));
             kernel::add_product(product, m.rows, m.columns, left, right, m.rank);
             kernel::copy(ConstBufferView{product, gradient.count}, gradient);
-            if (!is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
+            if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
         });
-        for (const NumbersOf& part : own.whole) {
+        for (const detail::NumbersOf& part : own.whole) {
             kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.first, part.count));
             from += part.count;
         }
@@ -275,10 +269,8 @@ private:
     std::optional<B> second_;  ///< a communicator of its own for the averages of Q, whose order differs from that of P
     std::vector<Bucket> buckets_;
     Memory left_{};
-    Remembered<Memory> right_;
+    detail::Remembered<Memory> right_;
     kernel::HostBuffer product_;  ///< product of a matrix of low precision, in f32
 };
-
-}  // namespace detail
 
 }  // namespace gradsync::inline v0_2

@@ -4,7 +4,6 @@
 #include "backend_abilities.hpp"
 #include "buffer_view.hpp"
 #include "clock.hpp"
-#include "reduce_op.hpp"
 
 namespace gradsync::inline v0_2 {
 

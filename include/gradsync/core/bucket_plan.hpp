@@ -2,7 +2,6 @@
 #pragma once
 
 #include "buffer_view.hpp"
-#include "list.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <string_view>
-
 #include "storage_floats.hpp"
+#include "text.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -25,9 +23,7 @@ constexpr std::size_t size_of(DType dtype) noexcept { return detail::dtype_sizes
 
 /// "f32", "bf16", ...
 constexpr std::string_view name_of(DType dtype) noexcept {
-    constexpr std::string_view names[dtype_count] = {"i8",  "u8",   "i32", "u32", "i64",    "u64",
-                                                     "f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"};
-    return names[static_cast<std::size_t>(dtype)];
+    return detail::name_in({"i8", "u8", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"}, dtype);
 }
 
 constexpr bool is_floating(DType dtype) noexcept { return dtype >= DType::f16; }

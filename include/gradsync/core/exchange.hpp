@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "backend.hpp"
-#include "list.hpp"
 #include "shard_range.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -66,13 +65,20 @@ concept ReportsProgressTime = requires(const X& exchange) {
 };
 
 template <class X, class B>
-struct ExchangeOf {
-    using type = X;
-};
-template <class X, class B>
-    requires requires { typename X::template Exchange<B>; }
-struct ExchangeOf<X, B> {
-    using type = typename X::template Exchange<B>;
+auto exchange_of() {
+    if constexpr (requires { typename X::template Exchange<B>; }) return std::type_identity<typename X::template Exchange<B>>();
+    else return std::type_identity<X>();
+}
+
+/// Exchanges whose buckets are one collective of the backend each.
+struct OneCollective {
+    template <Backend B>
+    using WorkType = typename B::WorkType;
+
+    template <Backend B>
+    bool is_single_rank(const B& backend) const noexcept {
+        return backend.size() == 1;
+    }
 };
 
 }  // namespace detail
@@ -101,7 +107,7 @@ concept BucketExchange = detail::HasTraits<X> && Work<typename X::template WorkT
 
 /// The exchange of a policy X over backend B: `X::template Exchange<B>` if there is one, or X itself.
 template <class X, class B>
-using ExchangeOver = typename detail::ExchangeOf<X, B>::type;
+using ExchangeOver = typename decltype(detail::exchange_of<X, B>())::type;
 
 /// The policy that a Reducer takes. It is a BucketExchange itself (AllReduce), or plain settings, without the backend's type, which name
 /// the one to make for a communicator (PowerSgd):
@@ -122,21 +128,6 @@ concept ExchangePolicy =
 template <class X, class B>
 concept ScatteringExchange = ExchangePolicy<X, B> && ExchangeOver<X, B>::traits.scatters &&
                              requires(const X& exchange, void (&use)(B&)) { exchange.with_replicas(use); };
-
-namespace detail {
-
-/// Exchanges whose buckets are one collective of the backend each.
-struct OneCollective {
-    template <Backend B>
-    using WorkType = typename B::WorkType;
-
-    template <Backend B>
-    bool is_single_rank(const B& backend) const noexcept {
-        return backend.size() == 1;
-    }
-};
-
-}  // namespace detail
 
 /// Every rank gets the whole result.
 struct AllReduce : detail::OneCollective {

@@ -3,20 +3,16 @@
 
 #include <memory>
 #include <mutex>
-#include <utility>
+#include <vector>
 
 namespace gradsync::inline v0_2::detail {
 
 /// Keeps memory alive until the process ends, because a message may still be written into it.
 inline void leak_until_exit(std::shared_ptr<void> what) {
-    struct Kept {
-        std::shared_ptr<void> what;
-        Kept* next;
-    };
     static std::mutex mutex;
-    static Kept* first = nullptr;
-    std::lock_guard lock(mutex);
-    first = new Kept{std::move(what), first};
+    static auto& kept = *new std::vector<std::shared_ptr<void>>;
+    const std::lock_guard lock(mutex);
+    kept.push_back(std::move(what));
 }
 
 }  // namespace gradsync::inline v0_2::detail

@@ -99,6 +99,17 @@ using traits_of = parameter_traits<std::conditional_t<HasOwnTraits<T>, T, std::r
 template <class T>
 concept HasGradient = requires(T& t) { traits_of<T>::gradient(t); };
 
+template <class Gradient>
+void set_gradient(ParameterView& view, Gradient&& gradient) {
+    view.gradient = buffer(std::forward<Gradient>(gradient));
+}
+template <class R>
+void set_gradient(ParameterView& view, Tracked<R> gradient) {
+    view.gradient = buffer(*gradient.range);
+    view.owner = gradient.range;
+    view.look = [](const void* owner) { return buffer(*static_cast<R*>(const_cast<void*>(owner))); };
+}
+
 template <class Extents>
 std::vector<std::size_t> extents(const Extents& shape) {
     static_assert(Range<const Extents>, "gradsync: return a range of integers from shape(), one for each dimension");
@@ -131,21 +142,6 @@ consteval bool require_parameter() {
     }
     return true;
 }
-
-namespace detail {
-
-template <class Gradient>
-void set_gradient(ParameterView& view, Gradient&& gradient) {
-    view.gradient = buffer(std::forward<Gradient>(gradient));
-}
-template <class R>
-void set_gradient(ParameterView& view, Tracked<R> gradient) {
-    view.gradient = buffer(*gradient.range);
-    view.owner = gradient.range;
-    view.look = [](const void* owner) { return buffer(*static_cast<R*>(const_cast<void*>(owner))); };
-}
-
-}  // namespace detail
 
 /// The view of one parameter of any type.
 template <class T>

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
+#include "text.hpp"
 
 namespace gradsync::inline v0_2 {
 
 /// How a reduction combines the ranks' elements. `mean` is for floating types only.
 enum class ReduceOp : std::uint8_t { sum, min, max, product, mean };
 
-constexpr std::string_view name_of(ReduceOp op) noexcept {
-    constexpr std::string_view names[] = {"sum", "min", "max", "product", "mean"};
-    return names[static_cast<std::size_t>(op)];
-}
+constexpr std::string_view name_of(ReduceOp op) noexcept { return detail::name_in({"sum", "min", "max", "product", "mean"}, op); }
 
 /// One rank's factors in a `ReduceOp::mean`. The result is  sum_r scale_r x_r / sum_r weight_r,  in the accumulator's precision, rounded
 /// once.

@@ -20,11 +20,13 @@ namespace detail {
 template <class...>
 inline constexpr bool never = false;
 
-#define GRADSYNC_MEMBERS(whom, request, ...)                                                                              \
-    static_assert(                                                                                                        \
-        requires(T& t, const T& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i, std::size_t n, \
-                 std::string what, std::chrono::nanoseconds limit, BucketEngine& engine) { __VA_ARGS__ },                 \
-        "gradsync: give " whom " a member " request)
+#define GRADSYNC_REQUIRE(sentence, ...)                                                                                             \
+    static_assert(                                                                                                                  \
+        requires(T& t, const T& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i, std::size_t n,           \
+                 std::string what, std::chrono::nanoseconds limit, BucketEngine& engine, std::span<const ParameterInfo> parameters, \
+                 std::span<const std::size_t> order) { __VA_ARGS__ },                                                               \
+        "gradsync: " sentence)
+#define GRADSYNC_MEMBERS(whom, request, ...) GRADSYNC_REQUIRE("give " whom " a member " request, __VA_ARGS__)
 #define GRADSYNC_MEMBER(whom, call, type, request) GRADSYNC_MEMBERS(whom, request, { call } -> type;)
 
 template <class T>
@@ -71,117 +73,6 @@ consteval void check_abilities() {
 #undef GRADSYNC_HAS
 #undef GRADSYNC_CHECK_ABILITY
 
-}  // namespace detail
-
-template <class T>
-consteval bool require_backend() {
-    if constexpr (Backend<T>) {
-        detail::check_abilities<T>();
-    } else if constexpr (BucketPolicy<T> || OverlapPolicy<T>) {
-        static_assert(detail::never<T>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
-    } else if constexpr (!requires { typename T::WorkType; }) {
-        static_assert(detail::never<T>,
-                      "gradsync: the first template argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
-                      "WorkType, the type that its collectives return");
-    } else if constexpr (!Work<typename T::WorkType>) {
-        detail::explain_work<typename T::WorkType>();
-    } else {
-        using W = typename T::WorkType;
-        static_assert(std::copy_constructible<T>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
-        static_assert(
-            requires {
-                { T::memory_space } -> std::convertible_to<MemorySpace>;
-            }, "gradsync: give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on");
-        GRADSYNC_MEMBER("this backend", c.rank(), std::same_as<int>, "int rank() const");
-        GRADSYNC_MEMBER("this backend", c.size(), std::same_as<int>, "int size() const: the number of ranks");
-        GRADSYNC_MEMBERS(
-            "this backend", "WorkType all_reduce(BufferView, ReduceOp, Contribution = {})", { t.all_reduce(x, op) } -> std::same_as<W>;
-            { t.all_reduce(x, op, own) } -> std::same_as<W>;);
-        GRADSYNC_MEMBERS(
-            "this backend", "WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})", { t.reduce(x, op, i) } -> std::same_as<W>;
-            { t.reduce(x, op, i, own) } -> std::same_as<W>;);
-        GRADSYNC_MEMBERS(
-            "this backend", "WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, Contribution = {})",
-            { t.reduce_scatter(in, x, op) } -> std::same_as<W>;
-            { t.reduce_scatter(in, x, op, own) } -> std::same_as<W>;);
-        GRADSYNC_MEMBER("this backend", t.all_gather(in, x), std::same_as<W>, "WorkType all_gather(ConstBufferView in, BufferView out)");
-        GRADSYNC_MEMBER("this backend", t.broadcast(x, i), std::same_as<W>, "WorkType broadcast(BufferView, int root)");
-        GRADSYNC_MEMBER("this backend", t.gather(in, x, i), std::same_as<W>,
-                        "WorkType gather(ConstBufferView in, BufferView out, int root)");
-        GRADSYNC_MEMBER("this backend", t.scatter(in, x, i), std::same_as<W>,
-                        "WorkType scatter(ConstBufferView in, BufferView out, int root)");
-        GRADSYNC_MEMBER("this backend", t.barrier(), std::same_as<W>, "WorkType barrier()");
-        GRADSYNC_MEMBER("this backend", t.progress(), std::same_as<void>,
-                        "void progress(), which advances what is under way and does not block");
-        GRADSYNC_MEMBER("this backend", c.progress_time(), std::convertible_to<std::chrono::nanoseconds>,
-                        "std::chrono::nanoseconds progress_time() const");
-        GRADSYNC_MEMBERS("this backend", "void fail(const std::string&) noexcept, which makes every rank's calls throw",
-                         { t.fail(what) } noexcept -> std::same_as<void>;);
-        GRADSYNC_MEMBER("this backend", t.set_timeout(limit), std::same_as<void>, "void set_timeout(std::chrono::nanoseconds)");
-        GRADSYNC_MEMBER("this backend", c.timeout(), std::convertible_to<std::chrono::nanoseconds>,
-                        "std::chrono::nanoseconds timeout() const");
-        GRADSYNC_MEMBER("this backend", t.split(i, i), std::same_as<T>,
-                        "split(int color, int key) that returns a backend of the same type (one that is inherited returns the base)");
-        GRADSYNC_MEMBER("this backend", t.duplicate(), std::same_as<T>,
-                        "duplicate() that returns a backend of the same type (one that is inherited returns the base)");
-        GRADSYNC_MEMBER("this backend", t.allocate(n).data(), std::same_as<void*>,
-                        "allocate(std::size_t bytes), whose result owns memory and has void* data()");
-        GRADSYNC_MEMBER("this backend", c.describe(), std::convertible_to<std::string>, "std::string describe() const");
-    }
-    return true;
-}
-
-template <class T>
-consteval bool require_bucket_policy() {
-    if constexpr (BucketPolicy<T>) {
-        static_assert(
-            TimedBucketPolicy<T> || !requires { &T::set_ready_seconds; },
-            "gradsync: this bucket policy's set_ready_seconds takes a std::span<const double>: seconds by parameter");
-    } else if constexpr (OverlapPolicy<T>) {
-        static_assert(detail::never<T>,
-                      "gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them "
-                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    } else {
-        static_assert(std::copy_constructible<T>, "gradsync: make this bucket policy copyable");
-        static_assert(
-            requires(const T& p, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
-                { p.plan(parameters, order) } -> std::same_as<BucketPlan>;
-            },
-            "gradsync: the second template argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
-            "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const");
-        GRADSYNC_MEMBER("this bucket policy", c.describe(), std::convertible_to<std::string>,
-                        "std::string describe() const, which names it and its numbers");
-    }
-    return true;
-}
-
-template <class T>
-consteval bool require_overlap_policy() {
-    if constexpr (OverlapPolicy<T>) {  // nothing to say
-    } else if constexpr (BucketPolicy<T>) {
-        static_assert(detail::never<T>,
-                      "gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them "
-                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
-    } else {
-        static_assert(std::copy_constructible<T>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
-        static_assert(
-            requires(T& p, BucketEngine& engine) { p.attach(engine); },
-            "gradsync: the third template argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
-            "void attach(gradsync::BucketEngine&)");
-        GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketEngine&)", t.bucket_full(engine););
-        GRADSYNC_MEMBERS("this overlap policy", "void gradients_ready(gradsync::BucketEngine&)", t.gradients_ready(engine););
-        GRADSYNC_MEMBERS("this overlap policy", "void detach(), after which it does not touch the engine", t.detach(););
-        GRADSYNC_MEMBER("this overlap policy", c.describe(), std::convertible_to<std::string>,
-                        "std::string describe() const, which names it");
-    }
-    return true;
-}
-
-#undef GRADSYNC_MEMBER
-#undef GRADSYNC_MEMBERS
-
-namespace detail {
-
 /// `X`: an exchange, or what the settings `Policy` name as one.
 template <class X, class B, class Policy = X>
 consteval void explain_exchange() {
@@ -199,24 +90,17 @@ consteval void explain_exchange() {
                       "gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits: {} if every rank "
                       "gets the whole result, {.scatters = true} if each gets its shard");
     } else {
+        using T = X;
         using W = typename X::template WorkType<B>;
         static_assert(std::copy_constructible<Policy>, "gradsync: make this exchange copyable: each Reducer has its own");
         static_assert(std::same_as<X, Policy> || std::constructible_from<X, const Policy&>,
                       "gradsync: make Exchange<B> of these settings constructible from them: explicit Exchange(const Settings&)");
-        static_assert(
-            requires(X& x, B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution own) {
-                { x.start(backend, b, bucket, op, own) } -> std::same_as<W>;
-            },
-            "gradsync: give this exchange a member WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp, "
-            "Contribution)");
-        static_assert(
-            requires(const X& x, const B& backend) {
-                { x.is_single_rank(backend) } -> std::same_as<bool>;
-            }, "gradsync: give this exchange a member bool is_single_rank(const B& backend) const");
-        static_assert(
-            requires(const X& x) {
-                { x.describe() } -> std::convertible_to<std::string>;
-            }, "gradsync: give this exchange a member std::string describe() const, which names it and its numbers");
+        GRADSYNC_MEMBER("this exchange", t.start(std::declval<B&>(), n, x, op, own), std::same_as<W>,
+                        "WorkType<B> start(B& backend, std::size_t b, BufferView bucket, ReduceOp, Contribution)");
+        GRADSYNC_MEMBER("this exchange", c.is_single_rank(std::declval<const B&>()), std::same_as<bool>,
+                        "bool is_single_rank(const B& backend) const");
+        GRADSYNC_MEMBER("this exchange", c.describe(), std::convertible_to<std::string>,
+                        "std::string describe() const, which names it and its numbers");
         constexpr ExchangeTraits traits = X::traits;
         static_assert(!traits.adopts_plan || AdoptsPlan<X, B>,
                       "gradsync: this exchange's traits say adopts_plan: give it a member void adopt_plan(B& backend, std::span<const "
@@ -235,6 +119,107 @@ consteval void explain_exchange() {
 }
 
 }  // namespace detail
+
+#define GRADSYNC_CALL(call, type, request) GRADSYNC_MEMBER("this backend", call, type, request)
+template <class T>
+consteval bool require_backend() {
+    if constexpr (Backend<T>) {
+        detail::check_abilities<T>();
+    } else if constexpr (BucketPolicy<T> || OverlapPolicy<T>) {
+        static_assert(detail::never<T>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
+    } else if constexpr (!requires { typename T::WorkType; }) {
+        static_assert(detail::never<T>,
+                      "gradsync: the first template argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
+                      "WorkType, the type that its collectives return");
+    } else if constexpr (!Work<typename T::WorkType>) {
+        detail::explain_work<typename T::WorkType>();
+    } else {
+        using W = typename T::WorkType;
+        static_assert(std::copy_constructible<T>, "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
+        GRADSYNC_REQUIRE("give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on",
+                         { T::memory_space } -> std::convertible_to<MemorySpace>;);
+        GRADSYNC_CALL(c.rank(), std::same_as<int>, "int rank() const");
+        GRADSYNC_CALL(c.size(), std::same_as<int>, "int size() const: the number of ranks");
+        GRADSYNC_MEMBERS(
+            "this backend", "WorkType all_reduce(BufferView, ReduceOp, Contribution = {})", { t.all_reduce(x, op) } -> std::same_as<W>;
+            { t.all_reduce(x, op, own) } -> std::same_as<W>;);
+        GRADSYNC_MEMBERS(
+            "this backend", "WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})", { t.reduce(x, op, i) } -> std::same_as<W>;
+            { t.reduce(x, op, i, own) } -> std::same_as<W>;);
+        GRADSYNC_MEMBERS(
+            "this backend", "WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, Contribution = {})",
+            { t.reduce_scatter(in, x, op) } -> std::same_as<W>;
+            { t.reduce_scatter(in, x, op, own) } -> std::same_as<W>;);
+        GRADSYNC_CALL(t.all_gather(in, x), std::same_as<W>, "WorkType all_gather(ConstBufferView in, BufferView out)");
+        GRADSYNC_CALL(t.broadcast(x, i), std::same_as<W>, "WorkType broadcast(BufferView, int root)");
+        GRADSYNC_CALL(t.gather(in, x, i), std::same_as<W>, "WorkType gather(ConstBufferView in, BufferView out, int root)");
+        GRADSYNC_CALL(t.scatter(in, x, i), std::same_as<W>, "WorkType scatter(ConstBufferView in, BufferView out, int root)");
+        GRADSYNC_CALL(t.barrier(), std::same_as<W>, "WorkType barrier()");
+        GRADSYNC_CALL(t.progress(), std::same_as<void>, "void progress(), which advances what is under way and does not block");
+        GRADSYNC_CALL(c.progress_time(), std::convertible_to<std::chrono::nanoseconds>, "std::chrono::nanoseconds progress_time() const");
+        GRADSYNC_MEMBERS("this backend", "void fail(const std::string&) noexcept, which makes every rank's calls throw",
+                         { t.fail(what) } noexcept -> std::same_as<void>;);
+        GRADSYNC_CALL(t.set_timeout(limit), std::same_as<void>, "void set_timeout(std::chrono::nanoseconds)");
+        GRADSYNC_CALL(c.timeout(), std::convertible_to<std::chrono::nanoseconds>, "std::chrono::nanoseconds timeout() const");
+        GRADSYNC_CALL(t.split(i, i), std::same_as<T>,
+                      "split(int color, int key) that returns a backend of the same type (one that is inherited returns the base)");
+        GRADSYNC_CALL(t.duplicate(), std::same_as<T>,
+                      "duplicate() that returns a backend of the same type (one that is inherited returns the base)");
+        GRADSYNC_CALL(t.allocate(n).data(), std::same_as<void*>,
+                      "allocate(std::size_t bytes), whose result owns memory and has void* data()");
+        GRADSYNC_CALL(c.describe(), std::convertible_to<std::string>, "std::string describe() const");
+    }
+    return true;
+}
+#undef GRADSYNC_CALL
+
+template <class T>
+consteval bool require_bucket_policy() {
+    if constexpr (BucketPolicy<T>) {
+        static_assert(
+            TimedBucketPolicy<T> || !requires { &T::set_ready_seconds; },
+            "gradsync: this bucket policy's set_ready_seconds takes a std::span<const double>: seconds by parameter");
+    } else if constexpr (OverlapPolicy<T>) {
+        static_assert(detail::never<T>,
+                      "gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
+    } else {
+        static_assert(std::copy_constructible<T>, "gradsync: make this bucket policy copyable");
+        GRADSYNC_REQUIRE(
+            "the second template argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
+            "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const",
+            { c.plan(parameters, order) } -> std::same_as<BucketPlan>;);
+        GRADSYNC_MEMBER("this bucket policy", c.describe(), std::convertible_to<std::string>,
+                        "std::string describe() const, which names it and its numbers");
+    }
+    return true;
+}
+
+template <class T>
+consteval bool require_overlap_policy() {
+    if constexpr (OverlapPolicy<T>) {  // nothing to say
+    } else if constexpr (BucketPolicy<T>) {
+        static_assert(detail::never<T>,
+                      "gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them "
+                      "(Reducer<Backend, BucketPolicy, OverlapPolicy>)");
+    } else {
+        static_assert(std::copy_constructible<T>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
+        GRADSYNC_REQUIRE(
+            "the third template argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
+            "void attach(gradsync::BucketEngine&)",
+            t.attach(engine););
+        GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketEngine&)", t.bucket_full(engine););
+        GRADSYNC_MEMBERS("this overlap policy", "void gradients_ready(gradsync::BucketEngine&)", t.gradients_ready(engine););
+        GRADSYNC_MEMBERS("this overlap policy", "void detach(), after which it does not touch the engine", t.detach(););
+        GRADSYNC_MEMBER("this overlap policy", c.describe(), std::convertible_to<std::string>,
+                        "std::string describe() const, which names it");
+    }
+    return true;
+}
+
+#undef GRADSYNC_REQUIRE
+#undef GRADSYNC_MEMBERS
+#undef GRADSYNC_MEMBER
 
 template <class X, class B>
 consteval bool require_exchange() {

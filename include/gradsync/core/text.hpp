@@ -62,6 +62,19 @@ template <class... Parts>
     return join({TextPart(parts)...});
 }
 
+/// 17 digits: different numbers get different texts.
+[[gnu::cold, gnu::noinline]] inline std::string text_of(double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.17g", x);
+    return text;
+}
+
+/// The name of an enumerator of an enumeration that counts from 0.
+template <class Enum>
+constexpr std::string_view name_in(std::initializer_list<std::string_view> names, Enum enumerator) noexcept {
+    return names.begin()[static_cast<std::size_t>(enumerator)];
+}
+
 /// The parts of a list as one text, such as "2, 3, 5".
 template <class Range>
 std::string joined(const Range& list, const char* separator = ", ") {

@@ -11,8 +11,7 @@ namespace gradsync::inline v0_2::detail {
 class Thread {
 public:
     Thread() = default;
-    Thread(const Thread&) = delete;
-    Thread& operator=(const Thread&) = delete;
+    Thread& operator=(Thread&&) = delete;
     ~Thread() {
         if (joinable_) join();
     }

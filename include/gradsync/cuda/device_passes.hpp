@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <vector>
 
 #include "../core/shared.hpp"
@@ -33,8 +31,8 @@ public:
     void clear(BufferView buffer) const {
         if (buffer.bytes() != 0) cuda::check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream()), "cudaMemsetAsync");
     }
-    void read(ConstBufferView from, void* to) const { transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost); }
-    void write(const void* from, BufferView to) const { transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice); }
+    void read(ConstBufferView from, void* to) const { transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream()); }
+    void write(const void* from, BufferView to) const { transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice, stream()); }
 
     /// Sums all blocks in one kernel; `finish()` waits for it on the host.
     class SquareSums {
@@ -42,37 +40,34 @@ public:
         explicit SquareSums(cudaStream_t stream) noexcept : stream_(stream) {}
 
         void add(ConstBufferView elements, double& sum) {
-            blocks_.push_back({elements.data, elements.count, elements.dtype});
+            blocks_.push_back(elements);
             results_.push_back(&sum);
         }
         void finish() {
             if (blocks_.empty()) return;
-            const cuda::DeviceMemory memory(blocks_.size() * (sizeof(cuda::NormBlock) + sizeof(double)), false);
+            const cuda::DeviceMemory memory(blocks_.size() * (sizeof(ConstBufferView) + sizeof(double)), false);
             auto* const sums = static_cast<double*>(memory.data());
-            auto* const blocks = reinterpret_cast<cuda::NormBlock*>(sums + blocks_.size());
+            auto* const blocks = reinterpret_cast<ConstBufferView*>(sums + blocks_.size());
             std::vector<double> values(blocks_.size());
-            cuda::check(cudaMemcpyAsync(blocks, blocks_.data(), blocks_.size() * sizeof(cuda::NormBlock), cudaMemcpyHostToDevice, stream_),
-                        "cudaMemcpyAsync");
+            cuda::copy(blocks, blocks_.data(), blocks_.size() * sizeof(ConstBufferView), cudaMemcpyHostToDevice, stream_);
             cuda::sums_of_squares(blocks, blocks_.size(), sums, stream_);
-            cuda::check(cudaMemcpyAsync(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_),
-                        "cudaMemcpyAsync");
-            cuda::check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+            transfer(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_);
             for (std::size_t i = 0; i < values.size(); ++i) *results_[i] = values[i];
         }
 
     private:
         cudaStream_t stream_;
-        std::vector<cuda::NormBlock> blocks_;
+        std::vector<ConstBufferView> blocks_;
         std::vector<double*> results_;
     };
     SquareSums square_sums() const noexcept { return SquareSums(stream()); }
 
 private:
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
-    void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction) const {
+    static void transfer(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
         if (bytes == 0) return;
-        cuda::check(cudaMemcpyAsync(to, from, bytes, direction, stream()), "cudaMemcpyAsync");
-        cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+        cuda::copy(to, from, bytes, direction, stream);
+        cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     }
 
     Shared<const Engine> engine_;

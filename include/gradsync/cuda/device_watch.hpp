@@ -2,7 +2,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "../collective/world.hpp"
@@ -16,8 +15,7 @@ namespace gradsync::inline v0_2::detail {
 class DeviceWatch {
 public:
     DeviceWatch(int device, collective::ProgressHooks& hooks) : device_(device), thread_([this, &hooks] { watch(hooks); }) {}
-    DeviceWatch(const DeviceWatch&) = delete;
-    DeviceWatch& operator=(const DeviceWatch&) = delete;
+    DeviceWatch& operator=(DeviceWatch&&) = delete;
     ~DeviceWatch() {
         {
             const std::lock_guard lock(mutex_);
@@ -26,8 +24,6 @@ public:
         changed_.notify_one();
         thread_.join();
     }
-
-    int device() const noexcept { return device_; }
 
     /// Something is in flight: polls often, until nothing has been started for a while.
     void wake() noexcept {

@@ -136,8 +136,9 @@ struct Clamp : Plain {
 // -------------------------------------------------------------------------------------------- types known at run time only
 
 /// Calls `use` with a null pointer to the element type of a floating dtype; Double stands for f64.
+#pragma nv_exec_check_disable
 template <class Double, class Use>
-__device__ void with_element(DType dtype, Use&& use) {
+__host__ __device__ void with_element(DType dtype, Use&& use) {
     switch (dtype) {
         case DType::f16: return use(static_cast<__half*>(nullptr));
         case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
@@ -233,8 +234,8 @@ __device__ double thread_sum(const void* data, std::size_t count) {
 
 /// One thread block per block of elements.
 template <class = void>  // a template, so that several files may include it
-__global__ void __launch_bounds__(threads) sums_of_squares(const NormBlock* blocks, double* sums) {
-    const NormBlock block = blocks[blockIdx.x];
+__global__ void __launch_bounds__(threads) sums_of_squares(const ConstBufferView* blocks, double* sums) {
+    const ConstBufferView block = blocks[blockIdx.x];
     double sum = 0;
     with_element<double>(block.dtype, [&]<class T>(T*) { sum = thread_sum<T>(block.data, block.count); });
     sum = block_sum(sum);

@@ -22,19 +22,13 @@ namespace {
 /// Calls `use` with a null pointer to the element type of a floating dtype. Without `float8` it refuses 8-bit types.
 template <bool float8 = true, class Use>
 void with_type(DType dtype, const char* pass, Use&& use) {
-    switch (dtype) {
-        case DType::f16: return use(static_cast<__half*>(nullptr));
-        case DType::bf16: return use(static_cast<__nv_bfloat16*>(nullptr));
-        case DType::f32: return use(static_cast<float*>(nullptr));
-        case DType::f64: return use(static_cast<double*>(nullptr));
-        default: break;
-    }
-    if constexpr (float8) {
-        if (dtype == DType::f8e4m3) return use(static_cast<__nv_fp8_e4m3*>(nullptr));
-        if (dtype == DType::f8e5m2) return use(static_cast<__nv_fp8_e5m2*>(nullptr));
-    }
-    refuse(dtype, pass);
+    if (!is_floating(dtype) || (!float8 && is_float8(dtype))) refuse(dtype, pass);
+    kernels::with_element<double>(dtype, [&]<class T>(T* none) {
+        if constexpr (float8 || !kernels::is_fp8<T>) use(none);
+    });
 }
+
+bool is_aligned(const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; }
 
 /// The number of thread blocks: enough to fill any device. Threads process several pieces if there are more.
 unsigned blocks_for(std::size_t pieces) {
@@ -47,7 +41,6 @@ template <class To, class From, class F>
 void transform(To* to, const From* from, std::size_t count, F f, const char* pass, cudaStream_t stream) {
     if (count == 0) return;
     constexpr std::size_t n = kernels::pack_size<To, From>;
-    const auto is_aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
     const std::size_t packs = is_aligned(to, n * sizeof(To)) && is_aligned(from, n * sizeof(From)) ? count / n : 0;
     if (packs != 0) kernels::transform_packs<<<blocks_for(packs), kernels::threads, 0, stream>>>(to, from, packs, f);
     if (const std::size_t done = packs * n; done != count)
@@ -58,10 +51,8 @@ void transform(To* to, const From* from, std::size_t count, F f, const char* pas
 template <class A>
 void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, const char* pass, cudaStream_t stream) {
     constexpr std::size_t n = kernels::any_pack;
-    const auto is_aligned = [](const void* data, DType dtype) {
-        return reinterpret_cast<std::uintptr_t>(data) % (n * size_of(dtype)) == 0;
-    };
-    const std::size_t packs = is_aligned(to.data, to.dtype) && is_aligned(from.data, from.dtype) ? to.count / n : 0;
+    const bool in_packs = is_aligned(to.data, n * size_of(to.dtype)) && is_aligned(from.data, n * size_of(from.dtype));
+    const std::size_t packs = in_packs ? to.count / n : 0;
     const std::size_t done = packs * n, rest = to.count - done;
     if (packs != 0)
         kernels::transform_any<A, n>
@@ -121,7 +112,7 @@ void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStr
     });
 }
 
-void sums_of_squares(const NormBlock* blocks, std::size_t count, double* sums, cudaStream_t stream) {
+void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* sums, cudaStream_t stream) {
     if (count == 0) return;
     kernels::sums_of_squares<><<<static_cast<unsigned>(count), kernels::threads, 0, stream>>>(blocks, sums);
     check(cudaGetLastError(), "sums_of_squares");

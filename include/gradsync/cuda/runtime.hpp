@@ -18,6 +18,17 @@ inline void check(cudaError_t code, const char* call) {
     detail::raise(Errc::device_failed, detail::text(call, ": ", cudaGetErrorString(code)), {.operation = call});
 }
 
+inline int current_device() {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    return device;
+}
+
+/// Starts a copy on `stream`.
+inline void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
+    check(cudaMemcpyAsync(to, from, bytes, direction, stream), "cudaMemcpyAsync");
+}
+
 using Stream = UniqueHandle<cudaStream_t, cudaStreamDestroy>;
 using Event = UniqueHandle<cudaEvent_t, cudaEventDestroy>;
 
@@ -88,8 +99,8 @@ using PinnedMemory = Memory<false>;  ///< page-locked host memory, for asynchron
 
 /// The compute capability of the calling thread's device: 90 for 9.0.
 inline int compute_capability() {
-    int device = 0, major = 0, minor = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
+    int major = 0, minor = 0;
+    const int device = current_device();
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
     check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
     return 10 * major + minor;
@@ -99,15 +110,13 @@ inline int compute_capability() {
 class CurrentDevice {
 public:
     explicit CurrentDevice(int device) {
-        check(cudaGetDevice(&before_), "cudaGetDevice");
         if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
     }
-    CurrentDevice(const CurrentDevice&) = delete;
-    CurrentDevice& operator=(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(CurrentDevice&&) = delete;
     ~CurrentDevice() { cudaSetDevice(before_); }
 
 private:
-    int before_ = 0;
+    const int before_ = current_device();
 };
 
 }  // namespace gradsync::inline v0_2::cuda

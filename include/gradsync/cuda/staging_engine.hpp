@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <atomic>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "../collective/call.hpp"
 #include "../collective/deadline.hpp"
@@ -14,7 +9,6 @@
 #include "../collective/in_flight.hpp"
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/math.hpp"
 #include "device_watch.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -52,8 +46,7 @@ public:
         watch_->hooks.dismiss(*this);
         settle_copies();
     }
-    StagingEngine(const StagingEngine&) = delete;
-    StagingEngine& operator=(const StagingEngine&) = delete;
+    StagingEngine& operator=(StagingEngine&&) = delete;
 
     int rank() const noexcept { return host_.rank(); }
     int size() const noexcept { return host_.size(); }
@@ -74,7 +67,8 @@ public:
             if (!started.ready) started.ready = cuda::make_event();
             cuda::check(cudaEventRecord(started.ready.get(), compute_stream()), "cudaEventRecord");
             started.call = call;
-            started.pieces = pieces_of(call);
+            const std::size_t each = elements_of_piece(call);
+            started.pieces = divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
             started.opened = started.returning = started.over = 0;
         });
         advance();
@@ -158,10 +152,6 @@ private:
         return operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::broadcast;
     }
     std::size_t elements_of_piece(const Call& call) const noexcept { return piece_bytes_ / size_of(call.dtype); }
-    std::size_t pieces_of(const Call& call) const noexcept {
-        const std::size_t each = elements_of_piece(call);
-        return divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
-    }
 
     // All functions below require the mutex.
 
@@ -177,7 +167,8 @@ private:
             pieces_.retire([this](Piece& oldest) { return comes_back(oldest); });
             while (reducing_ < pieces_.next() && cuda::is_over(pieces_[reducing_].copied)) start_on_host(pieces_[reducing_++]);
             for (std::uint64_t p = pieces_.first(); p < reducing_; ++p) return_to_device(pieces_[p]);
-            while (pieces_.size() < most_pieces && opening_ < started_.next()) open_piece();
+            while (pieces_.size() < most_pieces && opening_ < started_.next())
+                pieces_.add([this](Piece& piece, std::uint64_t) { open(piece); });
         });
     }
     /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later calls.
@@ -192,12 +183,8 @@ private:
     }
 
     /// Sends the next piece off the device.
-    void open_piece() {
+    void open(Piece& piece) {
         Started& whole = started_[opening_];
-        pieces_.add([&](Piece& piece, std::uint64_t) { open(piece, whole); });
-        if (++whole.opened == whole.pieces) ++opening_;
-    }
-    void open(Piece& piece, const Started& whole) {
         const Call& call = whole.call;
         const std::size_t width = size_of(call.dtype), each = elements_of_piece(call), first = whole.opened * each;
         const bool in_place = divides(call.operation);
@@ -214,11 +201,11 @@ private:
         piece.out = writes && out_bytes != 0 ? static_cast<std::byte*>(call.out) + first * width : nullptr;
         if (whole.opened == 0) cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
         if (reads && in_bytes != 0)
-            cuda::check(cudaMemcpyAsync(piece.in_memory.data(), static_cast<const std::byte*>(call.in) + first * width, in_bytes,
-                                        cudaMemcpyDeviceToHost, down_.get()),
-                        "cudaMemcpyAsync");
+            cuda::copy(piece.in_memory.data(), static_cast<const std::byte*>(call.in) + first * width, in_bytes, cudaMemcpyDeviceToHost,
+                       down_.get());
         cuda::check(cudaEventRecord(piece.copied.get(), down_.get()), "cudaEventRecord");
         piece.returning = false;
+        if (++whole.opened == whole.pieces) ++opening_;
     }
 
     void start_on_host(Piece& piece) {
@@ -241,9 +228,7 @@ private:
     void return_to_device(Piece& piece) {
         if (piece.returning || !poll_work(piece.work)) return;
         if (piece.out != nullptr)
-            cuda::check(cudaMemcpyAsync(piece.out, piece.call.out, piece.call.out_count * size_of(piece.call.dtype), cudaMemcpyHostToDevice,
-                                        up_.get()),
-                        "cudaMemcpyAsync");
+            cuda::copy(piece.out, piece.call.out, piece.call.out_count * size_of(piece.call.dtype), cudaMemcpyHostToDevice, up_.get());
         cuda::check(cudaEventRecord(piece.copied.get(), up_.get()), "cudaEventRecord");
         piece.returning = true;
         ++started_[piece.number].returning;

@@ -7,8 +7,6 @@
 #include <boost/mpi/environment.hpp>
 #include <boost/mpi/exception.hpp>
 
-#include "../core/error.hpp"
-
 /// `MpiBackend` for programs that use Boost.MPI:
 ///
 ///     boost::mpi::environment environment(argc, argv, boost::mpi::threading::multiple, false);

@@ -36,21 +36,15 @@ struct buffer_traits<T> {
     static constexpr MemorySpace space = MemorySpace::host;
     static constexpr bool owns = detail::EigenStorage<T>;
 
-    /// Throws Error(invalid_argument) if a block or map has gaps.
-    static auto view(T& t) { return view_of(t); }
-    static auto view(const T& t) { return view_of(t); }
-
     static auto shape(const T& t) {
         if constexpr (T::IsVectorAtCompileTime) return std::array{static_cast<std::size_t>(t.size())};
         else return std::array{static_cast<std::size_t>(t.rows()), static_cast<std::size_t>(t.cols())};
     }
 
-private:
-    using Scalar = typename T::Scalar;
-
-    /// The view is read-only if Eigen gives a pointer to const.
+    /// The view is read-only if Eigen gives a pointer to const. Throws Error(invalid_argument) if a block or map has gaps.
     template <class Dense>
-    static auto view_of(Dense& t) {
+    static auto view(Dense& t) {
+        using Scalar = typename T::Scalar;
         constexpr bool has_memory = (Eigen::internal::traits<T>::Flags & Eigen::DirectAccessBit) != 0;
         static_assert(has_memory, "gradsync: evaluate this Eigen expression into a matrix first: it has no memory of its own");
         static_assert(Element<Scalar>,
@@ -68,6 +62,7 @@ private:
         }
     }
 
+private:
     static bool is_contiguous(const T& t) {
         const Eigen::Index inner = t.innerSize(), outer = t.outerSize();
         if (t.size() <= 1) return true;

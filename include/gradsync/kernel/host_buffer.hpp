@@ -3,10 +3,8 @@
 
 #include <sys/mman.h>
 
-#include <cstddef>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #include "../core/list.hpp"
 

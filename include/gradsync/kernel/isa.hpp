@@ -12,13 +12,10 @@
 /// Some functions in other headers are `template <class = void>`: their containers take long to compile, and only a file that calls them pays.
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+#include <cpuid.h>
 #define GRADSYNC_X86_DISPATCH 1
 #else
 #define GRADSYNC_X86_DISPATCH 0
-#endif
-
-#if GRADSYNC_X86_DISPATCH
-#include <cpuid.h>
 #endif
 
 #if defined(__clang__)

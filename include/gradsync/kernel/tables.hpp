@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-
 #include "loops.hpp"
 #include "reduce.hpp"
 

@@ -2,12 +2,7 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
 
-#include <vector>
-
-#include "../collective/call.hpp"
-#include "../core/shard_range.hpp"
 #include "../cuda/passes.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"
@@ -83,32 +78,20 @@ private:
         std::size_t bytes() const noexcept { return call->in_count * size_of(call->dtype); }
     };
 
-    /// NCCL's group of this thread. The destructor closes it: an open one would swallow later calls on any communicator.
-    class Group {
-    public:
-        Group() = default;
-        Group(const Group&) = delete;
-        Group& operator=(const Group&) = delete;
-        ~Group() {
-            if (open_) ncclGroupEnd();
-        }
-        ncclResult_t end() noexcept {
-            open_ = false;
-            return ncclGroupEnd();
-        }
-
-    private:
-        bool open_ = true;
-    };
-
     /// Calls `post(call)` for all pending calls, as one launch.
     template <class Post, class Settle>
     void together(Post&& post, Settle&& settle) {
         culprit_ = 0;
         check(ncclGroupStart(), "ncclGroupStart");
-        Group group;
+        struct Group {  // an open one would swallow later calls of this thread on any communicator
+            bool open = true;
+            ~Group() {
+                if (open) ncclGroupEnd();
+            }
+        } group;
         for (; culprit_ < pending_.size(); ++culprit_) post(pending_[culprit_]);
-        settle(group.end(), "ncclGroupEnd");
+        group.open = false;
+        settle(ncclGroupEnd(), "ncclGroupEnd");
     }
     /// Throws NcclError if a call that does not wait has failed.
     void check(ncclResult_t code, const char* function) const {
@@ -144,7 +127,7 @@ private:
             room += scratch_bytes(next);
             double* const weight = static_cast<double*>(weights_.data()) + next.slot;
             *weight = next.call->contribution.weight;
-            cuda::check(cudaMemcpyAsync(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
+            cuda::copy(&cell(next)->weight, weight, sizeof *weight, cudaMemcpyHostToDevice, stream());
         }
         if (!any) return;
         together(
@@ -264,8 +247,7 @@ private:
             if (r != rank_) return gathers ? receive(at, part.size(), r) : send(at, part.size(), r);
             void* const to = gathers ? at : call.out;
             if (const void* const from = gathers ? call.in : at; to != from)
-                cuda::check(cudaMemcpyAsync(to, from, part.size() * size_of(call.dtype), cudaMemcpyDeviceToDevice, stream()),
-                            "cudaMemcpyAsync");
+                cuda::copy(to, from, part.size() * size_of(call.dtype), cudaMemcpyDeviceToDevice, stream());
         });
     }
 

@@ -3,17 +3,12 @@
 
 #include <nccl.h>
 
-#include <atomic>
 #include <cassert>
 #include <iterator>
-#include <memory>
 #include <thread>
 
 #include "../collective/messages/message_engine.hpp"
 #include "../core/clock.hpp"
-#include "../core/dtype.hpp"
-#include "../core/error.hpp"
-#include "../core/reduce_op.hpp"
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
 #error "gradsync needs NCCL 2.14 or later: older ones have no communicators that do not block"
@@ -81,10 +76,18 @@ public:
     /// Wraps a communicator; unless it takes ownership, the caller keeps it.
     NcclCommunicator(ncclComm_t comm, bool takes_ownership) noexcept : comm_(comm), owns_(takes_ownership) {}
 
-    /// Makes a communicator. Collective over the `size` ranks that have `id`. `wanted()` returns false to give up. Throws
-    /// Error(device_failed).
-    template <class Wanted>
-    static NcclCommunicator make(const ncclUniqueId& id, int rank, int size, [[maybe_unused]] int max_ctas, Wanted&& wanted) {
+    /// Makes a communicator of the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
+    /// first.
+    static NcclCommunicator make(message_passing::MessageEngine& control, [[maybe_unused]] int max_ctas) {
+        const int self = control.own_world_rank();
+        ncclUniqueId id{};
+        if (control.rank() == 0)
+            if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
+                const std::string what = text("ncclGetUniqueId: ", ncclGetErrorString(code));
+                control.fail({Errc::device_failed, self, what});
+                raise(Errc::device_failed, what, {.operation = "NcclBackend", .rank = self, .peer = self});
+            }
+        id = control.exchange(id).front();
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
@@ -93,10 +96,21 @@ public:
             config.minCTAs = 1;
         }
 #endif
-        NcclCommunicator made;
-        const ncclResult_t code = ncclCommInitRankConfig(&made.comm_, size, id, rank, &config);
-        made.settle(code, "ncclCommInitRankConfig", wanted);
-        return made;
+        const auto deadline = Clock::now() + control.timeout();
+        try {
+            NcclCommunicator made;
+            const ncclResult_t code = ncclCommInitRankConfig(&made.comm_, control.size(), id, control.rank(), &config);
+            made.settle(code, "ncclCommInitRankConfig", [&] {
+                control.progress();
+                return !control.world().failed() && Clock::now() < deadline;
+            });
+            return made;
+        } catch (const Error& error) {
+            control.fail({Errc::device_failed, self, text("rank ", self, " cannot make a communicator of NCCL: ", error.what())});
+            const collective::Failure failure = control.world().failure();
+            raise(failure.code, text("rank ", self, ": ", failure.message),
+                  {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
+        }
     }
 
     NcclCommunicator(NcclCommunicator&& other) noexcept
@@ -163,31 +177,5 @@ private:
     bool owns_ = true;
     std::shared_ptr<std::atomic<bool>> aborting_;  ///< true once NCCL has returned
 };
-
-/// Makes a communicator of the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
-/// first.
-inline NcclCommunicator make_communicator(message_passing::MessageEngine& control, int max_ctas) {
-    const int self = control.own_world_rank();
-    ncclUniqueId id{};
-    if (control.rank() == 0)
-        if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
-            const std::string what = text("ncclGetUniqueId: ", ncclGetErrorString(code));
-            control.fail({Errc::device_failed, self, what});
-            raise(Errc::device_failed, what, {.operation = "NcclBackend", .rank = self, .peer = self});
-        }
-    id = control.exchange(id).front();
-    const auto deadline = std::chrono::steady_clock::now() + control.timeout();
-    try {
-        return NcclCommunicator::make(id, control.rank(), control.size(), max_ctas, [&] {
-            control.progress();
-            return !control.world().failed() && std::chrono::steady_clock::now() < deadline;
-        });
-    } catch (const Error& error) {
-        control.fail({Errc::device_failed, self, text("rank ", self, " cannot make a communicator of NCCL: ", error.what())});
-        const collective::Failure failure = control.world().failure();
-        raise(failure.code, text("rank ", self, ": ", failure.message),
-              {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
-    }
-}
 
 }  // namespace gradsync::inline v0_2::detail

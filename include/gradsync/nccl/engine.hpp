@@ -1,19 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <exception>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <thread>
-
-#include "../collective/deadline.hpp"
-#include "../collective/failures.hpp"
-#include "../collective/in_flight.hpp"
 #include "../cuda/device_watch.hpp"
 #include "channel.hpp"
-#include "settings.hpp"
+#include "memory.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -192,7 +182,7 @@ public:
             settings.memory = memory_.choice();
         }
         auto control = std::static_pointer_cast<MessageEngine>(control_->split(group));
-        NcclCommunicator comm = make_communicator(*control, settings.max_ctas);
+        NcclCommunicator comm = NcclCommunicator::make(*control, settings.max_ctas);
         return std::make_shared<NcclEngine>(std::move(control), watch_, std::move(comm), settings);
     }
 

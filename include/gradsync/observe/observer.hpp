@@ -22,9 +22,7 @@ inline constexpr std::size_t activity_count = 8;
 
 /// "copy", "launch", ...
 constexpr std::string_view name_of(Activity activity) noexcept {
-    constexpr std::string_view names[activity_count] = {"copy", "launch",    "progress",   "finish",
-                                                        "wait", "optimizer", "collective", "gather"};
-    return names[static_cast<std::size_t>(activity)];
+    return detail::name_in({"copy", "launch", "progress", "finish", "wait", "optimizer", "collective", "gather"}, activity);
 }
 
 /// True if the activity holds the step up. The optimizer does not count: every training has one.
@@ -50,11 +48,6 @@ public:
     /// before it begins again. `at` may be a little earlier than the call.
     virtual void begin(Activity activity, std::size_t index, Time at) noexcept = 0;
     virtual void end(Activity activity, std::size_t index, Time at) noexcept = 0;
-
-protected:
-    Observer() = default;
-    Observer(const Observer&) = default;
-    Observer& operator=(const Observer&) = default;
 };
 
 }  // namespace gradsync::inline v0_2

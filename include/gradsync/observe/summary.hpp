@@ -102,18 +102,14 @@ inline TimelineSummary summarise(const Timeline& timeline) {
         while (m < marks.size() && marks[m].at <= finishes[step]) ++m;
     }
 
-    const auto row_of = [&](std::string_view name) -> SpanSummary& {
-        for (SpanSummary& row : summary.spans)
-            if (row.name == name) return row;
-        return summary.spans.emplace_back(SpanSummary{std::string(name)});
-    };
     const auto count = [&](const Timeline::Span& s, std::string_view name) {
-        SpanSummary& row = row_of(name);
+        auto row = std::find_if(summary.spans.begin(), summary.spans.end(), [&](const SpanSummary& known) { return known.name == name; });
+        if (row == summary.spans.end()) row = summary.spans.insert(row, SpanSummary{std::string(name)});
         const double d = seconds(s.end - s.begin);
-        row.least = row.count == 0 ? d : std::min(row.least, d);
-        row.most = std::max(row.most, d);
-        row.total += d;
-        ++row.count;
+        row->least = row->count == 0 ? d : std::min(row->least, d);
+        row->most = std::max(row->most, d);
+        row->total += d;
+        ++row->count;
     };
     for (const Timeline::Span& s : spans)
         if (s.name != nullptr) count(s, s.name);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "observer.hpp"
@@ -39,8 +38,7 @@ public:
         Scope(Timeline* timeline, const char* name) : timeline_(timeline), name_(name) {
             if (timeline_ != nullptr) begin_ = std::chrono::steady_clock::now();
         }
-        Scope(const Scope&) = delete;
-        Scope& operator=(const Scope&) = delete;
+        Scope& operator=(Scope&&) = delete;
         ~Scope() {
             if (timeline_ != nullptr) timeline_->add({std::chrono::steady_clock::now(), begin_, name_, 0, Kind::scope});
         }
@@ -81,7 +79,34 @@ public:
     };
 
     /// All spans that have ended and are kept, in the order of their beginnings; of equal beginnings longer ones first.
-    std::vector<Span> spans() const { return spans(false); }
+    std::vector<Span> spans(bool unfinished = false) const {
+        struct Open {
+            Record record;
+            std::size_t number;
+        };
+        std::vector<Span> spans;
+        std::vector<Open> open;
+        Time last{};
+        for_each_record([&](const Record& r, std::size_t number) {
+            last = std::max(last, r.at);
+            if (r.kind == Kind::begin) open.push_back({r, number});
+            if (r.kind == Kind::scope) spans.push_back({r.name, {}, Span::no_index, r.begin, r.at});
+            if (r.kind != Kind::end) return;
+            for (std::size_t k = open.size(); k-- > 0;)
+                if (open[k].record.index == r.index && open[k].record.activity == r.activity) {
+                    spans.push_back({nullptr, r.activity, r.index, open[k].record.at, r.at, true, open[k].number >= planned_});
+                    open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
+                    break;
+                }  // otherwise its beginning is no longer kept
+        });
+        if (unfinished)
+            for (const Open& o : open)
+                spans.push_back(
+                    {nullptr, o.record.activity, o.record.index, o.record.at, std::max(last, o.record.at), false, o.number >= planned_});
+        std::stable_sort(spans.begin(), spans.end(),
+                         [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
+        return spans;
+    }
     /// The same, with spans that have not ended. After a failure they show what the rank was doing.
     std::vector<Span> spans_and_unfinished() const { return spans(true); }
     /// The times at which gradients became ready, in order.
@@ -120,35 +145,6 @@ private:
         Activity activity{};
     };
     static_assert(sizeof(Record) <= 32);
-
-    std::vector<Span> spans(bool unfinished) const {
-        struct Open {
-            Record record;
-            std::size_t number;
-        };
-        std::vector<Span> spans;
-        std::vector<Open> open;
-        Time last{};
-        for_each_record([&](const Record& r, std::size_t number) {
-            last = std::max(last, r.at);
-            if (r.kind == Kind::begin) open.push_back({r, number});
-            if (r.kind == Kind::scope) spans.push_back({r.name, {}, Span::no_index, r.begin, r.at});
-            if (r.kind != Kind::end) return;
-            for (std::size_t k = open.size(); k-- > 0;)
-                if (open[k].record.index == r.index && open[k].record.activity == r.activity) {
-                    spans.push_back({nullptr, r.activity, r.index, open[k].record.at, r.at, true, open[k].number >= planned_});
-                    open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
-                    break;
-                }  // otherwise its beginning is no longer kept
-        });
-        if (unfinished)
-            for (const Open& o : open)
-                spans.push_back(
-                    {nullptr, o.record.activity, o.record.index, o.record.at, std::max(last, o.record.at), false, o.number >= planned_});
-        std::stable_sort(spans.begin(), spans.end(),
-                         [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
-        return spans;
-    }
 
     void note(Kind kind, Activity activity, std::size_t index, Time at) noexcept {
         add({at, {}, nullptr, static_cast<std::uint32_t>(index), kind, activity});

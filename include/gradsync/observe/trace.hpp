@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"
@@ -155,15 +154,13 @@ inline Observer::Time first_moment(const Timeline& timeline) {
 
 inline void write_trace_file(const std::string& text, int rank, const std::string& path) {
     std::FILE* const file = std::fopen(path.c_str(), "wb");
-    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    int error = errno;
-    if (file != nullptr && std::fclose(file) != 0 && written) {  // a full disk often shows only here
-        written = false;
-        error = errno;
-    }
-    if (!written)
+    const bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    const int error = errno;
+    const bool closed = file != nullptr && std::fclose(file) == 0;  // a full disk often shows only here
+    if (!written || !closed)
         raise(Errc::storage,
-              detail::text("write_trace: cannot write '", path, "': ", std::strerror(error), "; name a file that you may write to"),
+              detail::text("write_trace: cannot write '", path, "': ", std::strerror(written ? errno : error),
+                           "; name a file that you may write to"),
               {.operation = "write_trace", .rank = rank});
 }
 

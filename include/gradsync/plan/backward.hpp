@@ -12,8 +12,6 @@ namespace gradsync::inline v0_2::plan {
 struct ReadyGradient {
     double ready = 0;  ///< seconds after the backward began
     std::size_t bytes = 0;
-
-    friend constexpr bool operator==(ReadyGradient, ReadyGradient) = default;
 };
 
 /// Times of a bucket, in seconds: ready with its last gradient, started when the bucket before has ended.
@@ -68,8 +66,6 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
 struct Contention {
     double compute = 1;  ///< in (0, 1]
     double link = 1;     ///< in (0, 1]
-
-    friend constexpr bool operator==(Contention, Contention) = default;
 };
 
 /// Throws Error(invalid_argument) if a share is not in (0, 1].

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
 #include <vector>
 
 #include "checked_size.hpp"
@@ -28,8 +27,8 @@ enum class BatchRounding : std::uint8_t {
 };
 
 constexpr std::string_view name_of(BatchRounding rounding) noexcept {
-    constexpr std::string_view names[] = {"none", "fewer_steps", "more_steps", "uneven_steps", "fewer_devices", "smaller_micro_batch"};
-    return names[static_cast<std::size_t>(rounding)];
+    return gradsync::detail::name_in({"none", "fewer_steps", "more_steps", "uneven_steps", "fewer_devices", "smaller_micro_batch"},
+                                     rounding);
 }
 
 /// One way to run the target, in whole numbers.

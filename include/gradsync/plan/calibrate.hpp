@@ -86,24 +86,23 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
         options.max_in_flight < 1)
         refuse("min_bytes must be at least 4 and max_bytes four times as much, warm_up at least 0, bursts and max_in_flight at least 1");
 
-    const auto calls_of = [&](std::size_t bytes) {
-        const std::size_t calls = options.burst_bytes / bytes;
-        return gradsync::detail::larger<std::size_t>(1, gradsync::detail::smaller(calls, static_cast<std::size_t>(options.max_in_flight)));
-    };
+    const auto most_calls = static_cast<std::size_t>(options.max_in_flight);
     auto memory = backend.allocate(gradsync::detail::larger(options.max_bytes, options.burst_bytes));
     std::vector<TimedCall> timed;
     std::vector<double> seconds(static_cast<std::size_t>(options.bursts));
     std::vector<typename B::WorkType> works;
     for (std::size_t bytes = options.min_bytes;; bytes *= 4) {
-        const BufferView whole{static_cast<float*>(memory.data()), bytes / sizeof(float) * calls_of(bytes), B::memory_space};
+        const std::size_t calls =
+            gradsync::detail::larger<std::size_t>(1, gradsync::detail::smaller(options.burst_bytes / bytes, most_calls));
+        const BufferView whole{static_cast<float*>(memory.data()), bytes / sizeof(float) * calls, B::memory_space};
         for (int i = -options.warm_up; i < options.bursts; ++i) {
             backend.barrier().wait();
             const double begin = backend_seconds(backend);
-            for (std::size_t k = 0; k < calls_of(bytes); ++k)
+            for (std::size_t k = 0; k < calls; ++k)
                 works.push_back(backend.all_reduce(whole.subview(k * (bytes / sizeof(float)), bytes / sizeof(float)), ReduceOp::sum));
             for (auto& work : works) work.wait();
             works.clear();
-            if (i >= 0) seconds[static_cast<std::size_t>(i)] = (backend_seconds(backend) - begin) / static_cast<double>(calls_of(bytes));
+            if (i >= 0) seconds[static_cast<std::size_t>(i)] = (backend_seconds(backend) - begin) / static_cast<double>(calls);
         }
         for (std::size_t i = 1; i < seconds.size(); ++i)  // sorted: there are few
             for (std::size_t k = i; k > 0 && seconds[k] < seconds[k - 1]; --k) std::swap(seconds[k], seconds[k - 1]);

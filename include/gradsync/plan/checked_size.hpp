@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "../core/error.hpp"
+#include "../core/math.hpp"
 
 namespace gradsync::inline v0_2::plan {
 
@@ -24,6 +25,13 @@ inline void check_positive(std::initializer_list<Named> numbers) {
         if (number.value == 0) refuse(number.name, " is 0, but must be positive");
 }
 
+/// Throws Error(invalid_argument) unless `value` is a finite number of 0 or more. It is what `operation` was given as `what`.
+inline void check_amount(const char* operation, const char* what, double value, int rank = -1) {
+    using gradsync::detail::text;
+    if (!(value >= 0) || !gradsync::detail::is_finite(value))
+        gradsync::detail::refuse(operation, text(what, " must be a finite number of 0 or more, not ", std::to_string(value)), rank);
+}
+
 }  // namespace detail
 
 /// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into 64 bits, because a plan
@@ -42,7 +50,6 @@ public:
         if (b.value_ != 0 && a.value_ > most / b.value_) refuse(a.value_, " * ", b.value_);
         return a.value_ * b.value_;
     }
-    friend constexpr bool operator==(CheckedSize, CheckedSize) = default;
 
 private:
     static constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();

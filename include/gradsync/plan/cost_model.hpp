@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/math.hpp"
 #include "checked_size.hpp"
 
 /// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
@@ -38,8 +37,7 @@ enum class Algorithm : std::uint8_t {
 };
 
 constexpr std::string_view name_of(Algorithm algorithm) noexcept {
-    constexpr std::string_view names[] = {"ring", "tree", "recursive-halving", "hierarchical"};
-    return names[static_cast<std::size_t>(algorithm)];
+    return gradsync::detail::name_in({"ring", "tree", "recursive-halving", "hierarchical"}, algorithm);
 }
 
 /// Ranks on nodes, the same number on each.
@@ -141,18 +139,15 @@ constexpr double ring_latency_wall(Link link, double bytes) noexcept { return by
 
 // ------------------------------------------------------------------------------------- bandwidths, as nccl-tests print them
 
-/// Bytes of the whole buffer per second.
-constexpr double algorithm_bandwidth(double bytes, double seconds) noexcept { return bytes / seconds; }
-
-/// The factor from algorithm bandwidth to bus bandwidth, which does not depend on the number of ranks and can be compared with a link's:
-/// 2 (p-1)/p for all-reduce, (p-1)/p for reduce-scatter and all-gather, 1 for broadcast.
+/// The factor from algorithm bandwidth (bytes of the whole buffer per second) to bus bandwidth, which does not depend on the number of
+/// ranks and can be compared with a link's: 2 (p-1)/p for all-reduce, (p-1)/p for reduce-scatter and all-gather, 1 for broadcast.
 constexpr double bus_factor(Collective what, int ranks) noexcept {
     const double share = (ranks - 1.0) / ranks;
     return what == Collective::all_reduce ? 2 * share : what == Collective::broadcast ? 1 : share;
 }
 
 constexpr double bus_bandwidth(Collective what, int ranks, double bytes, double seconds) noexcept {
-    return algorithm_bandwidth(bytes, seconds) * bus_factor(what, ranks);
+    return bytes / seconds * bus_factor(what, ranks);
 }
 
 }  // namespace gradsync::inline v0_2::plan

@@ -17,8 +17,7 @@ enum class ZeroStage : std::uint8_t {
 };
 
 constexpr std::string_view name_of(ZeroStage stage) noexcept {
-    constexpr std::string_view names[] = {"none", "optimizer", "gradients", "parameters"};
-    return names[static_cast<std::size_t>(stage)];
+    return gradsync::detail::name_in({"none", "optimizer", "gradients", "parameters"}, stage);
 }
 
 /// Bytes of a model's state per parameter. A master copy of the weights, if there is one, belongs to the optimizer's state and is split

@@ -4,7 +4,6 @@
 #include "../collective/engine.hpp"
 #include "../collective/in_flight.hpp"
 #include "../collective/shared_memory/chunks.hpp"
-#include "../core/shard_range.hpp"
 #include "simulation.hpp"
 
 namespace gradsync::inline v0_2::simulation {
@@ -26,7 +25,6 @@ public:
           worker_(world_ranks_->size()) {}
 
     Simulation& simulation() const noexcept { return *simulation_; }
-    const std::shared_ptr<Simulation>& shared_simulation() const noexcept { return simulation_; }
     const collective::Member::WorldRanks& world_ranks() const noexcept { return world_ranks_; }
     int size() const noexcept { return static_cast<int>(world_ranks_->size()); }
     int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
@@ -83,7 +81,8 @@ public:
     void nap(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
         const int own = world_rank(rank);
         const double now = simulation_->scheduler.now(own);
-        simulation_->nap(lock, own, [=, this] { return too_late(n, own, now, limit); });
+        simulation_->nappers.push_back(own);
+        simulation_->block(lock, own, {Scheduler::endless, [=, this] { return too_late(n, own, now, limit); }});
     }
 
     /// Ends one rank's interest in collective n.
@@ -138,7 +137,7 @@ private:
         simulation_->records.push_back(started.times);
         started.placed = true;
         simulation_->wake(started.waiters, started.times.end);
-        simulation_->wake_nappers(started.times.ready);
+        simulation_->wake(simulation_->nappers, started.times.ready);
     }
 
     void move(const std::vector<Call>& calls) {

@@ -92,10 +92,10 @@ public:
         if (bytes == 0) return {};
         void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (data == MAP_FAILED) throw std::bad_alloc();
-        const auto take_back = [simulation = communicator_->shared_simulation(), bytes](void* region) {
+        const auto take_back = [communicator = communicator_, bytes](void* region) {
             {
-                const auto lock = simulation->scheduler.lock();
-                simulation->remove_region(region);
+                const auto lock = communicator->simulation().scheduler.lock();
+                communicator->simulation().remove_region(region);
             }
             ::munmap(region, bytes);
         };

@@ -98,8 +98,7 @@ public:
         for (std::size_t r = 0; r < ranks_.size(); ++r) wake(static_cast<int>(r), 0);
     }
 
-    /// Sets what to run when all remaining ranks are blocked. It must wake at least one.
-    void on_deadlock(std::function<void()> resolve) { resolve_ = std::move(resolve); }
+    std::function<void()> on_deadlock;  ///< called when all remaining ranks are blocked; must wake at least one
 
     /// Later than any time.
     static constexpr double endless = 1e300;
@@ -145,7 +144,7 @@ private:
         running_ = -1;
         while (queue_.empty() || queue_.top().rank == event) {
             if (!queue_.empty()) happen();
-            else if (blocked_ != 0 && resolve_) resolve_();
+            else if (blocked_ != 0 && on_deadlock) on_deadlock();
             else return;
         }
         running_ = queue_.top().rank;
@@ -167,7 +166,6 @@ private:
     int blocked_ = 0;
     int running_ = -1;
     std::uint64_t turn_ = 0;
-    std::function<void()> resolve_;
 };
 
 }  // namespace gradsync::inline v0_2::simulation

@@ -7,7 +7,6 @@
 #include "../collective/failures.hpp"
 #include "../collective/world.hpp"
 #include "../core/clock.hpp"
-#include "../core/math.hpp"
 #include "../plan/cost_model.hpp"
 #include "scheduler.hpp"
 
@@ -24,30 +23,26 @@ struct CollectiveRecord {
     double start = 0, end = 0;  ///< its times on the links
 };
 
-/// The links of a cluster. Each link carries one collective at a time. A collective within a node takes the inner link of that node; one
-/// between nodes takes the inner and outer links of all its nodes.
+/// The links of a cluster. A collective takes the links of all its nodes, and a node's links carry one collective at a time: one between
+/// nodes needs the links within them, too.
 class Network {
 public:
-    Network(const plan::Cluster& cluster, plan::Algorithm algorithm)
-        : cluster_(cluster), algorithm_(algorithm), inner_(static_cast<std::size_t>(cluster.nodes())), outer_(inner_.size()) {}
+    Network(const plan::Cluster& of, plan::Algorithm by) : cluster(of), algorithm(by), taken_(static_cast<std::size_t>(of.nodes())) {}
 
-    const plan::Cluster& cluster() const noexcept { return cluster_; }
-    plan::Algorithm algorithm() const noexcept { return algorithm_; }
-    std::size_t node_of(int rank) const noexcept { return static_cast<std::size_t>(rank / cluster_.ranks_per_node); }
+    const plan::Cluster cluster;
+    const plan::Algorithm algorithm;
 
     /// The network's view of a group of ranks.
     struct Route {
         std::vector<std::size_t> nodes;
         plan::Cluster shape;  ///< the cluster reduced to this group
-
-        bool crosses() const noexcept { return nodes.size() > 1; }
     };
 
     /// A group with different numbers of ranks per node counts as one rank per node, on the slower link.
     Route route(std::span<const int> world_ranks) const {
-        Route route{{}, cluster_};
-        std::vector<int> on_node(inner_.size());
-        for (const int r : world_ranks) ++on_node[node_of(r)];
+        Route route{{}, cluster};
+        std::vector<int> on_node(taken_.size());
+        for (const int r : world_ranks) ++on_node[static_cast<std::size_t>(r / cluster.ranks_per_node)];
         int each = 0;
         bool even = true;
         for (std::size_t node = 0; node < on_node.size(); ++node) {
@@ -58,23 +53,17 @@ public:
         }
         route.shape.ranks = static_cast<int>(world_ranks.size());
         route.shape.ranks_per_node = even ? each : 1;
-        if (!even) route.shape.between = plan::detail::slower(cluster_.between, cluster_.within);
+        if (!even) route.shape.between = plan::detail::slower(cluster.between, cluster.within);
         return route;
     }
 
     /// Reserves the links for a collective of this route: sets its `start` and `end`.
     void reserve(const Route& route, CollectiveRecord& collective) {
         collective.start = collective.ready;
-        for (const std::size_t node : route.nodes) {
-            collective.start = gradsync::detail::larger(collective.start, inner_[node]);
-            if (route.crosses()) collective.start = gradsync::detail::larger(collective.start, outer_[node]);
-        }
-        const plan::CallCost cost = plan::collective_cost(kind_of(collective.operation), algorithm_, route.shape);
+        for (const std::size_t node : route.nodes) collective.start = gradsync::detail::larger(collective.start, taken_[node]);
+        const plan::CallCost cost = plan::collective_cost(kind_of(collective.operation), algorithm, route.shape);
         collective.end = collective.start + cost.seconds(static_cast<double>(collective.bytes));
-        for (const std::size_t node : route.nodes) {
-            inner_[node] = collective.end;
-            if (route.crosses()) outer_[node] = collective.end;
-        }
+        for (const std::size_t node : route.nodes) taken_[node] = collective.end;
     }
 
 private:
@@ -87,9 +76,7 @@ private:
         return kinds[static_cast<std::size_t>(operation)];
     }
 
-    plan::Cluster cluster_;
-    plan::Algorithm algorithm_;
-    std::vector<double> inner_, outer_;  ///< by node: the time until which the link is taken
+    std::vector<double> taken_;  ///< by node: the time until which its links are taken
 };
 
 /// The state that all ranks and communicators of a simulation share.
@@ -102,13 +89,14 @@ public:
           moves_buckets_(moves_buckets),
           waits_(static_cast<std::size_t>(cluster.ranks)),
           limits_(waits_.size()) {
-        scheduler.on_deadlock([this] { end_the_earliest_wait(); });
+        scheduler.on_deadlock = [this] { end_the_earliest_wait(); };
     }
 
     Scheduler scheduler;
     Network network;
     std::vector<CollectiveRecord> records;
     int communicators = 0;  ///< number made so far
+    List<int> nappers;      ///< world ranks that are blocked until any collective has got its place on the links
 
     /// Fails the simulation on all ranks. Only the first failure counts.
     void fail(const collective::Failure& failure) {
@@ -130,18 +118,12 @@ public:
         scheduler.block(lock, world_rank);
         own = {};
     }
-    /// Blocks the rank until any collective has got its place on the links.
-    void nap(Scheduler::Lock& lock, int world_rank, std::function<collective::Failure()> complain) {
-        nappers_.push_back(world_rank);
-        block(lock, world_rank, {Scheduler::endless, std::move(complain)});
-    }
     /// Lets blocked ranks go on, no earlier than at `time` or at their deadlines; ranks that are not blocked stay as they are.
     void wake(List<int>& world_ranks, double time) {
         for (const int rank : world_ranks)
             scheduler.wake(rank, gradsync::detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));
         world_ranks.clear();
     }
-    void wake_nappers(double time) { wake(nappers_, time); }
 
     /// Sets how long this rank may keep its turn in real time: no other rank runs meanwhile that could end it.
     void set_limit(int world_rank, std::chrono::nanoseconds limit) { limits_[static_cast<std::size_t>(world_rank)] = limit; }
@@ -197,8 +179,7 @@ private:
     }
 
     bool moves_buckets_;
-    std::vector<Wait> waits_;  ///< by world rank
-    List<int> nappers_;
+    std::vector<Wait> waits_;                       ///< by world rank
     std::vector<std::chrono::nanoseconds> limits_;  ///< by world rank
     std::condition_variable stopped_;
     bool stop_ = false;

@@ -37,7 +37,7 @@ void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStr
 void clamp(BufferView buffer, double limit, cudaStream_t stream) {
     gradsync_fake::enqueue(stream, [=] { kernel::clamp(on_host(buffer), limit); });
 }
-void sums_of_squares(const NormBlock* blocks, std::size_t count, double* sums, cudaStream_t stream) {
+void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* sums, cudaStream_t stream) {
     gradsync_fake::enqueue(stream, [=] {
         for (std::size_t i = 0; i < count; ++i)
             sums[i] = kernel::sum_of_squares({const_cast<void*>(blocks[i].data), blocks[i].count, blocks[i].dtype, MemorySpace::host});

@@ -123,7 +123,7 @@ TEST_CASE("device passes: convert and add, between all floating types") {
 TEST_CASE("device passes: sums of squares, the same bits each time") {
     std::vector<Bytes> contents;
     std::vector<DeviceMemory> memories;
-    std::vector<gradsync::cuda::NormBlock> blocks;
+    std::vector<gradsync::ConstBufferView> blocks;
     std::vector<double> expected;
     for (const DType dtype : floating)
         for (const std::size_t count : {0u, 1u, 5u, 1000u, 16384u})
@@ -138,7 +138,7 @@ TEST_CASE("device passes: sums of squares, the same bits each time") {
     DeviceMemory table({bytes.begin(), bytes.end()}), sums(Bytes(blocks.size() * sizeof(double)));
     Bytes first;
     for (int repeat = 0; repeat < 3; ++repeat) {
-        gradsync::cuda::sums_of_squares(reinterpret_cast<const gradsync::cuda::NormBlock*>(table.data()), blocks.size(),
+        gradsync::cuda::sums_of_squares(reinterpret_cast<const gradsync::ConstBufferView*>(table.data()), blocks.size(),
                                         reinterpret_cast<double*>(sums.data()), nullptr);
         gradsync::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
         const Bytes now = sums.read();
