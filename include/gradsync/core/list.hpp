@@ -50,7 +50,7 @@ public:
 
     List() = default;
     /// `size` elements that are T().
-    explicit List(std::size_t size) : data_(size == 0 ? nullptr : new T[size]()), size_(size), capacity_(size) {}
+    [[gnu::noinline]] explicit List(std::size_t size) : data_(size == 0 ? nullptr : new T[size]()), size_(size), capacity_(size) {}
     List(std::size_t size, const T& value) : List(size) { fill(value); }
     List(std::initializer_list<T> elements) : List(elements.size()) { copy(elements.begin()); }
     explicit List(ListView<const T> elements) : List(elements.size()) { copy(elements.data()); }
@@ -87,7 +87,7 @@ public:
         data_[size_++] = std::move(element);
     }
     /// New elements are T(). Elements that are dropped release what they own; the list keeps its memory.
-    void resize(std::size_t size) {
+    [[gnu::noinline]] void resize(std::size_t size) {
         if (size > capacity_) grow(size > 2 * size_ ? size : 2 * size_);
         for (std::size_t i = size_; i < size; ++i) data_[i] = T();
         if constexpr (!std::is_trivially_destructible_v<T>)
@@ -128,7 +128,7 @@ private:
         std::swap(size_, other.size_);
         std::swap(capacity_, other.capacity_);
     }
-    void grow(std::size_t capacity) {
+    [[gnu::noinline]] void grow(std::size_t capacity) {
         List longer(capacity);
         for (std::size_t i = 0; i < size_; ++i) longer.data_[i] = std::move(data_[i]);
         longer.size_ = size_;
