@@ -83,11 +83,12 @@ private:
         const auto owner = [&] {  // not before it is needed: if construction throws, nothing is freed
             return given.use == MpiCommunicator::take_ownership && !given.owner ? detail::mpi_owner(comm) : std::move(given.owner);
         };
-        const auto transport = [&]() -> std::unique_ptr<message_passing::Transport> {
+        const auto transport = [&]() -> Owner<message_passing::Transport> {
             sends = true;
-            if (given.use != MpiCommunicator::duplicate) return std::make_unique<detail::MpiTransport>(comm, owner(), ranks.one_machine);
+            if (given.use != MpiCommunicator::duplicate)
+                return Owner<message_passing::Transport>(new detail::MpiTransport(comm, owner(), ranks.one_machine));
             const MPI_Comm copy = meeting.duplicate();
-            return std::make_unique<detail::MpiTransport>(copy, detail::mpi_owner(copy), ranks.one_machine);
+            return Owner<message_passing::Transport>(new detail::MpiTransport(copy, detail::mpi_owner(copy), ranks.one_machine));
         };
         detail::Connection connection = detail::connect(meeting, ranks, options, detail::watch_processes, transport);
         int level = MPI_THREAD_SINGLE;

@@ -4,8 +4,6 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include <thread>
-
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -78,7 +76,7 @@ private:
     static constexpr const char* arrival = "arrival";
     static constexpr const char* good_bye = "good-bye";
 
-    static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
+    static void pause() { gradsync::detail::nap(std::chrono::milliseconds(2)); }
 
     /// The others take the number of rank 0's job; rank 0 waits until they have it.
     void meet() {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <thread>
-
 #include "../core/math.hpp"
 #include "job.hpp"
 #include "rendezvous.hpp"
@@ -211,7 +209,7 @@ private:
                        bootstrap::text("rank 0 was not to be reached at ", place(), " within ", bootstrap::format_duration(timeout()), " (",
                                        problem, "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
                        0);
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // rank 0 may not listen yet
+            gradsync::detail::nap(std::chrono::milliseconds(20));  // rank 0 may not listen yet
         }
     }
 

@@ -43,7 +43,7 @@ struct Paths {
 
 /// The engine of a communicator, and how its ranks reach one another.
 struct Connection {
-    std::shared_ptr<collective::Engine> engine;
+    Shared<collective::Engine> engine;
     Paths paths;
 };
 
@@ -56,7 +56,7 @@ std::string watch_processes(message_passing::MessageWorld& world, bootstrap::Any
 
 /// Adds messages between the ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself sees deaths. Collective.
 void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
-                  std::unique_ptr<message_passing::Transport> transport, decltype(&watch_processes) watch);
+                  Owner<message_passing::Transport> transport, decltype(&watch_processes) watch);
 
 /// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
 /// the transport of the messages, if there are any; either all ranks call it or none does. Collective.

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <thread>
 
 #include "../core/math.hpp"
 
@@ -46,7 +45,7 @@ struct ProcessIdentity {
 
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;
-        identity.cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
+        identity.cores = ::sysconf(_SC_NPROCESSORS_ONLN);
         identity.number = ::getpid();
         char text[128];
         const std::size_t length = detail::read_beginning("/proc/sys/kernel/random/boot_id", text);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
 #include <mutex>
-#include <utility>
+
+#include "shared.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
 /// Keeps memory alive until the process ends, because a message may still be written into it.
-inline void leak_until_exit(std::shared_ptr<void> what) {
+inline void leak_until_exit(Shared<void> what) {
     struct Kept {
-        std::shared_ptr<void> what;
+        Shared<void> what;
         Kept* next;
     };
     static std::mutex mutex;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cassert>
+#include <memory>
 #include <stdexcept>
 
 #include "../../bootstrap/mpi_rendezvous.hpp"

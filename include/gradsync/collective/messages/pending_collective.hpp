@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstring>
-#include <memory>
 
 #include "../combine.hpp"
 #include "transport.hpp"
@@ -262,7 +261,7 @@ private:
     bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it leaves from `in`, or is one message, which asks the
                                  ///< receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, because most of it may never be used
+    ArrayOwner<std::byte> hellos_;  ///< by rank; not zeroed, because most of it may never be used
     List<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 

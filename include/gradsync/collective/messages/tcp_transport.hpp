@@ -3,8 +3,6 @@
 
 #include <sys/uio.h>
 
-#include <memory>
-
 #include "../../bootstrap/reception.hpp"
 #include "../../bootstrap/rendezvous.hpp"
 #include "../../bootstrap/socket.hpp"
@@ -319,12 +317,12 @@ private:
 
 /// Connects every rank that meets at the rendezvous with every other. Collective. If a connection cannot be made in time, every rank throws
 /// the same Error, which names the two ranks.
-[[gnu::cold]] inline std::unique_ptr<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout) {
+[[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout) {
     const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     List<net::Socket> sockets(at(size));
-    if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
+    if (size == 1) return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
 
     const net::Reception reception = net::Reception::open();
     const List<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
@@ -346,7 +344,7 @@ private:
                                          " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
                                          "; look at the firewall and the network between their machines"),
                                     {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
-    return std::make_unique<TcpTransport>(std::move(sockets), rank);
+    return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
 }
 
 }  // namespace gradsync::inline v0_2::message_passing

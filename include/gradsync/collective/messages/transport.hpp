@@ -6,6 +6,7 @@
 
 #include "../../core/list.hpp"
 #include "../../core/text.hpp"
+#include "../../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
