@@ -94,24 +94,25 @@ public:
     static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
 
     /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
-    bool wants_progress_thread() const { return paths_.any_thread && paths_.machines.count() > 1; }
+    bool wants_progress_thread() const { return paths_->any_thread && paths_->machines.count() > 1; }
 
     /// Says how the ranks reach one another, and why not by the faster way.
-    std::string describe() const { return paths_.describe() + this->engine_->remark(); }
+    std::string describe() const { return paths_->describe() + this->engine_->remark(); }
 
     /// Returns memory in which collectives are fastest; see the concept. Collective.
     collective::Memory allocate(std::size_t bytes) { return this->engine_->allocate(bytes); }
 
 protected:
     explicit ProcessBackend(Connection connection)
-        : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)), paths_(std::move(connection.paths)) {}
+        : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)),
+          paths_(Shared<const Paths>::make(std::move(connection.paths))) {}
 
-    Paths paths_;
+    Shared<const Paths> paths_;
 
 private:
     friend EngineCollectives<Derived, collective::Engine>;
 
-    Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_.of(group)}); }
+    Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_->of(group)}); }
 };
 
 }  // namespace detail

@@ -13,7 +13,7 @@ class SharedCount {
 public:
     virtual ~SharedCount() = default;
     void add() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
-    void drop() noexcept {
+    [[gnu::noinline]] void drop() noexcept {
         if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
     }
 
