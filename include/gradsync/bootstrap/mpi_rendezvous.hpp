@@ -135,7 +135,7 @@ class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for MPI_COMM_NULL; and for an
     /// intercommunicator.
-    [[gnu::cold]] explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
+    GRADSYNC_SETUP explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
@@ -169,7 +169,7 @@ public:
     int size() const noexcept { return size_; }
 
     /// See the concept `Rendezvous`.
-    [[gnu::cold]] std::vector<Blob> all_gather(std::span<const std::byte> own) {
+    GRADSYNC_SETUP std::vector<Blob> all_gather(std::span<const std::byte> own) {
         bootstrap::check_blob(own.size(), "all_gather", rank_);
         struct Buffers {
             Blob own, together;
@@ -199,7 +199,7 @@ public:
     }
 
     /// Returns another communicator of the same ranks, which the caller must free. Collective.
-    [[gnu::cold]] MPI_Comm duplicate() {
+    GRADSYNC_SETUP MPI_Comm duplicate() {
         const auto copy = gradsync::detail::Shared<MPI_Comm>::make(MPI_COMM_NULL);
         finish(copy, "MPI_Comm_idup", [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
         return *copy;
@@ -232,7 +232,7 @@ private:
             }
             if (spent >= options_.timeout + respite) break;
             if (spent < std::chrono::milliseconds(1)) ::sched_yield();
-            else gradsync::detail::nap(std::chrono::microseconds(50));
+            else ::usleep(50);
         }
         gradsync::detail::leak_until_exit(memory);
         List<int> silent;

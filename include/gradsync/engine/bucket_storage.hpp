@@ -20,8 +20,8 @@ public:
 
     /// `is_direct(b)`: bucket b is the gradient of its only parameter, in the trainer's memory. Collective, like the backend's `allocate`.
     template <class IsDirect>
-    static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                     ListView<const ParameterView> parameters, IsDirect is_direct) {
+    [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                                                   ListView<const ParameterView> parameters, IsDirect is_direct) {
         BucketStorage storage(plan, infos);
         std::size_t total = 0;
         for (std::size_t b = 0; b < plan.size(); ++b)
@@ -40,7 +40,8 @@ public:
     }
 
     /// Makes `slots` slots, which are as large as the largest buckets. Collective.
-    static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos, std::size_t slots) {
+    [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                                                  std::size_t slots) {
         BucketStorage storage(plan, infos);
         storage.slot_of_.resize(plan.size());
         storage.slots_.resize(slots);
@@ -104,7 +105,7 @@ private:
         bool taken = false;
     };
 
-    BucketStorage(const BucketPlan& plan, ListView<const ParameterInfo> infos)
+    [[gnu::cold]] BucketStorage(const BucketPlan& plan, ListView<const ParameterInfo> infos)
         : layout_(plan, infos), buckets_(plan.size()), parameters_(infos.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
             buckets_[b] = typed_view(nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space);

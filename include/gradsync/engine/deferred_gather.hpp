@@ -34,7 +34,7 @@ public:
     }
 
     /// Call it once, first.
-    void attach(const B& backend) {
+    [[gnu::cold]] void attach(const B& backend) {
         backend_.emplace(backend);
         progress_.backend.emplace(backend);
         if (wants_progress_thread(backend)) thread_.start(progress_);

@@ -189,8 +189,9 @@ protected:
     };
 
     /// Takes the policies, but not the name of the exchange.
-    Marking(B backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options, Policies<B>& policies)
-        : Guard<B>(std::move(backend), owner),
+    [[gnu::cold]] Marking(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
+                          Policies<B>& policies)
+        : Guard<B>(backend, owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
           options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs)),
@@ -211,7 +212,7 @@ protected:
     }
 
     /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce.
-    ReducerOptions checked(const ReducerOptions& options, bool plain) const {
+    [[gnu::cold]] ReducerOptions checked(const ReducerOptions& options, bool plain) const {
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)

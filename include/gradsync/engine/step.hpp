@@ -110,8 +110,8 @@ public:
     using Time = Observer::Time;
 
     /// The arguments passed by reference outlive this, and `backend` is copied. `exchange` holds the collectives in flight.
-    Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
-         Owner<AnyExchange<B>> exchange)
+    [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
+                       Owner<AnyExchange<B>> exchange)
         : backend_(backend),
           number_(next_owner(backend_)),
           options_(options),
@@ -124,7 +124,7 @@ public:
     Step& operator=(const Step&) = delete;
 
     /// Adapts to a new plan, whose buckets are allocated. Between steps.
-    void adopt_plan() {
+    [[gnu::cold]] void adopt_plan() {
         const BucketPlan& plan = gradients_.plan();
         times_.resize(plan.size());
         groups_.adopt(backend_, gradients_);

@@ -119,7 +119,7 @@ private:
 /// or weights that are trained.
 /// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
-void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
+[[gnu::cold]] void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
     static const std::uint64_t program = [] {
         std::uint64_t random = 0;
         return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;
