@@ -144,15 +144,13 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
         const auto lock = world->scheduler.lock();
         world->scheduler.leave(rank);
     };
-    std::thread watchman([&] { world->watch(); });
+    auto watch = [&] { world->watch(); };
+    detail::Thread watchman;
+    watchman.start(watch);
     struct Relief {
         simulation::Simulation& world;
-        std::thread& watchman;
-        ~Relief() {
-            world.stop_watching();
-            watchman.join();
-        }
-    } const relief{*world, watchman};
+        ~Relief() { world.stop_watching(); }
+    } const relief{*world};
     detail::run_ranks(
         std::move(handles), [&](SimulatedBackend backend) { f(std::move(backend)); }, take_turns);
 

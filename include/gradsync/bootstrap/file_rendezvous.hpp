@@ -76,7 +76,7 @@ private:
     static constexpr const char* arrival = "arrival";
     static constexpr const char* good_bye = "good-bye";
 
-    static void pause() { gradsync::detail::nap(std::chrono::milliseconds(2)); }
+    static void pause() { ::usleep(2'000); }
 
     /// The others take the number of rank 0's job; rank 0 waits until they have it.
     void meet() {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <time.h>
-
 #include <mutex>  // for durations and the steady clock, see below
 
 #include "text.hpp"
@@ -17,12 +15,6 @@ namespace gradsync::inline v0_2::detail {
 constexpr std::chrono::nanoseconds clamp_timeout(std::chrono::nanoseconds limit) noexcept {
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365 * 100);
     return limit < longest ? limit : longest;
-}
-
-/// Sleeps for about `duration`, which must be less than a second; <thread> takes 0.05 s to include.
-inline void nap(std::chrono::nanoseconds duration) noexcept {
-    const timespec time{0, static_cast<long>(duration.count())};
-    ::nanosleep(&time, nullptr);
 }
 
 /// Formats a duration as "1.5 s", in every locale. The duration must not be negative.

@@ -3,20 +3,17 @@
 
 #include <mutex>
 
+#include "list.hpp"
 #include "shared.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
 /// Keeps memory alive until the process ends, because a message may still be written into it.
 inline void leak_until_exit(Shared<void> what) {
-    struct Kept {
-        Shared<void> what;
-        Kept* next;
-    };
     static std::mutex mutex;
-    static Kept* first = nullptr;
+    static auto& kept = *new List<Shared<void>>;  // never destroyed
     std::lock_guard lock(mutex);
-    first = new Kept{std::move(what), first};
+    kept.push_back(std::move(what));
 }
 
 }  // namespace gradsync::inline v0_2::detail

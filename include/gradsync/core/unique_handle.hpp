@@ -36,16 +36,8 @@ void delete_object(T* object) noexcept {
     delete object;
 }
 
-template <class T>
-void delete_array(T* first) noexcept {
-    delete[] first;
-}
-
 /// Owns an object that was made with `new`. A std::unique_ptr takes 8 ms to compile for each type, and <memory> brings <ostream>.
 template <class T>
 using Owner = UniqueHandle<T*, &delete_object<T>>;
-/// Owns an array that was made with `new`.
-template <class T>
-using ArrayOwner = UniqueHandle<T*, &delete_array<T>>;
 
 }  // namespace gradsync::inline v0_2

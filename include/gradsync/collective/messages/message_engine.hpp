@@ -80,7 +80,7 @@ public:
                 if (pending_.size() < slots) return begin(call);
                 oldest = pending_.first();
             }
-            wait_for(oldest, [&] { return pending_.is_over(oldest); });
+            wait_for(oldest, true);
         }
         throw_failure(call.operation);
     }
@@ -111,9 +111,7 @@ public:
         if (!is_complete(n) && !world_->failed()) look(deadline);
     }
 
-    void wait(std::uint64_t n) override {
-        wait_for(n, [&] { return is_complete(n); });
-    }
+    void wait(std::uint64_t n) override { wait_for(n, false); }
 
     /// Is collective n known to be complete? Does no work.
     bool done(std::uint64_t n) {
@@ -180,9 +178,9 @@ public:
     }
 
 private:
-    /// Waits until `over()`, which is called under the mutex; collective n must be in flight as long as it is false.
-    template <class Predicate>
-    void wait_for(std::uint64_t n, Predicate&& over) {
+    /// Waits until collective n is complete, or until it has left `pending_` too.
+    void wait_for(std::uint64_t n, bool left) {
+        const auto over = [&] { return left ? pending_.is_over(n) : is_complete(n); };
         int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
         wait_until(
             [&]() -> std::optional<Call> {
@@ -321,7 +319,7 @@ private:
     /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.
     [[gnu::cold]] void find_dead() noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
-        for (; !world_->failed() && Clock::now() < deadline; gradsync::detail::nap(std::chrono::milliseconds(1))) {
+        for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
             if (const int dead = detector_.first_dead(); dead >= 0)
                 world_->fail(
                     collective::died(pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number()),
