@@ -42,7 +42,7 @@ GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Pl
     }
     const auto world = Shared<ProcessWorld>::make(shared.segment, ranks.rank, ranks.size, ranks.size_here());
     connection.engine = Shared<ProcessEngine>::make(world, Shared<Regions>::make(), ranks.neighbours, ranks.machines.local_rank(ranks.rank),
-                                                    world->memory(), 0, options.timeout);
+                                                    world->memory(), 0u, options.timeout);
     connection.paths.share = true;
     return connection;
 }
