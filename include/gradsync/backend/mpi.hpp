@@ -85,10 +85,9 @@ private:
         };
         const auto transport = [&] {
             sends = true;
-            const bool copies = given.use == MpiCommunicator::duplicate;
-            const MPI_Comm used = copies ? meeting.duplicate() : comm;
+            const MPI_Comm used = given.use == MpiCommunicator::duplicate ? meeting.duplicate() : comm;
             return Owner<message_passing::Transport>(
-                new detail::MpiTransport(used, copies ? detail::mpi_owner(used) : owner(), ranks.one_machine));
+                new detail::MpiTransport(used, used == comm ? owner() : detail::mpi_owner(used), ranks.one_machine));
         };
         detail::Connection connection = detail::connect(meeting, ranks, options, detail::watch_processes, transport);
         int level = MPI_THREAD_SINGLE;

@@ -13,8 +13,8 @@ public:
     UniqueHandle() = default;
     explicit UniqueHandle(Handle handle) noexcept : handle_(handle) {}
     UniqueHandle(UniqueHandle&& other) noexcept : handle_(other.release()) {}
-    UniqueHandle& operator=(UniqueHandle&& other) noexcept {
-        UniqueHandle(std::move(other)).swap(*this);
+    UniqueHandle& operator=(UniqueHandle other) noexcept {
+        std::swap(handle_, other.handle_);
         return *this;
     }
     ~UniqueHandle() {
@@ -25,7 +25,6 @@ public:
     Handle operator->() const noexcept { return handle_; }
     explicit operator bool() const noexcept { return handle_ != none; }
     [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, none); }
-    void swap(UniqueHandle& other) noexcept { std::swap(handle_, other.handle_); }
 
 private:
     Handle handle_ = none;

@@ -33,6 +33,7 @@ public:
     GradientNorm() = default;
 
     /// For whole gradients: `counts[i]` elements of gradient i, 0 if it takes no part.
+    template <class = void>  // see isa.hpp
     GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
         const ElementRange own = shard_range(blocks_, size, rank);
         for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -44,6 +45,7 @@ public:
     }
 
     /// For sharded gradients: `slices[r]` are those of rank r, `rank` is this one.
+    template <class = void>
     GradientNorm(std::span<const std::size_t> counts, ListView<const List<ShardSlice>> slices, int rank) : GradientNorm(counts) {
         // Blocks that are cut have a place each behind the sums.
         split_ = List<std::size_t>(blocks_, whole);
@@ -104,6 +106,7 @@ private:
         }
     }
 
+    template <class = void>
     explicit GradientNorm(std::span<const std::size_t> counts) {
         for (const std::size_t count : counts) {
             first_block_.push_back(blocks_);

@@ -60,6 +60,7 @@ public:
     explicit ChunkWorker(std::size_t ranks) : combiner_(ranks), inputs_(ranks), outputs_(ranks) {}
 
     /// Works on `range`, a part of the share of `owner`.
+    template <class = void>  // see isa.hpp
     void run(ListView<const Call> calls, int owner, ElementRange range) {
         const Call& call = calls[0];
         const std::size_t whole = range.first * size_of(call.dtype);  // offset in a whole buffer, in bytes
