@@ -21,7 +21,7 @@ class MessageBackend : public gradsync::detail::EngineCollectives<MessageBackend
 public:
     static constexpr gradsync::BackendAbilities abilities{.poll = true, .failed = true, .tags = true};
 
-    explicit MessageBackend(std::shared_ptr<gradsync::collective::Engine> engine) : EngineCollectives(std::move(engine)) {}
+    explicit MessageBackend(gradsync::collective::Shared<gradsync::collective::Engine> engine) : EngineCollectives(std::move(engine)) {}
     std::string describe() const { return "messages between threads"; }
     gradsync::collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
@@ -54,10 +54,9 @@ struct Messages {
                 std::iota(ranks.begin(), ranks.end(), 0);
                 // Three ranks have two cores, so few of them own anything where there is little.
                 const gradsync::collective::ProcessIdentity process{.machine = 1, .cores = size == 3 ? 2 : 8};
-                auto world = MessageWorld::make(std::make_unique<gradsync_test::LoopbackTransport>(network, rank),
+                auto world = MessageWorld::make(gradsync::Owner<Transport>(new gradsync_test::LoopbackTransport(network, rank)),
                                                 gradsync::List<gradsync::collective::ProcessIdentity>(ranks.size(), process), size);
-                MessageBackend backend(
-                    std::make_shared<MessageEngine>(std::move(world), ranks, rank, 0, std::make_shared<KnownMemory>(), limit));
+                MessageBackend backend(Shared<MessageEngine>::make(std::move(world), ranks, rank, 0, Shared<KnownMemory>::make(), limit));
                 const auto failed = [&](bool by_another, const std::string& what) {
                     {
                         const std::lock_guard lock(mutex);

@@ -61,7 +61,7 @@ public:
     /// and for ownership of MPI_COMM_WORLD or MPI_COMM_SELF. Throws Error(timeout) if not all ranks come (see `MpiRendezvous`), and
     /// Error(parameter_mismatch) on every rank if their options differ.
     explicit MpiBackend(MPI_Comm comm, MpiOptions options = {}, MpiCommunicator communicator = MpiCommunicator::duplicate)
-        : ProcessBackend(connect({comm, communicator, {nullptr, nullptr}}, options)) {}
+        : ProcessBackend(connect({comm, communicator, {}}, options)) {}
 
     /// The same for a communicator object of another library, which may free its MPI_Comm itself. For a `boost::mpi::communicator` and a
     /// `boost::mpi::comm_create_kind` include `gradsync/interop/boost_mpi.hpp`.
@@ -73,7 +73,7 @@ private:
     friend ProcessBackend;
     explicit MpiBackend(detail::Connection connection) noexcept : ProcessBackend(std::move(connection)) {}
 
-    [[gnu::cold]] static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
+    GRADSYNC_SETUP static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
         const MPI_Comm comm = given.comm;
         MpiRendezvous meeting(comm, {.timeout = collective::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
         check_options(meeting, comm, options, given.use);
@@ -83,11 +83,11 @@ private:
         const auto owner = [&] {  // not before it is needed: if construction throws, nothing is freed
             return given.use == MpiCommunicator::take_ownership && !given.owner ? detail::mpi_owner(comm) : std::move(given.owner);
         };
-        const auto transport = [&]() -> std::unique_ptr<message_passing::Transport> {
+        const auto transport = [&] {
             sends = true;
-            if (given.use != MpiCommunicator::duplicate) return std::make_unique<detail::MpiTransport>(comm, owner(), ranks.one_machine);
-            const MPI_Comm copy = meeting.duplicate();
-            return std::make_unique<detail::MpiTransport>(copy, detail::mpi_owner(copy), ranks.one_machine);
+            const MPI_Comm used = given.use == MpiCommunicator::duplicate ? meeting.duplicate() : comm;
+            return Owner<message_passing::Transport>(
+                new detail::MpiTransport(used, used == comm ? owner() : detail::mpi_owner(used), ranks.one_machine));
         };
         detail::Connection connection = detail::connect(meeting, ranks, options, detail::watch_processes, transport);
         int level = MPI_THREAD_SINGLE;
@@ -107,7 +107,7 @@ private:
                       "MpiBackend: whether this object frees its MPI_Comm is not known here; for a boost::mpi::communicator include "
                       "<gradsync/interop/boost_mpi.hpp>, otherwise pass the MPI_Comm and a gradsync::MpiCommunicator");
         if constexpr (known) return adopt_communicator(detail::Adoption(), comm, kind);
-        else return {MPI_COMM_NULL, {}, {nullptr, nullptr}};
+        else return {MPI_COMM_NULL, {}, {}};
     }
 
     [[gnu::cold]] static void check_options(MpiRendezvous& meeting, MPI_Comm comm, const MpiOptions& options,

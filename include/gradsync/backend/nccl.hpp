@@ -152,9 +152,8 @@ private:
     friend EngineCollectives;
 
     NcclBackend(const detail::Connection& control, const NcclOptions& options, detail::NcclCommunicator* adopted)
-        : NcclBackend(make_engine(std::static_pointer_cast<message_passing::MessageEngine>(control.engine), options, adopted),
-                      control.paths) {}
-    NcclBackend(std::shared_ptr<detail::NcclEngine> engine, detail::Paths paths)
+        : NcclBackend(make_engine(control.engine.as<message_passing::MessageEngine>(), options, adopted), control.paths) {}
+    NcclBackend(detail::Shared<detail::NcclEngine> engine, detail::Paths paths)
         : EngineCollectives(std::move(engine)),
           host_(TcpBackend({engine_->control()->split(collective::Group::of_all(size(), rank())), std::move(paths)})) {}
 
@@ -167,8 +166,8 @@ private:
         return connection;
     }
 
-    static std::shared_ptr<detail::NcclEngine> make_engine(const std::shared_ptr<message_passing::MessageEngine>& control,
-                                                           NcclOptions options, detail::NcclCommunicator* adopted) {
+    static detail::Shared<detail::NcclEngine> make_engine(const detail::Shared<message_passing::MessageEngine>& control,
+                                                          NcclOptions options, detail::NcclCommunicator* adopted) {
         if (options.device < 0) options.device = cuda::current_device();
         const cuda::CurrentDevice current(options.device);
         detail::NcclSettings settings{
@@ -195,7 +194,7 @@ private:
     }
 
     NcclBackend join(const collective::Group& group) {
-        return NcclBackend(std::static_pointer_cast<detail::NcclEngine>(engine_->split(group)), host_.paths_.of(group));
+        return NcclBackend(engine_->split(group).as<detail::NcclEngine>(), host_.paths_->of(group));
     }
 
     TcpBackend host_;

@@ -4,8 +4,6 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-#include <thread>
-
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -52,7 +50,7 @@ public:
         }
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (const int r : others())
-            while (::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) pause();
+            while (::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) ::usleep(2'000);
         remove_all();
     }
 
@@ -77,8 +75,6 @@ private:
 
     static constexpr const char* arrival = "arrival";
     static constexpr const char* good_bye = "good-bye";
-
-    static void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
     /// The others take the number of rank 0's job; rank 0 waits until they have it.
     void meet() {
@@ -138,7 +134,7 @@ private:
 
     /// Waits for the files of the `missing` ranks, and reads them into `all`.
     void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all) {
-        for (const auto deadline = Clock::now() + timeout();; pause()) {
+        for (const auto deadline = Clock::now() + timeout();; ::usleep(2'000)) {
             missing.erase_if([&](int r) {
                 Blob nothing;
                 const bool left = exchange != arrival && read(good_bye, r, nothing);  // before the look: it may post, and then leave

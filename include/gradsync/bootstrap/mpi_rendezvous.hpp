@@ -10,12 +10,12 @@
 #endif
 #include <mpi.h>
 
-#include <memory>
+#include <sched.h>
 #include <mutex>
-#include <thread>
 
 #include "../core/leak_until_exit.hpp"
 #include "../core/math.hpp"
+#include "../core/unique_handle.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -84,8 +84,8 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
 
 /// The number of the last call of all rendezvous of a communicator; the same on all ranks. It tells this one's messages from those of an
 /// earlier one that are still on their way.
-[[gnu::cold]] inline std::shared_ptr<int> last_call_of(MPI_Comm comm) {
-    using Holder = std::shared_ptr<int>;
+[[gnu::cold]] inline gradsync::detail::Shared<int> last_call_of(MPI_Comm comm) {
+    using Holder = gradsync::detail::Shared<int>;
     static const int key = make_key([](MPI_Comm, int, void* holder, void*) {
         delete static_cast<Holder*>(holder);
         return static_cast<int>(MPI_SUCCESS);
@@ -94,8 +94,8 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     int found = 0;
     MPI_Comm_get_attr(comm, key, &holder, &found);
     if (found) return *static_cast<Holder*>(holder);
-    auto made = std::make_unique<Holder>(std::make_shared<int>(0));
-    if (MPI_Comm_set_attr(comm, key, made.get()) != MPI_SUCCESS) return *made;
+    Owner<Holder> made(new Holder(gradsync::detail::Shared<int>::make(0)));
+    if (MPI_Comm_set_attr(comm, key, made.get()) != MPI_SUCCESS) return *made.get();
     return *made.release();
 }
 
@@ -135,7 +135,7 @@ class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for MPI_COMM_NULL; and for an
     /// intercommunicator.
-    [[gnu::cold]] explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
+    GRADSYNC_SETUP explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
@@ -169,14 +169,14 @@ public:
     int size() const noexcept { return size_; }
 
     /// See the concept `Rendezvous`.
-    [[gnu::cold]] std::vector<Blob> all_gather(std::span<const std::byte> own) {
+    GRADSYNC_SETUP std::vector<Blob> all_gather(std::span<const std::byte> own) {
         bootstrap::check_blob(own.size(), "all_gather", rank_);
         struct Buffers {
             Blob own, together;
             int bytes = 0;
             List<int> counts, offsets;
         };
-        const auto buffers = std::make_shared<Buffers>();
+        const auto buffers = gradsync::detail::Shared<Buffers>::make();
         Buffers& b = *buffers;
         b.own.assign(own.begin(), own.end());
         b.bytes = static_cast<int>(own.size());
@@ -199,8 +199,8 @@ public:
     }
 
     /// Returns another communicator of the same ranks, which the caller must free. Collective.
-    [[gnu::cold]] MPI_Comm duplicate() {
-        const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
+    GRADSYNC_SETUP MPI_Comm duplicate() {
+        const auto copy = gradsync::detail::Shared<MPI_Comm>::make(MPI_COMM_NULL);
         finish(copy, "MPI_Comm_idup", [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
         return *copy;
     }
@@ -208,7 +208,7 @@ public:
 private:
     /// Begins an MPI call and returns when it is over. `memory`: the buffers that MPI uses meanwhile.
     template <class Memory, class Begin>
-    [[gnu::cold]] void finish(const std::shared_ptr<Memory>& memory, const char* function, Begin&& begin) {
+    [[gnu::cold]] void finish(const gradsync::detail::Shared<Memory>& memory, const char* function, Begin&& begin) {
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
@@ -231,8 +231,8 @@ private:
                         if (r != rank_) tell(r);
             }
             if (spent >= options_.timeout + respite) break;
-            if (spent < std::chrono::milliseconds(1)) std::this_thread::yield();
-            else std::this_thread::sleep_for(std::chrono::microseconds(50));
+            if (spent < std::chrono::milliseconds(1)) ::sched_yield();
+            else ::usleep(50);
         }
         gradsync::detail::leak_until_exit(memory);
         List<int> silent;
@@ -265,7 +265,7 @@ private:
     /// Tells a rank which call this one is in; at most once a call.
     [[gnu::cold]] void tell(int rank) {
         if (std::exchange(told_[static_cast<std::size_t>(rank)], call_) == call_) return;
-        const auto message = std::make_shared<int>(call_);
+        const auto message = gradsync::detail::Shared<int>::make(call_);
         MPI_Request request = MPI_REQUEST_NULL;
         if (MPI_Isend(message.get(), 1, MPI_INT, rank, tag_, comm_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
         gradsync::detail::leak_until_exit(message);  // its receiver may never take it
@@ -287,7 +287,7 @@ private:
     MpiRendezvousOptions options_;
     int rank_ = -1, size_ = 0;  ///< set by the constructor
     int tag_ = 0;               ///< of the messages about calls
-    std::shared_ptr<int> last_call_;
+    gradsync::detail::Shared<int> last_call_;
     int earlier_ = 0;  ///< the last call of the rendezvous before this one
     int call_ = 0;     ///< number of the call under way
     bool asked_ = false;

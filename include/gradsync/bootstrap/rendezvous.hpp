@@ -96,17 +96,15 @@ inline void check_blob(std::size_t bytes, const char* operation, int rank) {
 
 /// "rank 3", "ranks 1, 3", "ranks 1, 2, 3, 4 and 60 others"
 inline std::string list_ranks(std::span<const int> ranks) {
-    constexpr std::size_t most = 8;
-    std::string list = ranks.size() == 1 ? "rank " : "ranks ";
-    for (std::size_t i = 0; i < ranks.size() && i < most; ++i) list += text(i ? ", " : "", ranks[i]);
-    if (ranks.size() > most) list += text(" and ", ranks.size() - most, " others");
-    return list;
+    const std::size_t named = ranks.size() < 8 ? ranks.size() : 8;
+    return text(ranks.size() == 1 ? "rank " : "ranks ", gradsync::detail::joined(ranks.first(named)),
+                named == ranks.size() ? "" : text(" and ", ranks.size() - named, " others"));
 }
 
 /// A number that strangers cannot guess.
 inline std::uint64_t random_token() {
     std::uint64_t token = 0;
-    if (::getentropy(&token, sizeof token) != 0) throw std::system_error(errno, std::generic_category(), "no random numbers");
+    if (::getentropy(&token, sizeof token) != 0) throw std::system_error(errno, std::generic_category(), std::string("no random numbers"));
     return token;
 }
 

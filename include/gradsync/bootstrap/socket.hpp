@@ -41,13 +41,10 @@ public:
 
     /// Sends all `bytes`; false at the deadline or on an error. `errno` then says why: 0 if the other side has closed.
     [[gnu::cold]] bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
-        return move_all(bytes, POLLOUT, deadline, [&](std::size_t first, std::size_t rest) {
-            return ::send(get(), static_cast<const std::byte*>(data) + first, rest, MSG_NOSIGNAL);
-        });
+        return move_all(const_cast<void*>(data), bytes, POLLOUT, deadline);
     }
     [[gnu::cold]] bool receive_all(void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
-        return move_all(bytes, POLLIN, deadline,
-                        [&](std::size_t first, std::size_t rest) { return ::recv(get(), static_cast<std::byte*>(data) + first, rest, 0); });
+        return move_all(data, bytes, POLLIN, deadline);
     }
 
     /// Connects to `name`; false at the deadline or on an error, and `errno` says why.
@@ -88,11 +85,12 @@ public:
     }
 
 private:
-    /// Calls `move(first, rest)`, which sends or receives a part of the `rest` bytes from byte `first` on, until all `bytes` have moved.
-    template <class Move>
-    [[gnu::cold]] bool move_all(std::size_t bytes, short events, Clock::time_point deadline, Move move) const noexcept {
+    /// Sends (POLLOUT) or receives (POLLIN) until all `bytes` have moved.
+    [[gnu::cold]] bool move_all(void* data, std::size_t bytes, short events, Clock::time_point deadline) const noexcept {
         for (std::size_t moved = 0; moved != bytes;) {
-            const ssize_t count = move(moved, bytes - moved);
+            std::byte* const next = static_cast<std::byte*>(data) + moved;
+            const ssize_t count =
+                events == POLLOUT ? ::send(get(), next, bytes - moved, MSG_NOSIGNAL) : ::recv(get(), next, bytes - moved, 0);
             if (count > 0) {
                 moved += static_cast<std::size_t>(count);
             } else if (count == 0) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <thread>
-
 #include "../core/math.hpp"
 #include "job.hpp"
 #include "rendezvous.hpp"
@@ -101,13 +99,11 @@ private:
             for (const Caller& caller : undecided) waiting.push_back({caller.socket.get(), POLLIN, 0});
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
             ::poll(waiting.data(), waiting.size(), left > 200 ? 200 : static_cast<int>(left));
-            std::size_t kept = 0;
-            for (std::size_t i = 0; i < undecided.size(); ++i) {
-                const Verdict verdict = waiting[i + 1].revents != 0 ? listen_to(undecided[i]) : Verdict::undecided;
-                if (verdict == Verdict::undecided) std::swap(undecided[kept++], undecided[i]);
+            undecided.erase_if([&, i = std::size_t{0}](Caller& caller) mutable {
+                const Verdict verdict = waiting[++i].revents != 0 ? listen_to(caller) : Verdict::undecided;
                 turned_away_ += verdict == Verdict::gone;
-            }
-            undecided.resize(kept);
+                return verdict != Verdict::undecided;
+            });
             while (undecided.size() < max_undecided) {
                 net::Socket socket = listener.accept(Clock::time_point{});
                 if (!socket) break;
@@ -211,7 +207,7 @@ private:
                        bootstrap::text("rank 0 was not to be reached at ", place(), " within ", bootstrap::format_duration(timeout()), " (",
                                        problem, "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
                        0);
-            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // rank 0 may not listen yet
+            ::usleep(20'000);  // rank 0 may not listen yet
         }
     }
 

@@ -43,7 +43,7 @@ struct Paths {
 
 /// The engine of a communicator, and how its ranks reach one another.
 struct Connection {
-    std::shared_ptr<collective::Engine> engine;
+    Shared<collective::Engine> engine;
     Paths paths;
 };
 
@@ -56,7 +56,7 @@ std::string watch_processes(message_passing::MessageWorld& world, bootstrap::Any
 
 /// Adds messages between the ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself sees deaths. Collective.
 void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
-                  std::unique_ptr<message_passing::Transport> transport, decltype(&watch_processes) watch);
+                  Owner<message_passing::Transport> transport, decltype(&watch_processes) watch);
 
 /// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
 /// the transport of the messages, if there are any; either all ranks call it or none does. Collective.
@@ -94,24 +94,25 @@ public:
     static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
 
     /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
-    bool wants_progress_thread() const { return paths_.any_thread && paths_.machines.count() > 1; }
+    bool wants_progress_thread() const { return paths_->any_thread && paths_->machines.count() > 1; }
 
     /// Says how the ranks reach one another, and why not by the faster way.
-    std::string describe() const { return paths_.describe() + this->engine_->remark(); }
+    std::string describe() const { return paths_->describe() + this->engine_->remark(); }
 
     /// Returns memory in which collectives are fastest; see the concept. Collective.
     collective::Memory allocate(std::size_t bytes) { return this->engine_->allocate(bytes); }
 
 protected:
     explicit ProcessBackend(Connection connection)
-        : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)), paths_(std::move(connection.paths)) {}
+        : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)),
+          paths_(Shared<const Paths>::make(std::move(connection.paths))) {}
 
-    Paths paths_;
+    Shared<const Paths> paths_;
 
 private:
     friend EngineCollectives<Derived, collective::Engine>;
 
-    Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_.of(group)}); }
+    Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_->of(group)}); }
 };
 
 }  // namespace detail

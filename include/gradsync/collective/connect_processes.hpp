@@ -25,7 +25,7 @@ GRADSYNC_ONCE std::string Paths::describe() const {
 
 GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options) {
     using namespace shared_memory;
-    Connection connection{nullptr, {.machines = ranks.machines}};
+    Connection connection{{}, {.machines = ranks.machines}};
     std::string& problem = connection.paths.problem;
     const bool several = ranks.machines.count() > 1;
     if (several && ranks.machines.count() == ranks.size) problem = "one on each machine";
@@ -40,9 +40,9 @@ GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Pl
                        "; run them as one user in one container, with /proc mounted");
         return connection;
     }
-    const auto world = std::make_shared<ProcessWorld>(shared.segment, ranks.rank, ranks.size, ranks.size_here());
-    connection.engine = std::make_shared<ProcessEngine>(world, std::make_shared<Regions>(), ranks.neighbours,
-                                                        ranks.machines.local_rank(ranks.rank), world->memory(), 0, options.timeout);
+    const auto world = Shared<ProcessWorld>::make(shared.segment, ranks.rank, ranks.size, ranks.size_here());
+    connection.engine = Shared<ProcessEngine>::make(world, Shared<Regions>::make(), ranks.neighbours, ranks.machines.local_rank(ranks.rank),
+                                                    world->memory(), 0u, options.timeout);
     connection.paths.share = true;
     return connection;
 }
@@ -62,14 +62,14 @@ GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, 
 }
 
 GRADSYNC_ONCE void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks,
-                                const ProcessOptions& options, std::unique_ptr<message_passing::Transport> transport,
+                                const ProcessOptions& options, Owner<message_passing::Transport> transport,
                                 decltype(&watch_processes) watch) {
     using namespace message_passing;
-    auto local = std::static_pointer_cast<shared_memory::ProcessEngine>(std::move(connection.engine));
+    auto local = connection.engine.as<shared_memory::ProcessEngine>();
     auto world = MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
     if (watch != nullptr) connection.paths.unwatched = watch(*world, meeting, ranks);
-    auto messages = std::make_shared<MessageEngine>(std::move(world), collective::Group::of_all(ranks.size, ranks.rank).members, ranks.rank,
-                                                    0, std::make_shared<KnownMemory>(), options.timeout);
+    auto messages = Shared<MessageEngine>::make(std::move(world), collective::Group::of_all(ranks.size, ranks.rank).members, ranks.rank, 0,
+                                                Shared<KnownMemory>::make(), options.timeout);
     if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);
     else connection.engine = std::move(messages);
 }

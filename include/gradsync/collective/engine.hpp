@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
 #include <optional>
 
 #include "deadline.hpp"
@@ -51,7 +50,7 @@ public:
     virtual void set_timeout(std::chrono::nanoseconds limit) noexcept { Member::set_timeout(limit); }
 
     /// Collective over all ranks; each passes its own group.
-    virtual std::shared_ptr<Engine> split(const Group& group) = 0;
+    virtual Shared<Engine> split(const Group& group) = 0;
     /// Returns memory in which collectives are fastest, zeroed and aligned to at least 64 bytes. Collective.
     virtual Memory allocate(std::size_t bytes) = 0;
 

@@ -21,7 +21,7 @@ public:
         deadline_ = other.deadline_;
         return *this;
     }
-    ~NumberedWork() {
+    [[gnu::noinline]] ~NumberedWork() {
         if (engine_) engine_->abandon(number_);
     }
 

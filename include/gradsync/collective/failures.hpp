@@ -45,10 +45,8 @@ struct Late {
                                    " did not answer, or waits itself for one that did not start it,"};  // indexed by Late::Did
     const bool blames = !late.ranks.empty() && late.did != Late::Did::not_answer;
     std::string who = "its work did not end, though every rank started it";
-    if (!late.ranks.empty()) {
-        who = late.ranks.size() == 1 ? "rank " : "ranks ";
-        for (const int rank : late.ranks) who += text(rank, rank == late.ranks.back() ? did[static_cast<int>(late.did)] : ", ");
-    }
+    if (!late.ranks.empty())
+        who = text(late.ranks.size() == 1 ? "rank " : "ranks ", gradsync::detail::joined(late.ranks), did[static_cast<int>(late.did)]);
     return {Errc::timeout, blames ? late.ranks.front() : -1,
             text(what, ": ", who, " while rank ", self, " waited ", gradsync::detail::format_duration(limit),
                  "; find out what keeps it, or raise the limit with set_timeout()")};

@@ -28,21 +28,20 @@ class HierarchicalEngine final : public collective::Engine {
 public:
     /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: those of
     /// all ranks. Collective over `flat`.
-    static std::shared_ptr<collective::Engine> combine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local,
-                                                       Machines machines) {
+    static Shared<collective::Engine> combine(Shared<MessageEngine> flat, Shared<ProcessEngine> local, Machines machines) {
         if (machines.count() == 1) return local;
         if (machines.most() == 1) return flat;
-        return std::make_shared<HierarchicalEngine>(std::move(flat), std::move(local), std::move(machines));
+        return Shared<HierarchicalEngine>::make(std::move(flat), std::move(local), std::move(machines));
     }
 
-    [[gnu::cold]] HierarchicalEngine(std::shared_ptr<MessageEngine> flat, std::shared_ptr<ProcessEngine> local, Machines machines)
+    [[gnu::cold]] HierarchicalEngine(Shared<MessageEngine> flat, Shared<ProcessEngine> local, Machines machines)
         : Engine(flat->world_ranks(), flat->rank(), flat->timeout()),
           flat_(std::move(flat)),
           machines_(std::move(machines)),
           teams_(machines_.teams()),
           aside_(std::move(local)),
           scatter_(split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()))),
-          across_(std::static_pointer_cast<MessageEngine>(flat_->split(teams_.counterparts(rank())))),
+          across_(flat_->split(teams_.counterparts(rank())).as<MessageEngine>()),
           gather_(split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()))),
           even_(teams_.fewest() == teams_.most()),
           shards_(even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards)),
@@ -120,8 +119,8 @@ public:
 
     std::string remark() const override { return aside_->remark(); }
 
-    [[gnu::cold]] std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
-        auto flat = std::static_pointer_cast<MessageEngine>(flat_->split(group));  // one after the other, in the same order on all ranks
+    [[gnu::cold]] Shared<collective::Engine> split(const collective::Group& group) override {
+        auto flat = flat_->split(group).as<MessageEngine>();  // one after the other, in the same order on all ranks
         auto local = split_here(*flat_, *aside_, machines_.here(group, rank()));
         return combine(std::move(flat), std::move(local), machines_.of(group));
     }
@@ -155,17 +154,16 @@ private:
     }
 
     /// Splits off a part of a machine's ranks. If that fails on one machine, all ranks throw. Collective over `flat`.
-    [[gnu::cold]] static std::shared_ptr<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local,
-                                                                   const collective::Group& group) {
-        std::shared_ptr<ProcessEngine> part;
+    [[gnu::cold]] static Shared<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local, const collective::Group& group) {
+        Shared<ProcessEngine> part;
         std::string problem;
         try {
-            part = std::static_pointer_cast<ProcessEngine>(local.split(group));
+            part = local.split(group).as<ProcessEngine>();
         } catch (const Error& error) {
             if (flat.world().failed()) throw;
             problem = error.what();
         }
-        const List<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(part != nullptr));
+        const List<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(static_cast<bool>(part)));
         for (int r = 0; r < flat.size(); ++r) {
             if (good[static_cast<std::size_t>(r)]) continue;
             const int culprit = flat.world_rank(r), self = flat.own_world_rank();
@@ -382,13 +380,13 @@ private:
         fail(collective::timed_out(what, who, own_world_rank(), timeout()));
     }
 
-    const std::shared_ptr<MessageEngine> flat_;  ///< over all ranks
+    const Shared<MessageEngine> flat_;  ///< over all ranks
     const Machines machines_, teams_;
-    const std::shared_ptr<ProcessEngine> aside_;    ///< over the ranks of this machine, for objects that all make at the same place
-    const std::shared_ptr<ProcessEngine> scatter_;  ///< over the ranks of this team
-    const std::shared_ptr<MessageEngine> across_;   ///< over the ranks with the same place in all teams
-    const std::shared_ptr<ProcessEngine> gather_;   ///< over the ranks of this team, with an order of its own
-    const bool even_;                               ///< all teams have the same number of ranks
+    const Shared<ProcessEngine> aside_;    ///< over the ranks of this machine, for objects that all make at the same place
+    const Shared<ProcessEngine> scatter_;  ///< over the ranks of this team
+    const Shared<MessageEngine> across_;   ///< over the ranks with the same place in all teams
+    const Shared<ProcessEngine> gather_;   ///< over the ranks of this team, with an order of its own
+    const bool even_;                      ///< all teams have the same number of ranks
     const int shards_;  ///< of a team's sum: one for each of its ranks if even, otherwise one for each of its first ranks
 
     std::mutex mutex_;

@@ -31,10 +31,15 @@ struct Group {
     List<int> members = {};  ///< the parent's ranks, in their new order
     int rank = 0;            ///< this rank's place among them
 
+    /// Adds a rank of the parent; `self`: it is this one.
+    void add(int member, bool self) {
+        if (self) rank = static_cast<int>(members.size());
+        members.push_back(member);
+    }
     /// A group of all ranks of a parent of `size` ranks.
     static Group of_all(int size, int rank) {
-        Group group{.rank = rank};
-        for (int r = 0; r < size; ++r) group.members.push_back(r);
+        Group group;
+        for (int r = 0; r < size; ++r) group.add(r, r == rank);
         return group;
     }
 };

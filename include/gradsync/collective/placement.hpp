@@ -57,19 +57,16 @@ public:
     }
     /// For teams: the group of those in the team of `rank`.
     [[gnu::cold]] collective::Group neighbourhood(int rank) const {
-        collective::Group group{.color = of(rank), .rank = local_rank(rank)};
+        collective::Group group{.color = of(rank)};
         for (int r = 0; r < size(); ++r)
-            if (of(r) == of(rank)) group.members.push_back(r);
+            if (of(r) == of(rank)) group.add(r, r == rank);
         return group;
     }
     /// The members of a group that are on the machine of `rank`, by their local ranks.
     [[gnu::cold]] collective::Group here(const collective::Group& group, int rank) const {
         collective::Group here{.split = group.split, .color = group.color};
-        for (const int member : group.members) {
-            if (of(member) != of(rank)) continue;
-            if (member == rank) here.rank = static_cast<int>(here.members.size());
-            here.members.push_back(local_rank(member));
-        }
+        for (const int member : group.members)
+            if (of(member) == of(rank)) here.add(local_rank(member), member == rank);
         return here;
     }
     /// For teams: their numbers of ranks, in their order.
@@ -82,16 +79,13 @@ public:
     /// For teams: the ranks that have the same place in theirs as `rank`, in the teams' order.
     [[gnu::cold]] collective::Group counterparts(int rank) const {
         collective::Group group;
-        for (int r = 0; r < size(); ++r) {
-            if (local_rank(r) != local_rank(rank)) continue;
-            if (r == rank) group.rank = static_cast<int>(group.members.size());
-            group.members.push_back(r);
-        }
+        for (int r = 0; r < size(); ++r)
+            if (local_rank(r) == local_rank(rank)) group.add(r, r == rank);
         return group;
     }
 
 private:
-    void cut(int first, int last, List<int>& teams) const {
+    [[gnu::cold]] void cut(int first, int last, List<int>& teams) const {
         int together = first;
         for (; together < last && of(together) == of(first); ++together) teams[static_cast<std::size_t>(together)] = first;
         if (together == last) return;

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <thread>
 
 #include "../core/math.hpp"
 
@@ -15,8 +14,7 @@ namespace gradsync::inline v0_2::collective {
 namespace detail {
 
 /// Reads the beginning of a file; returns its length, 0 if the file cannot be read.
-template <std::size_t size>
-std::size_t read_beginning(const char* path, char (&text)[size]) noexcept {
+inline std::size_t read_beginning(const char* path, char* text, std::size_t size) noexcept {
     std::FILE* const file = std::fopen(path, "re");
     if (file == nullptr) return 0;
     const std::size_t length = std::fread(text, 1, size, file);
@@ -28,7 +26,7 @@ std::size_t read_beginning(const char* path, char (&text)[size]) noexcept {
 inline bool is_zombie(std::int64_t process) noexcept {
     char path[48], text[256];
     std::snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(process));
-    const std::size_t length = read_beginning(path, text);
+    const std::size_t length = read_beginning(path, text, sizeof text);
     // Format: "number (name) state ...". The name may contain anything, so the last parenthesis counts.
     std::size_t at = length;
     while (at > 0 && text[at - 1] != ')') --at;
@@ -46,10 +44,10 @@ struct ProcessIdentity {
 
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;
-        identity.cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
+        identity.cores = ::sysconf(_SC_NPROCESSORS_ONLN);
         identity.number = ::getpid();
         char text[128];
-        const std::size_t length = detail::read_beginning("/proc/sys/kernel/random/boot_id", text);
+        const std::size_t length = detail::read_beginning("/proc/sys/kernel/random/boot_id", text, sizeof text);
         if (length == 0) return identity;
         identity.machine = gradsync::detail::fnv1a(text, length);
         const ssize_t linked = ::readlink("/proc/self/ns/pid", text, sizeof text);

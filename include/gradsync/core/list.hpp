@@ -50,7 +50,9 @@ public:
 
     List() = default;
     /// `size` elements that are T().
-    explicit List(std::size_t size) : data_(size == 0 ? nullptr : new T[size]()), size_(size), capacity_(size) {}
+    [[gnu::noinline]] explicit List(std::size_t size) : data_(size == 0 ? nullptr : make(size)), size_(size), capacity_(size) {
+        if constexpr (plain) fill(T());
+    }
     List(std::size_t size, const T& value) : List(size) { fill(value); }
     List(std::initializer_list<T> elements) : List(elements.size()) { copy(elements.begin()); }
     explicit List(ListView<const T> elements) : List(elements.size()) { copy(elements.data()); }
@@ -65,7 +67,7 @@ public:
         List(std::move(other)).swap(*this);
         return *this;
     }
-    ~List() { delete[] data_; }
+    ~List() { destroy(data_); }
 
     std::size_t size() const noexcept { return size_; }
     bool empty() const noexcept { return size_ == 0; }
@@ -87,11 +89,10 @@ public:
         data_[size_++] = std::move(element);
     }
     /// New elements are T(). Elements that are dropped release what they own; the list keeps its memory.
-    void resize(std::size_t size) {
+    [[gnu::noinline]] void resize(std::size_t size) {
         if (size > capacity_) grow(size > 2 * size_ ? size : 2 * size_);
-        for (std::size_t i = size_; i < size; ++i) data_[i] = T();
-        if constexpr (!std::is_trivially_destructible_v<T>)
-            for (std::size_t i = size; i < size_; ++i) data_[i] = T();
+        const std::size_t end = size > size_ || plain ? size : size_;
+        for (std::size_t i = size < size_ ? size : size_; i < end; ++i) data_[i] = T();
         size_ = size;
     }
     void clear() { resize(0); }
@@ -120,6 +121,17 @@ public:
     }
 
 private:
+    /// Elements that need no constructor and no destructor: memory for them takes less code.
+    static constexpr bool plain = __is_trivially_copyable(T) && __is_trivially_assignable(T&, const T&) && alignof(T) <= 16;
+
+    static T* make(std::size_t size) {
+        if constexpr (plain) return static_cast<T*>(::operator new(size * sizeof(T)));
+        else return new T[size]();
+    }
+    [[gnu::noinline]] static void destroy(T* data) noexcept {
+        if constexpr (plain) ::operator delete(data);
+        else delete[] data;
+    }
     void copy(const T* elements) {
         for (std::size_t i = 0; i < size_; ++i) data_[i] = elements[i];
     }
@@ -128,11 +140,11 @@ private:
         std::swap(size_, other.size_);
         std::swap(capacity_, other.capacity_);
     }
-    void grow(std::size_t capacity) {
-        List longer(capacity);
-        for (std::size_t i = 0; i < size_; ++i) longer.data_[i] = std::move(data_[i]);
-        longer.size_ = size_;
-        swap(longer);
+    [[gnu::noinline]] void grow(std::size_t capacity) {
+        T* const longer = make(capacity);
+        for (std::size_t i = 0; i < size_; ++i) longer[i] = std::move(data_[i]);
+        destroy(std::exchange(data_, longer));
+        capacity_ = capacity;
     }
 
     T* data_ = nullptr;

@@ -13,7 +13,7 @@ class SharedCount {
 public:
     virtual ~SharedCount() = default;
     void add() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
-    void drop() noexcept {
+    [[gnu::noinline]] void drop() noexcept {
         if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
     }
 
@@ -38,6 +38,17 @@ public:
     static Shared make(Args&&... args) {
         auto* const made = new SharedObject<T>(std::forward<Args>(args)...);
         return Shared(&made->object, made);
+    }
+    /// Owns `object`; the last owner calls `release(object)`.
+    template <class Release>
+    static Shared of(T* object, Release release) {
+        struct Released final : SharedCount {
+            Released(T* what, Release&& how) : object(what), release(std::move(how)) {}
+            ~Released() override { release(object); }
+            T* object;
+            Release release;
+        };
+        return Shared(object, static_cast<SharedCount*>(new Released(object, std::move(release))));
     }
     /// `object` lives as long as what `owner` owns.
     template <class U>
@@ -70,6 +81,11 @@ public:
     T* operator->() const noexcept { return object_; }
     auto& operator*() const noexcept { return *object_; }
     explicit operator bool() const noexcept { return object_ != nullptr; }
+    /// The same object as a `Derived`, which it must be.
+    template <class Derived>
+    Shared<Derived> as() const noexcept {
+        return Shared<Derived>(*this, static_cast<Derived*>(object_));
+    }
     void reset() noexcept { *this = Shared(); }
     void swap(Shared& other) noexcept {
         std::swap(object_, other.object_);

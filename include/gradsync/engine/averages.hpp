@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/buffer_view.hpp"
-#include "../core/error.hpp"
 #include "gradient_engine.hpp"
 
 namespace gradsync::inline v0_2 {

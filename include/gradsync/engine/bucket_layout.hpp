@@ -2,9 +2,6 @@
 #pragma once
 
 #include "../core/bucket_plan.hpp"
-#include "../core/buffer_view.hpp"
-#include "../core/list.hpp"
-#include "../core/math.hpp"
 #include "../core/shard_range.hpp"
 
 namespace gradsync::inline v0_2::detail {

@@ -2,9 +2,6 @@
 #pragma once
 
 #include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
-#include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "bucket_layout.hpp"
@@ -20,8 +17,9 @@ public:
 
     /// `is_direct`, by bucket: it is the gradient of its only parameter, in the trainer's memory. `images`: how often each bucket has memory;
     /// the views are of its first image. Collective, like the backend's `allocate`.
-    static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                     ListView<const ParameterView> parameters, ListView<const std::uint8_t> is_direct, std::size_t images) {
+    [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                                                   ListView<const ParameterView> parameters, ListView<const std::uint8_t> is_direct,
+                                                   std::size_t images) {
         BucketStorage storage(plan, infos);
         std::size_t total = 0;
         for (std::size_t b = 0; b < plan.size(); ++b)
@@ -41,7 +39,8 @@ public:
     }
 
     /// Makes `slots` slots, which are as large as the largest buckets. Collective.
-    static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos, std::size_t slots) {
+    [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                                                  std::size_t slots) {
         BucketStorage storage(plan, infos);
         storage.slot_of_.resize(plan.size());
         storage.slots_.resize(slots);
@@ -111,7 +110,7 @@ private:
         bool taken = false;
     };
 
-    BucketStorage(const BucketPlan& plan, ListView<const ParameterInfo> infos)
+    [[gnu::cold]] BucketStorage(const BucketPlan& plan, ListView<const ParameterInfo> infos)
         : layout_(plan, infos), buckets_(plan.size()), parameters_(infos.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
             buckets_[b] = typed_view(nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space);

@@ -6,8 +6,6 @@
 
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/shard_range.hpp"
 #include "../kernel/passes.hpp"
@@ -34,7 +32,7 @@ public:
     }
 
     /// Call it once, first.
-    void attach(const B& backend) {
+    [[gnu::cold]] void attach(const B& backend) {
         backend_.emplace(backend);
         progress_.backend.emplace(backend);
         if (wants_progress_thread(backend)) thread_.start(progress_);

@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-
-#include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
-#include "../core/math.hpp"
-#include "../core/parameter.hpp"
-#include "../core/shard_range.hpp"
-#include "../kernel/isa.hpp"
-#include "../kernel/passes.hpp"
-#include "../kernel/reduce.hpp"
-#include "bucket_storage.hpp"
 #include "gradient_shards.hpp"
-#include "micro_batch_sums.hpp"
-#include "options.hpp"
 #include "parameters.hpp"
 #include "policies.hpp"
 #include "verification.hpp"
@@ -28,8 +14,8 @@ template <Backend B>
 class GradientBuckets {
 public:
     /// Plans the buckets without allocating them. `policy` outlives this. Throws Error if parameters, options and policy do not fit together.
-    GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
-                    const Policies<B>& policies)
+    [[gnu::cold]] GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
+                                  const Policies<B>& policies)
         : options_(options),
           halves_(policies.exchange->traits.scatters),
           scattered_(halves_ && !policies.decoupled),
@@ -49,7 +35,7 @@ public:
     }
 
     /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
-    void allocate(B& backend) {
+    [[gnu::cold]] void allocate(B& backend) {
         storage_ = make_storage(backend);
         if (pooled()) shards_.allocate(backend, storage_, plan_.size(), dealt_);
         if (sums_.apart()) {
@@ -222,7 +208,7 @@ public:
     }
 
     /// Plans anew for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
-    bool reorder(B& backend, std::span<const std::uint64_t> order) {
+    [[gnu::cold]] bool reorder(B& backend, std::span<const std::uint64_t> order) {
         for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
         BucketPlan plan = make_plan(backend);
         if (plan == plan_) return false;
@@ -256,7 +242,7 @@ private:
         const BufferView gradient = parameters_[i].gradient;
         return {gradient, !live_here() && storage_.parameter(i).data != gradient.data};
     }
-    void prepare_marks() {
+    [[gnu::cold]] void prepare_marks() {
         marks_.resize(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) marks_[i] = mark_of(i);
     }
@@ -291,7 +277,7 @@ private:
 
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
-    List<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
+    [[gnu::cold]] List<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
         List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank(), backend.size());
         if constexpr (abilities_of<B>.cheaper_alone) {
             // Limited, so that a rank that is ahead need not wait for the others to start another one.
@@ -307,7 +293,7 @@ private:
         return infos;
     }
 
-    BucketPlan make_plan(const B& backend) const {
+    [[gnu::cold]] BucketPlan make_plan(const B& backend) const {
         BucketPlan plan;
         // One rank sends nothing. With one bucket per gradient, borrowed gradients are not even copied.
         if (backend.size() == 1 && !live_here()) {
@@ -330,7 +316,7 @@ private:
                options_.accumulation == Accumulation::in_gradients && info.dtype == parameters_[i].gradient.dtype;
     }
 
-    BucketStorage<B> make_storage(B& backend) const {
+    [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
         if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
         List<std::uint8_t> direct(plan_.size());
         for (std::size_t b = 0; b < plan_.size(); ++b) direct[b] = is_direct(b);
@@ -339,7 +325,7 @@ private:
 
     /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
     /// are expected to become ready. A gradient of several uses is asked for at its first use.
-    std::size_t slots_needed() const {
+    [[gnu::cold]] std::size_t slots_needed() const {
         List<std::size_t> bucket_of(parameters_.size()), missing(plan_.size());
         std::size_t open = 0, most = 0, early = 0;
         for (std::size_t b = 0; b < plan_.size(); ++b) {

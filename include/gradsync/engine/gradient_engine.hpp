@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/collective_tag.hpp"
-#include "../core/list.hpp"
-#include "../observe/statistics.hpp"
-#include "bucket_layout.hpp"
+#include "../core/once.hpp"
 #include "gradient_norm.hpp"
 #include "marking.hpp"
-#include "parameters.hpp"
-#include "verification.hpp"
-#include "weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -30,8 +24,9 @@ public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::plan;
 
     /// Collective. `owner`: the public object as errors name it.
-    GradientEngine(B backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options, Policies<B> policies)
-        : Base(std::move(backend), owner, std::move(parameters), options, policies) {
+    GRADSYNC_SETUP GradientEngine(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
+                                  Policies<B> policies)
+        : Base(backend, owner, std::move(parameters), options, policies) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
                text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ", describe(options_)));
         check_own_memory(host_of(backend_), gradients_.parameters(), options_.gradients == GradientStorage::borrowed);
@@ -174,7 +169,7 @@ public:
         for_gradients([&](BufferView gradient) { passes_of(backend_).clamp(gradient, limit); });
     }
 
-    bool rebuild_buckets() {
+    GRADSYNC_SETUP bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
         flush();
@@ -223,7 +218,7 @@ public:
 
 private:
     /// Adapts to a new plan.
-    void adopt_plan() {
+    [[gnu::cold]] void adopt_plan() {
         step_.adopt_plan();
         statistics_.buckets = List<BucketStatistics>(plan().size());
         if (decoupled_) gathers_.resize(plan().size());
@@ -231,7 +226,7 @@ private:
     }
 
     /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
-    void prepare_norm() {
+    [[gnu::cold]] void prepare_norm() {
         const List<std::size_t> counts = norm_counts(gradients_.parameters());
         if (scatters_ || decoupled_)
             norm_ = norm_of_shards(counts, plan(), gradients_.layout(), gradients_.infos(), backend_.size(), backend_.rank());

@@ -2,10 +2,6 @@
 #pragma once
 
 #include "../core/backend.hpp"
-#include "../core/list.hpp"
-#include "../core/math.hpp"
-#include "../core/shard_range.hpp"
-#include "../kernel/convert.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_layout.hpp"
@@ -125,8 +121,8 @@ private:
 };
 
 /// The norm of gradients that are sharded by bucket.
-inline GradientNorm norm_of_shards(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
-                                   ListView<const ParameterInfo> infos, int size, int rank) {
+[[gnu::cold]] inline GradientNorm norm_of_shards(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
+                                                 ListView<const ParameterInfo> infos, int size, int rank) {
     List<List<ShardSlice>> slices;
     for (int r = 0; r < size; ++r) slices.push_back(shard_slices(plan, layout, infos, size, r));
     return GradientNorm(counts, slices, rank);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/shard_range.hpp"
 #include "bucket_storage.hpp"
 #include "dealt_sums.hpp"
 #include "micro_batch_sums.hpp"

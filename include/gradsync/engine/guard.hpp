@@ -18,7 +18,7 @@ public:
 
 protected:
     /// `owner`: the object as its errors name it, "this Reducer".
-    Guard(B backend, const char* owner) : backend_(std::move(backend)), owner_(owner) {}
+    Guard(const B& backend, const char* owner) : backend_(backend), owner_(owner) {}
     Guard(const Guard&) = delete;
     Guard& operator=(const Guard&) = delete;
     ~Guard() = default;

@@ -3,23 +3,8 @@
 
 #include <limits>
 
-#include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
-#include "../core/math.hpp"
-#include "../core/overlap_policy.hpp"
-#include "../core/parameter.hpp"
-#include "../kernel/isa.hpp"
-#include "../kernel/passes.hpp"
-#include "../observe/observer.hpp"
-#include "deferred_gather.hpp"
-#include "gradient_buckets.hpp"
 #include "guard.hpp"
 #include "no_sync.hpp"
-#include "options.hpp"
-#include "policies.hpp"
-#include "readiness.hpp"
 #include "ready_order.hpp"
 #include "step.hpp"
 
@@ -192,8 +177,9 @@ protected:
     };
 
     /// Takes the policies, but not the name of the exchange.
-    Marking(B backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options, Policies<B>& policies)
-        : Guard<B>(std::move(backend), owner),
+    [[gnu::cold]] Marking(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
+                          Policies<B>& policies)
+        : Guard<B>(backend, owner),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
           options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs, policies.sums)),
@@ -208,7 +194,7 @@ protected:
     ~Marking() = default;
 
     /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see Policies.
-    ReducerOptions checked(const ReducerOptions& options, bool plain, bool sums) const {
+    [[gnu::cold]] ReducerOptions checked(const ReducerOptions& options, bool plain, bool sums) const {
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)

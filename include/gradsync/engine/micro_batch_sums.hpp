@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <bit>
-
 #include "../core/backend.hpp"
-#include "../core/buffer_view.hpp"
 #include "../core/deal.hpp"
-#include "../core/list.hpp"
 #include "../core/math.hpp"
-#include "../core/sum_tree.hpp"
 #include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2::detail {

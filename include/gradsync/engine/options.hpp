@@ -4,7 +4,6 @@
 #include "../core/deal.hpp"
 #include "../core/dtype.hpp"
 #include "../core/reduce_op.hpp"
-#include "../core/text.hpp"
 #include "../kernel/tables.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -6,8 +6,6 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
 #include "../core/parameter.hpp"
 #include "options.hpp"
 
@@ -84,8 +82,8 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
 /// The input of the bucket policy: each parameter with the dtype of its bucket. If gradients are `scattered`, it has the dtype of its value
 /// too, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
 /// options.
-inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options, MemorySpace space,
-                                        bool scattered, int rank, int size) {
+[[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options,
+                                                      MemorySpace space, bool scattered, int rank, int size) {
     const auto refuse = [&](std::string_view what, std::string_view parameter = {}) {
         raise(Errc::invalid_argument, text("Reducer on rank ", rank, ": ", what),
               {.operation = "Reducer", .rank = rank, .parameter = parameter});
@@ -168,7 +166,7 @@ inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, c
 }
 
 /// The trainable parameters in the order in which their gradients are expected: the reverse of their registration.
-inline List<std::size_t> default_order(const List<ParameterView>& parameters) {
+[[gnu::cold]] inline List<std::size_t> default_order(const List<ParameterView>& parameters) {
     List<std::size_t> order;
     order.reserve(parameters.size());
     for (std::size_t i = parameters.size(); i-- > 0;)
@@ -184,14 +182,14 @@ inline bool any_tracked(const List<ParameterView>& parameters) noexcept {
 }
 
 /// Marks until each gradient is ready; 0 for frozen parameters.
-inline List<std::uint32_t> uses_of(const List<ParameterView>& parameters) {
+[[gnu::cold]] inline List<std::uint32_t> uses_of(const List<ParameterView>& parameters) {
     List<std::uint32_t> uses(parameters.size());
     for (std::size_t i = 0; i < uses.size(); ++i) uses[i] = parameters[i].requires_grad ? parameters[i].uses : 0;
     return uses;
 }
 
 /// Elements of each gradient that counts in the norm; 0 for frozen parameters and integers.
-inline List<std::size_t> norm_counts(const List<ParameterView>& parameters) {
+[[gnu::cold]] inline List<std::size_t> norm_counts(const List<ParameterView>& parameters) {
     List<std::size_t> counts(parameters.size());
     for (std::size_t i = 0; i < counts.size(); ++i)
         if (const ParameterView& p = parameters[i]; p.requires_grad && is_floating(p.gradient.dtype)) counts[i] = p.gradient.count;

@@ -2,10 +2,7 @@
 #pragma once
 
 #include "../bucket/any_buckets.hpp"
-#include "../core/backend.hpp"
-#include "../core/clock.hpp"
 #include "../core/exchange.hpp"
-#include "../core/list.hpp"
 #include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
 #include "../core/unique_handle.hpp"

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-
 #include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
-#include "../kernel/isa.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -20,12 +16,13 @@ namespace gradsync::inline v0_2::detail {
 class Readiness {
 public:
     /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
-    Readiness(ListView<const std::uint32_t> uses, const BucketPlan& plan) : uses_(uses), remaining_(uses_.size()), used_(uses_.size() + 1) {
+    [[gnu::cold]] Readiness(ListView<const std::uint32_t> uses, const BucketPlan& plan)
+        : uses_(uses), remaining_(uses_.size()), used_(uses_.size() + 1) {
         set_plan(plan);
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
     }
 
-    void set_plan(const BucketPlan& plan) {
+    [[gnu::cold]] void set_plan(const BucketPlan& plan) {
         bucket_of_ = List<std::uint32_t>(uses_.size());
         place_ = List<std::size_t>(uses_.size());
         first_word_ = {0};

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
 #include <cstdlib>
 
 #include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
-#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../kernel/passes.hpp"
 

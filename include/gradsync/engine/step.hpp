@@ -1,23 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/backend.hpp"
-#include "../core/backend_clock.hpp"
-#include "../core/clock.hpp"
-#include "../core/collective_tag.hpp"
-#include "../core/error.hpp"
-#include "../core/exchange.hpp"
-#include "../core/list.hpp"
-#include "../kernel/passes.hpp"
-#include "../observe/observer.hpp"
 #include "../observe/statistics.hpp"
 #include "dealt_exchange.hpp"
 #include "deferred_gather.hpp"
-#include "gradient_buckets.hpp"
-#include "options.hpp"
-#include "policies.hpp"
 #include "readiness.hpp"
-#include "watch.hpp"
 #include "weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -111,8 +98,8 @@ public:
     using Time = Observer::Time;
 
     /// The arguments passed by reference outlive this, and `backend` is copied. `exchange` holds the collectives in flight.
-    Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
-         Owner<AnyExchange<B>> exchange)
+    [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
+                       Owner<AnyExchange<B>> exchange)
         : backend_(backend),
           number_(next_owner(backend_)),
           options_(options),
@@ -126,7 +113,7 @@ public:
     Step& operator=(const Step&) = delete;
 
     /// Adapts to a new plan, whose buckets are allocated. Between steps.
-    void adopt_plan() {
+    [[gnu::cold]] void adopt_plan() {
         const BucketPlan& plan = gradients_.plan();
         times_.resize(plan.size());
         groups_.adopt(backend_, gradients_);

@@ -3,8 +3,6 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 
@@ -54,16 +52,14 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 
 /// "'fc.weight' f32 [10, 20]"
 [[gnu::cold, gnu::noinline]] inline std::string describe(const ParameterView& p) {
-    std::string shape = p.shape.empty() ? text(p.gradient.count) : "";
-    for (const std::size_t& extent : p.shape) shape += text(&extent == p.shape.data() ? "" : ", ", extent);
-    return text("'", p.name, "' ", p.gradient.dtype, " [", shape, "]", has_other_values(p) ? ", values of " : "",
-                has_other_values(p) ? name_of(p.value.dtype) : "", p.requires_grad ? "" : ", frozen",
-                p.uses == 1 ? "" : text(", used ", p.uses, " times"));
+    return text("'", p.name, "' ", p.gradient.dtype, " [", p.shape.empty() ? text(p.gradient.count) : joined(p.shape), "]",
+                has_other_values(p) ? ", values of " : "", has_other_values(p) ? name_of(p.value.dtype) : "",
+                p.requires_grad ? "" : ", frozen", p.uses == 1 ? "" : text(", used ", p.uses, " times"));
 }
 
 /// Refuses an invalid plan: each trainable parameter must be in exactly one bucket, and a bucket must have one dtype.
-inline void check_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos, ListView<const ParameterView> parameters,
-                       const std::string& policy, int rank) {
+[[gnu::cold]] inline void check_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos, ListView<const ParameterView> parameters,
+                                     const std::string& policy, int rank) {
     const auto refuse = [&](std::size_t i, std::ptrdiff_t b, std::string_view what) {
         const std::string name = i < parameters.size() ? parameters[i].name : text(i);
         raise(Errc::invalid_argument,
@@ -105,7 +101,7 @@ void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const Bucke
 
 /// The values of all ranks, in rank order. Collective.
 template <Backend B>
-List<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
+[[gnu::cold]] List<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
     List<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
     backend.all_gather(ConstBufferView(own.data(), own.size()), BufferView(all.data(), all.size())).wait();
     return all;
@@ -151,7 +147,7 @@ template <Backend B>
 /// Compares parameters, settings and plan over all ranks. If they differ, every rank throws Error(parameter_mismatch) with the same text,
 /// which names the first parameter or setting that differs. The communicator stays usable. Collective.
 template <Backend B>
-void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
+[[gnu::cold]] void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
     if (backend.size() == 1) return;
     List<std::uint64_t> digests;
     digests.reserve(parameters.size());

@@ -4,13 +4,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include <cstring>
-
-#include "../core/backend.hpp"
-#include "../core/error.hpp"
-#include "../core/list.hpp"
-#include "../core/math.hpp"
-#include "../core/parameter.hpp"
 #include "verification.hpp"
 
 /// Checks of the ranks' memory against one another: that threads have models of their own, and that all ranks have the same weights.
@@ -119,7 +112,7 @@ private:
 /// or weights that are trained.
 /// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
-void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
+[[gnu::cold]] void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
     static const std::uint64_t program = [] {
         std::uint64_t random = 0;
         return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;

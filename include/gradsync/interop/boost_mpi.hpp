@@ -26,8 +26,8 @@ namespace detail {
 
 /// What `kind` means for an object that frees its communicator with its last copy.
 inline AdoptedCommunicator adopt_communicator(Adoption, const boost::mpi::communicator& comm, MpiCommunicator kind) {
-    MpiOwner owner(nullptr, [](void* copy) { delete static_cast<boost::mpi::communicator*>(copy); });
-    if (kind != MpiCommunicator::duplicate) owner.reset(new boost::mpi::communicator(comm));
+    MpiOwner owner;
+    if (kind != MpiCommunicator::duplicate) owner = Shared<boost::mpi::communicator>::make(comm);
     return {comm, kind, std::move(owner)};
 }
 

@@ -5,6 +5,7 @@
 
 #include <cassert>
 #include <iterator>
+#include <memory>
 #include <thread>
 
 #include "../collective/messages/message_engine.hpp"

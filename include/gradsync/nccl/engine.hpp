@@ -24,7 +24,7 @@ public:
     static constexpr std::chrono::seconds patience{10};     ///< how long to wait for aborted work
     static constexpr std::chrono::milliseconds grace{500};  ///< how long to wait for the lost rank that may have caused NCCL's failure
 
-    NcclEngine(std::shared_ptr<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, NcclSettings settings)
+    NcclEngine(Shared<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, NcclSettings settings)
         : Engine(control->world_ranks(), control->rank(), control->timeout()),
           control_(std::move(control)),
           watch_(std::move(watch)),
@@ -53,7 +53,7 @@ public:
     }
 
     collective::World& world() const noexcept override { return control_->world(); }
-    const std::shared_ptr<MessageEngine>& control() const noexcept { return control_; }
+    const Shared<MessageEngine>& control() const noexcept { return control_; }
 
     void set_timeout(std::chrono::nanoseconds limit) noexcept override {
         Engine::set_timeout(limit);
@@ -174,14 +174,14 @@ public:
         become_quiet();
     }
 
-    std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+    Shared<collective::Engine> split(const collective::Group& group) override {
         NcclSettings settings = settings_;
         settings.compute = compute_stream();
         {
             const std::lock_guard lock(mutex_);
             settings.memory = memory_.choice();
         }
-        auto control = std::static_pointer_cast<MessageEngine>(control_->split(group));
+        auto control = control_->split(group).as<MessageEngine>();
         NcclCommunicator comm = NcclCommunicator::make(*control, settings.max_ctas);
         return std::make_shared<NcclEngine>(std::move(control), watch_, std::move(comm), settings);
     }
@@ -345,7 +345,7 @@ private:
 
     void abort() noexcept { channel_.communicator().abort(); }
 
-    const std::shared_ptr<MessageEngine> control_;
+    const Shared<MessageEngine> control_;
     const std::shared_ptr<DeviceWatch> watch_;
     const NcclSettings settings_;
     std::atomic<cudaStream_t> compute_;

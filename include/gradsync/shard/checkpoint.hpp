@@ -5,17 +5,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <memory>
-#include <stdexcept>
 #include <system_error>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "../core/backend.hpp"
-#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/verification.hpp"

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <utility>
-
 #include "../compress/staged_work.hpp"
-#include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
 

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-#include <utility>
-
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"

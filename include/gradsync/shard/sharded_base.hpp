@@ -2,9 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <utility>
 
-#include "../core/backend.hpp"
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
 #include "../engine/deferred_gather.hpp"
@@ -197,7 +195,7 @@ protected:
 
     /// Makes the engine, after comparing between ranks what the engine does not know: `settings` and the types of values. `copies`: the
     /// weights that parameters name are copied, and not looked at again. Collective.
-    void make_engine(const std::string& settings, bool copies) {
+    GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
         if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
             refuse(Derived::name, "weights that live with the library are not compared; leave ReducerOptions::compare_weights_every out");
         if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })

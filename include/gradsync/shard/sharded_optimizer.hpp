@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <initializer_list>
-#include <utility>
-
 #include "../bucket/size_capped.hpp"
-#include "../engine/arguments.hpp"
-#include "../engine/options.hpp"
-#include "../engine/parameters.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "sharded_base.hpp"
 

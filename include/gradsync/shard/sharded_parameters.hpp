@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <initializer_list>
-#include <utility>
-#include <vector>
-
 #include "../bucket/units.hpp"
-#include "../core/list.hpp"
-#include "../engine/arguments.hpp"
-#include "../engine/options.hpp"
 #include "../overlap/overlap_backward.hpp"
 #include "sharded_base.hpp"
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <utility>
-
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
-#include "../core/list.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 

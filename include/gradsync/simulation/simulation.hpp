@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 
 #include "../collective/call.hpp"
 #include "../collective/failures.hpp"

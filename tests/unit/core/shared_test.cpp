@@ -53,6 +53,17 @@ TEST_CASE("Shared: the last owner deletes the object, whatever its type") {
     static_assert(!std::is_convertible_v<Shared<const int>, Shared<int>>);
 }
 
+TEST_CASE("Shared: the last owner of a part of something else releases it") {
+    int released = 0, object = 3;
+    auto shared = Shared<int>::of(&object, [&](int* given) { released += *given; });
+    Shared<void> other = shared;
+    CHECK(other.as<int>().get() == &object);
+    shared.reset();
+    CHECK(released == 0);
+    other.reset();
+    CHECK(released == 3);
+}
+
 TEST_CASE("Shared: owns what a std::shared_ptr owns") {
     int alive = 0;
     auto standard = std::make_shared<Counted>(alive);

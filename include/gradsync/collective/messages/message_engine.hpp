@@ -29,8 +29,8 @@ public:
 
     /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks; communicators with a rank in
     /// common must have different numbers.
-    [[gnu::cold]] MessageEngine(std::shared_ptr<MessageWorld> world, List<int> world_ranks, int rank, int communicator,
-                                std::shared_ptr<KnownMemory> known, std::chrono::nanoseconds timeout)
+    [[gnu::cold]] MessageEngine(Shared<MessageWorld> world, List<int> world_ranks, int rank, int communicator, Shared<KnownMemory> known,
+                                std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           known_(std::move(known)),
@@ -49,7 +49,7 @@ public:
             give_up();
         } else {
             try {
-                pending_.retire([this](const std::shared_ptr<PendingCollective>& last) {
+                pending_.retire([this](const Shared<PendingCollective>& last) {
                     for (int r = 0; r < size(); ++r)
                         for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
                     return true;
@@ -80,7 +80,7 @@ public:
                 if (pending_.size() < slots) return begin(call);
                 oldest = pending_.first();
             }
-            wait_for(oldest, [&] { return pending_.is_over(oldest); });
+            wait_for(oldest, true);
         }
         throw_failure(call.operation);
     }
@@ -111,9 +111,7 @@ public:
         if (!is_complete(n) && !world_->failed()) look(deadline);
     }
 
-    void wait(std::uint64_t n) override {
-        wait_for(n, [&] { return is_complete(n); });
-    }
+    void wait(std::uint64_t n) override { wait_for(n, false); }
 
     /// Is collective n known to be complete? Does no work.
     bool done(std::uint64_t n) {
@@ -162,12 +160,12 @@ public:
         known_->add(data, bytes);
         const auto take_back = [world = world_, known = known_, memory = std::move(memory)](void* lent) {
             known->remove(lent);
-            if (world->failed()) leak_until_exit(std::make_shared<collective::Memory>(memory));
+            if (world->failed()) leak_until_exit(Shared<collective::Memory>::make(memory));
         };
-        return collective::Memory(std::shared_ptr<void>(data, take_back));
+        return collective::Memory(Shared<void>::of(data, take_back));
     }
 
-    [[gnu::cold]] std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+    [[gnu::cold]] Shared<collective::Engine> split(const collective::Group& group) override {
         // Two communicators with a rank in common get different numbers, because each rank's numbers only grow. (A rank makes one split at
         // a time, see the concept.)
         int number = 0;
@@ -176,13 +174,13 @@ public:
             gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
                                      own_world_rank());
         world_->next_communicator = number + 1;
-        return std::make_shared<MessageEngine>(world_, world_ranks_of(group), group.rank, number, known_, timeout());
+        return Shared<MessageEngine>::make(world_, world_ranks_of(group), group.rank, number, known_, timeout());
     }
 
 private:
-    /// Waits until `over()`, which is called under the mutex; collective n must be in flight as long as it is false.
-    template <class Predicate>
-    void wait_for(std::uint64_t n, Predicate&& over) {
+    /// Waits until collective n is complete, or until it has left `pending_` too.
+    void wait_for(std::uint64_t n, bool left) {
+        const auto over = [&] { return left ? pending_.is_over(n) : is_complete(n); };
         int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
         wait_until(
             [&]() -> std::optional<Call> {
@@ -226,8 +224,8 @@ private:
         const std::size_t room = hello_room(world_ranks()->size(), call.operation);
         if (spare_.empty())
             spare_.push_back(
-                std::make_shared<PendingCollective>(route_, hello_room(world_ranks()->size(), Operation::all_reduce), shares_cores_));
-        const std::uint64_t added = pending_.add([&](std::shared_ptr<PendingCollective>& pending, std::uint64_t n) {
+                Shared<PendingCollective>::make(route_, hello_room(world_ranks()->size(), Operation::all_reduce), shares_cores_));
+        const std::uint64_t added = pending_.add([&](Shared<PendingCollective>& pending, std::uint64_t n) {
             pending = std::move(spare_.back());
             spare_.pop_back();
             try_move([&] { pending->start(n, call, room, *known_); });
@@ -297,7 +295,7 @@ private:
     }
 
     void retire() {
-        pending_.retire([this](std::shared_ptr<PendingCollective>& oldest) {
+        pending_.retire([this](Shared<PendingCollective>& oldest) {
             const std::uint64_t n = oldest->number();
             if (n >= heard_ || n >= opening_ || !oldest->is_over()) return false;
             spare_.push_back(std::move(oldest));
@@ -321,7 +319,7 @@ private:
     /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.
     [[gnu::cold]] void find_dead() noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
-        for (; !world_->failed() && Clock::now() < deadline; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+        for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
             if (const int dead = detector_.first_dead(); dead >= 0)
                 world_->fail(
                     collective::died(pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number()),
@@ -348,17 +346,17 @@ private:
         }
         if (all) return;
         for (std::uint64_t n = pending_.first(); n < pending_.next(); ++n) leak_until_exit(pending_[n]);
-        leak_until_exit(std::make_shared<Rounds>(std::move(rounds_)));
+        leak_until_exit(Shared<Rounds>::make(std::move(rounds_)));
     }
 
-    const std::shared_ptr<MessageWorld> world_;
-    const std::shared_ptr<KnownMemory> known_;
+    const Shared<MessageWorld> world_;
+    const Shared<KnownMemory> known_;
     const Route route_;
     const bool shares_cores_;  ///< these ranks run on one machine with fewer cores; the same on all of them
     bool ended_ = false;
 
-    collective::InFlight<std::shared_ptr<PendingCollective>> pending_;
-    List<std::shared_ptr<PendingCollective>> spare_;
+    collective::InFlight<Shared<PendingCollective>> pending_;
+    List<Shared<PendingCollective>> spare_;
     std::uint64_t heard_ = 0;    ///< all ranks are known to have started all below
     std::uint64_t opening_ = 0;  ///< all rounds of all below were opened
 

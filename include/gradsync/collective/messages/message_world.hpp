@@ -2,7 +2,6 @@
 #pragma once
 
 #include <exception>
-#include <memory>
 #include <optional>
 
 #include "../process.hpp"
@@ -11,6 +10,8 @@
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
+
+using collective::Shared;
 
 /// The world of ranks that send one another messages. Failures and departures travel in a stream of their own, which each rank reads
 /// whenever it communicates.
@@ -21,14 +22,14 @@ public:
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
     /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is never destroyed.
-    static std::shared_ptr<MessageWorld> make(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes,
-                                              int ranks_here, const World* twin = nullptr) {
+    static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
+                                     const World* twin = nullptr) {
         sweep();
-        return {new MessageWorld(std::move(transport), std::move(processes), ranks_here, twin),
-                [](MessageWorld* world) { world->retire(); }};
+        return Shared<MessageWorld>::of(new MessageWorld(std::move(transport), std::move(processes), ranks_here, twin),
+                                        [](MessageWorld* world) { world->retire(); });
     }
 
-    Transport& transport() noexcept { return *transport_; }
+    Transport& transport() noexcept { return *transport_.get(); }
     std::mutex& mutex() noexcept { return transport_->mutex(); }
 
     /// The smallest number that a new communicator of this rank may have; 0 is the first communicator.
@@ -80,7 +81,7 @@ public:
                     if (!any) return;
                 }
                 if (std::chrono::steady_clock::now() > deadline) return;
-                std::this_thread::yield();
+                ::sched_yield();
             }
         } catch (const std::exception&) {
             // Ranks that cannot be told will time out.
@@ -88,7 +89,7 @@ public:
     }
 
     /// Keeps the memory of a message to a rank until it has arrived. Requires the mutex.
-    void keep_until_over(Transport::Ticket ticket, int rank, std::shared_ptr<void> memory) {
+    void keep_until_over(Transport::Ticket ticket, int rank, Shared<void> memory) {
         if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket, rank});
     }
 
@@ -111,10 +112,9 @@ public:
     }
 
 private:
-    [[gnu::cold]] MessageWorld(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
-                               const World* twin)
-        : World(ranks_here, twin ? twin->shared_state() : std::make_shared<State>(),
-                twin ? twin->shared_hooks() : std::make_shared<collective::ProgressHooks>()),
+    [[gnu::cold]] MessageWorld(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here, const World* twin)
+        : World(ranks_here, twin ? twin->shared_state() : Shared<State>::make(),
+                twin ? twin->shared_hooks() : Shared<collective::ProgressHooks>::make()),
           transport_(std::move(transport)),
           processes_(std::move(processes)),
           gone_(processes_.size()) {
@@ -182,7 +182,7 @@ private:
         std::uint64_t next;
     };
     struct Outgoing {
-        std::shared_ptr<void> memory;
+        Shared<void> memory;
         Transport::Ticket ticket;
         int rank;
     };
@@ -191,7 +191,7 @@ private:
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
     [[gnu::cold]] void post(int rank, const ControlMessage& message) {
-        auto copy = std::make_shared<ControlMessage>(message);
+        auto copy = Shared<ControlMessage>::make(message);
         copy->sender = transport_->rank();
         const std::size_t bytes = offsetof(ControlMessage, text) + std::strlen(copy->text) + 1;
         const Transport::Ticket ticket = transport_->send(rank, Transport::control_stream, copy.get(), bytes);
@@ -227,7 +227,7 @@ private:
 
     void listen() { incoming_ticket_ = transport_->receive(Transport::any_rank, Transport::control_stream, &incoming_, sizeof incoming_); }
 
-    std::unique_ptr<Transport> transport_;
+    Owner<Transport> transport_;
     const List<collective::ProcessIdentity> processes_;
     Lifeline lifeline_;
 

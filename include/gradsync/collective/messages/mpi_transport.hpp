@@ -11,13 +11,13 @@
 namespace gradsync::inline v0_2::detail {
 
 /// Frees a communicator when it goes. Null if that is the program's to do.
-using MpiOwner = std::unique_ptr<void, void (*)(void*)>;
+using MpiOwner = Shared<void>;
 
 [[gnu::cold]] inline MpiOwner mpi_owner(MPI_Comm comm) {
-    return {new MPI_Comm(comm), [](void* own) {
-                MPI_Comm_free(static_cast<MPI_Comm*>(own));
-                delete static_cast<MPI_Comm*>(own);
-            }};
+    return Shared<MPI_Comm>::of(new MPI_Comm(comm), [](MPI_Comm* own) {
+        MPI_Comm_free(own);
+        delete own;
+    });
 }
 
 /// MPI messages between the ranks of a communicator that nothing else sends in.
@@ -49,7 +49,7 @@ public:
     /// practice. In Open MPI 4, a message for a freed communicator ends the process.
     [[gnu::cold]] ~MpiTransport() override {
         if (refusal() != nullptr) {
-            (void)owner_.release();
+            leak_until_exit(owner_);
             return;
         }
         std::lock_guard lock(mutex());
@@ -61,7 +61,7 @@ public:
         if (present != MPI_ERRHANDLER_NULL) MPI_Errhandler_free(&present);
         MPI_Errhandler_free(&error_handler_);
         if (requests_.empty()) owner_.reset();
-        else (void)owner_.release();
+        else leak_until_exit(owner_);
     }
 
     int rank() const noexcept override { return rank_; }

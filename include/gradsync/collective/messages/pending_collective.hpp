@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstring>
-#include <memory>
 
 #include "../combine.hpp"
 #include "transport.hpp"
@@ -37,11 +36,12 @@ public:
           few_owners_(few_owners),
           first_(smaller(sizeof(Call) + room, larger(sizeof(Call), route.transport.quick_bytes()))),
           place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))),
-          hellos_(new std::byte[calls_.size() * place_]),
           hellos_in_(calls_.size(), Transport::no_ticket),
           hellos_out_(hellos_in_),
           rests_in_(hellos_in_),
-          rests_out_(hellos_in_) {}
+          rests_out_(hellos_in_) {
+        hellos_.reserve(calls_.size() * place_);
+    }
 
     /// `room`: the most bytes of data that this collective's hello carries.
     void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known) {
@@ -184,7 +184,7 @@ private:
     static constexpr std::size_t min_share = 64 * 1024;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-    std::byte* hello_of(int rank) noexcept { return hellos_.get() + index(rank) * place_; }
+    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * place_; }
 
     /// Elements that came with that rank's hello.
     std::byte* elements_of(int rank, std::size_t first = 0) noexcept {
@@ -262,7 +262,7 @@ private:
     bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it leaves from `in`, or is one message, which asks the
                                  ///< receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    std::unique_ptr<std::byte[]> hellos_;  ///< by rank; not zeroed, because most of it may never be used
+    List<std::byte> hellos_;  ///< by rank; empty: its room is not zeroed, because most of it may never be used
     List<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 

@@ -3,8 +3,6 @@
 
 #include <sys/uio.h>
 
-#include <memory>
-
 #include "../../bootstrap/reception.hpp"
 #include "../../bootstrap/rendezvous.hpp"
 #include "../../bootstrap/socket.hpp"
@@ -37,7 +35,7 @@ public:
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
         Peer& peer = peers_[at(rank)];
-        const Ticket ticket = tickets_.add({.done = peer.lost});
+        const Ticket ticket = tickets_.add(peer.lost);
         if (peer.lost) return ticket;
         const bool first = peer.outgoing.empty();
         peer.outgoing.push_back({.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
@@ -48,7 +46,7 @@ public:
     }
 
     Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
-        const Ticket ticket = tickets_.add({});
+        const Ticket ticket = tickets_.add(false);
         Inbox& inbox = inbox_of(rank, stream);
         const Posted posted{static_cast<std::byte*>(data), bytes, ticket};
         if (inbox.kept.empty()) {
@@ -57,7 +55,7 @@ public:
             const List<std::byte> message = std::move(inbox.kept.front());
             inbox.kept.pop_front();
             copy(message, posted);
-            tickets_[ticket].done = true;
+            tickets_[ticket] = true;
         }
         return ticket;
     }
@@ -80,15 +78,15 @@ public:
     }
 
     bool finish(Ticket ticket) override {
-        if (!tickets_[ticket].done) return false;
+        if (!tickets_[ticket]) return false;
         tickets_.remove(ticket);
         return true;
     }
 
     /// Messages that are half sent or half received go on in memory of their own.
     [[gnu::cold]] bool give_up(Ticket ticket) noexcept override {
-        if (tickets_[ticket].done) return finish(ticket);
-        tickets_[ticket].done = true;
+        if (tickets_[ticket]) return finish(ticket);
+        tickets_[ticket] = true;
         for (Peer& peer : peers_) {
             for (Moving& outgoing : peer.outgoing)
                 if (outgoing.ticket == ticket && outgoing.moved != 0) outgoing.detach();
@@ -104,9 +102,6 @@ private:
     struct Header {
         std::uint32_t stream = 0;
         std::uint32_t bytes = 0;
-    };
-    struct Entry {
-        bool done = false;
     };
     /// First in, first out. Keeps its memory.
     template <class T>
@@ -179,7 +174,7 @@ private:
 
     void set_over(Ticket ticket) noexcept {
         ++over_;
-        if (ticket != no_ticket) tickets_[ticket].done = true;
+        if (ticket != no_ticket) tickets_[ticket] = true;
     }
 
     /// The inbox of the control stream takes messages from any rank.
@@ -312,19 +307,19 @@ private:
     const int rank_;
     std::mutex mutex_;
     Inbox control_;
-    TicketBook<Entry> tickets_;
-    List<pollfd> waiting_;  ///< scratch
+    TicketBook<bool> tickets_;  ///< by ticket: the message is over
+    List<pollfd> waiting_;      ///< scratch
     std::uint64_t over_ = 0;
 };
 
 /// Connects every rank that meets at the rendezvous with every other. Collective. If a connection cannot be made in time, every rank throws
 /// the same Error, which names the two ranks.
-[[gnu::cold]] inline std::unique_ptr<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout) {
+[[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout) {
     const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     List<net::Socket> sockets(at(size));
-    if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
+    if (size == 1) return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
 
     const net::Reception reception = net::Reception::open();
     const List<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
@@ -346,7 +341,7 @@ private:
                                          " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
                                          "; look at the firewall and the network between their machines"),
                                     {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
-    return std::make_unique<TcpTransport>(std::move(sockets), rank);
+    return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
 }
 
 }  // namespace gradsync::inline v0_2::message_passing

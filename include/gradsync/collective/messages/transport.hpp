@@ -6,6 +6,7 @@
 
 #include "../../core/list.hpp"
 #include "../../core/text.hpp"
+#include "../../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -75,14 +76,12 @@ public:
         if (ticket != no_ticket && finish(ticket)) ticket = no_ticket;
         return ticket == no_ticket;
     }
-    template <class Tickets>
-    bool finish_all(Tickets& tickets) {
+    bool finish_all(List<Ticket>& tickets) {
         bool all = true;
         for (Ticket& ticket : tickets) all &= finish_one(ticket);
         return all;
     }
-    template <class Tickets>
-    bool give_up_all(Tickets& tickets) noexcept {
+    bool give_up_all(List<Ticket>& tickets) noexcept {
         bool all = true;
         for (Ticket& ticket : tickets)
             if (const Ticket open = std::exchange(ticket, no_ticket); open != no_ticket) all &= give_up(open);

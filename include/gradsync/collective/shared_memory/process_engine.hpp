@@ -29,8 +29,8 @@ public:
 
     /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a region number of the world for the
     /// staging area, the same on all ranks.
-    [[gnu::cold]] ProcessEngine(std::shared_ptr<ProcessWorld> world, std::shared_ptr<Regions> regions, List<int> world_ranks, int rank,
-                                std::shared_ptr<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
+    [[gnu::cold]] ProcessEngine(Shared<ProcessWorld> world, Shared<Regions> regions, List<int> world_ranks, int rank,
+                                Shared<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           regions_(std::move(regions)),
@@ -161,7 +161,7 @@ public:
         regions_->add(number, shared.segment.data(), shared.segment.bytes());
         std::byte* const data = shared.segment.data() + stride * static_cast<std::size_t>(rank());
         const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) { regions->remove(number); };
-        return collective::Memory(std::shared_ptr<void>(data, take_back));
+        return collective::Memory(Shared<void>::of(data, take_back));
     }
 
     std::string remark() const override {
@@ -170,7 +170,7 @@ public:
     }
 
     /// The first member of each group makes its memory; all ranks of this communicator exchange the handles.
-    [[gnu::cold]] std::shared_ptr<collective::Engine> split(const collective::Group& group) override {
+    [[gnu::cold]] Shared<collective::Engine> split(const collective::Group& group) override {
         const std::size_t room = bytes(group.members.size());
         SharedSegment shared = share(group.members.front(), room);
         if (shared.without >= 0)
@@ -178,8 +178,8 @@ public:
                                     text("split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
                                          shared.problem.empty() ? "" : " (" + shared.problem + ")"),
                                     {.operation = "split", .rank = own_world_rank()});
-        return std::make_shared<ProcessEngine>(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
-                                               static_cast<std::uint32_t>(shared.number), timeout());
+        return Shared<ProcessEngine>::make(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
+                                           static_cast<std::uint32_t>(shared.number), timeout());
     }
 
 private:
@@ -196,10 +196,9 @@ private:
         bool complete = false;
     };
 
-    std::shared_ptr<Board> board(const std::shared_ptr<std::byte>& memory, std::size_t index) const {
-        return std::make_shared<Board>(
-            world_, world_ranks(),
-            std::shared_ptr<std::byte>(memory, memory.get() + index * Board::bytes(static_cast<std::size_t>(size()))));
+    Shared<Board> board(const Shared<std::byte>& memory, std::size_t index) const {
+        return Shared<Board>::make(world_, world_ranks(),
+                                   Shared<std::byte>(memory, memory.get() + index * Board::bytes(static_cast<std::size_t>(size()))));
     }
 
     // All functions below require the mutex.
@@ -277,8 +276,8 @@ private:
                         area(number) + (range.first - piece.range.first) * width, range.size() * width);
     }
 
-    const std::shared_ptr<ProcessWorld> world_;
-    const std::shared_ptr<Regions> regions_;
+    const Shared<ProcessWorld> world_;
+    const Shared<Regions> regions_;
     const std::uint32_t staging_region_;
     Seat<RegionSpace> direct_;
     Seat<RegionSpace> staged_;

@@ -16,15 +16,15 @@ public:
 
     /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
     ProcessWorld(const Segment& segment, int rank, int ranks, int ranks_here)
-        : World(ranks_here, std::shared_ptr<State>(segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state),
-                std::make_shared<collective::ProgressHooks>()),
+        : World(ranks_here, collective::Shared<State>(segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state),
+                collective::Shared<collective::ProgressHooks>::make()),
           segment_(segment.memory()),
           ranks_(ranks) {
         processes()[rank].store(self_.number, std::memory_order_release);
     }
 
     /// Memory that all ranks see, zeroed, aligned to 64 bytes. The pointer keeps the segment alive.
-    std::shared_ptr<std::byte> memory() const { return {segment_, segment_.get() + room_offset(ranks_)}; }
+    collective::Shared<std::byte> memory() const { return {segment_, segment_.get() + room_offset(ranks_)}; }
 
     /// False once the process has died; true if it has not joined yet.
     bool alive(int world_rank) noexcept override {
@@ -51,7 +51,7 @@ private:
         return reinterpret_cast<std::atomic<std::int64_t>*>(segment_.get() + gradsync::detail::in_lines(sizeof(Shared)));
     }
 
-    std::shared_ptr<std::byte> segment_;
+    collective::Shared<std::byte> segment_;
     const int ranks_;
     const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
 };

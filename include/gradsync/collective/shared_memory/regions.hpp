@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
 #include <mutex>
 
+#include "../../core/shared.hpp"
 #include "../call.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 
 using collective::Call;
+using gradsync::detail::Shared;
 
 /// The memory regions that this process shares with others, by numbers that mean the same to all of them. An address in a region travels as
 /// number and offset, in the 64 bits of a pointer. Thread-safe.
@@ -69,8 +70,7 @@ static_assert(sizeof(void*) == 8, "an address travels as a number and an offset 
 /// in it, but no data moves. (A single rank can reach everything.)
 class RegionSpace {
 public:
-    explicit RegionSpace(std::shared_ptr<const Regions> regions, bool alone = false) noexcept
-        : regions_(std::move(regions)), alone_(alone) {}
+    explicit RegionSpace(Shared<const Regions> regions, bool alone = false) noexcept : regions_(std::move(regions)), alone_(alone) {}
 
     Call publish(const Call& call) const noexcept {
         if (alone_) return call;
@@ -97,7 +97,7 @@ private:
         return count == 0 || regions_->publish(address, count * size_of(dtype), published);
     }
 
-    std::shared_ptr<const Regions> regions_;
+    Shared<const Regions> regions_;
     bool alone_;
 };
 }  // namespace gradsync::inline v0_2::shared_memory

@@ -6,16 +6,16 @@
 #include <sys/stat.h>
 
 #include <exception>
-#include <memory>
 
 #include "../../bootstrap/rendezvous.hpp"
 #include "../../core/math.hpp"
+#include "../../core/shared.hpp"
 #include "../../core/text.hpp"
 #include "../../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
 
-using gradsync::detail::text;
+using gradsync::detail::Shared, gradsync::detail::text;
 
 /// Memory that several processes of one machine map, initially zeroed. It has no name in the file system: nothing is left behind when the
 /// processes die, for any reason, and the size of /dev/shm does not limit it.
@@ -73,7 +73,7 @@ public:
     std::byte* data() const noexcept { return memory_.get(); }
     std::size_t bytes() const noexcept { return ipc_handle_.bytes; }
     /// The same address; the pointer keeps this process's mapping alive.
-    const std::shared_ptr<std::byte>& memory() const noexcept { return memory_; }
+    const Shared<std::byte>& memory() const noexcept { return memory_; }
 
 private:
     using Descriptor = UniqueHandle<int, ::close, -1>;
@@ -104,7 +104,8 @@ private:
             address = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
         }
         if (address == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
-        memory_ = {static_cast<std::byte*>(address) + offset, [address, whole](std::byte*) { ::munmap(address, whole); }};
+        memory_ =
+            Shared<std::byte>::of(static_cast<std::byte*>(address) + offset, [address, whole](std::byte*) { ::munmap(address, whole); });
         if (offset == huge_page) use_huge_pages(bytes);
         return address;
     }
@@ -119,7 +120,7 @@ private:
         }
     }
 
-    std::shared_ptr<std::byte> memory_;
+    Shared<std::byte> memory_;
     Descriptor descriptor_;  ///< the creator's; others need only their mapping
     IpcHandle ipc_handle_;
 };

@@ -26,18 +26,19 @@ using gradsync_test::LoopbackNetwork;
 using gradsync_test::LoopbackTransport;
 using gs::collective::Call;
 using gs::collective::Operation;
+using gs::collective::Shared;
 using namespace std::chrono_literals;
 
 namespace {
 
-std::shared_ptr<mp::MessageEngine> engine(std::unique_ptr<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
-                                          gs::List<gs::collective::ProcessIdentity> processes = {}) {
+Shared<mp::MessageEngine> engine(gs::Owner<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
+                                 gs::List<gs::collective::ProcessIdentity> processes = {}) {
     const int rank = transport->rank(), size = transport->size();
     gs::List<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
     processes.resize(ranks.size());
     auto world = mp::MessageWorld::make(std::move(transport), std::move(processes), size);
-    return std::make_shared<mp::MessageEngine>(std::move(world), std::move(ranks), rank, 0, std::make_shared<mp::KnownMemory>(), limit);
+    return Shared<mp::MessageEngine>::make(std::move(world), std::move(ranks), rank, 0, Shared<mp::KnownMemory>::make(), limit);
 }
 
 /// Runs `f(engine)` on a thread a rank; the texts of what they threw, "" where nothing.
@@ -47,7 +48,7 @@ std::vector<std::string> run(const std::shared_ptr<LoopbackNetwork>& network, st
     std::vector<std::thread> threads;
     for (int rank = 0; rank < network->size; ++rank)
         threads.emplace_back([&, rank] {
-            const auto own = engine(std::make_unique<LoopbackTransport>(network, rank), limit,
+            const auto own = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, rank)), limit,
                                     gs::List<gs::collective::ProcessIdentity>(static_cast<std::size_t>(network->size), process));
             try {
                 f(*own);
@@ -250,8 +251,8 @@ TEST_CASE("messages: what a rank has seen complete when it fails is complete for
         CAPTURE(count);
         const auto network = std::make_shared<LoopbackNetwork>(2);
         network->quick_bytes = 1000;
-        const auto zero = engine(std::make_unique<LoopbackTransport>(network, 0)),
-                   one = engine(std::make_unique<LoopbackTransport>(network, 1));
+        const auto zero = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0))),
+                   one = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 1)));
         std::vector<float> own(count, 1.0f), others(count, 2.0f);
         const std::uint64_t number = zero->start(all_reduce(own.data(), count));
         one->wait(one->start(all_reduce(others.data(), count)));
@@ -267,11 +268,11 @@ TEST_CASE("messages: what came before the news of a failure is complete also whe
         CAPTURE(waits);
         const auto network = std::make_shared<LoopbackNetwork>(2);
         const auto world = [&](int rank) {
-            return mp::MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank), gs::List<gs::collective::ProcessIdentity>(2),
-                                          2);
+            return mp::MessageWorld::make(gs::Owner<mp::Transport>(new LoopbackTransport(network, rank)),
+                                          gs::List<gs::collective::ProcessIdentity>(2), 2);
         };
         const auto communicator = [](const auto& of, int rank, int number) {
-            return std::make_shared<mp::MessageEngine>(of, gs::List<int>{0, 1}, rank, number, std::make_shared<mp::KnownMemory>(), 30s);
+            return Shared<mp::MessageEngine>::make(of, gs::List<int>{0, 1}, rank, number, Shared<mp::KnownMemory>::make(), 30s);
         };
         const auto zeros = world(0);
         const auto zero = communicator(zeros, 0, 0), other = communicator(zeros, 0, 1), one = communicator(world(1), 1, 0);
@@ -290,8 +291,8 @@ TEST_CASE("messages: what came before the news of a failure is complete also whe
 
 TEST_CASE("messages: once a rank was told of a failure nothing is written into its buffers, whatever comes") {
     const auto network = std::make_shared<LoopbackNetwork>(3);
-    std::vector<std::shared_ptr<mp::MessageEngine>> ranks;
-    for (int r = 0; r < 3; ++r) ranks.push_back(engine(std::make_unique<LoopbackTransport>(network, r)));
+    std::vector<Shared<mp::MessageEngine>> ranks;
+    for (int r = 0; r < 3; ++r) ranks.push_back(engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, r))));
     std::vector<float> values{1, 2, 4};
     const std::uint64_t number = ranks[0]->start(all_reduce(&values[0], 1));
     ranks[2]->start(all_reduce(&values[2], 1));
@@ -409,7 +410,7 @@ TEST_CASE("messages: who dies between its hello and what follows it is named") {
     auto gone = gs::collective::ProcessIdentity::own();
     const auto self = gone;
     gone.number = 1 << 30;  // no system has so many
-    const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+    const auto own = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0)), 30s, {self, gone});
     std::vector<float> values(300);
     const Call call = all_reduce(values.data(), values.size());
     network->send(1, 0, 1, &call, sizeof call);  // its beginning is enough
@@ -540,7 +541,7 @@ TEST_CASE("messages: a process that is gone is named long before the limit, also
         auto gone = gs::collective::ProcessIdentity::own();
         const auto self = gone;
         gone.number = 1 << 30;  // no system has so many
-        const auto own = engine(std::make_unique<LoopbackTransport>(network, 0), 30s, {self, gone});
+        const auto own = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0)), 30s, {self, gone});
         network->broken = call_fails;
         const auto begun = std::chrono::steady_clock::now();
         float x = 1;
@@ -559,9 +560,9 @@ TEST_CASE("messages: a process that is gone is named long before the limit, also
 }
 
 TEST_CASE("messages: a thread that the transport does not let in gets its reason; a handle may go there") {
-    auto transport = std::make_unique<LockedTransport>();
+    auto* const transport = new LockedTransport;
     auto& closed = transport->closed;
-    auto own = engine(std::move(transport));
+    auto own = engine(gs::Owner<mp::Transport>(transport));
     float x = 1;
     const std::uint64_t n = own->start(all_reduce(&x, 1));
     closed = true;

@@ -19,9 +19,10 @@ using gradsync::message_passing::MessageWorld;
 using gradsync_test::LoopbackNetwork;
 using gradsync_test::LoopbackTransport;
 
-std::shared_ptr<MessageWorld> world(const std::shared_ptr<LoopbackNetwork>& network, int rank) {
+gradsync::collective::Shared<MessageWorld> world(const std::shared_ptr<LoopbackNetwork>& network, int rank) {
     gradsync::List<gradsync::collective::ProcessIdentity> processes(static_cast<std::size_t>(network->size));
-    return MessageWorld::make(std::make_unique<LoopbackTransport>(network, rank), std::move(processes), network->size);
+    return MessageWorld::make(gradsync::Owner<gradsync::message_passing::Transport>(new LoopbackTransport(network, rank)),
+                              std::move(processes), network->size);
 }
 
 void poll(MessageWorld& world) {

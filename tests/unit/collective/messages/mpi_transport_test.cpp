@@ -36,7 +36,7 @@ Bytes numbered(std::size_t bytes, std::size_t salt) {
     return values;
 }
 
-void finish(MpiTransport& own, std::vector<Ticket> tickets) {
+void finish(MpiTransport& own, gradsync::List<Ticket> tickets) {
     while (!own.finish_all(tickets)) own.poll();
 }
 
@@ -60,7 +60,7 @@ TEST_CASE("MpiTransport: messages of known length arrive whole and in their orde
             sent.push_back(numbered(size, static_cast<std::size_t>(own->rank()) + size));
             received.emplace_back(size);
         }
-        std::vector<Ticket> tickets;
+        gradsync::List<Ticket> tickets;
         const auto receive = [&] {
             for (Bytes& message : received) tickets.push_back(own->receive_known(peer, 3, message.data(), message.size(), message.size()));
         };
@@ -86,7 +86,7 @@ TEST_CASE("MpiTransport: what is a little longer than a quick message is a few o
         CHECK(own->in_parts(size) == (parts > 1));
         const Bytes message = numbered(size, 1);
         Bytes place(size);
-        std::vector<Ticket> tickets{own->send_known(peer, 3, message.data(), size)};
+        gradsync::List<Ticket> tickets{own->send_known(peer, 3, message.data(), size)};
         for (std::size_t part = 0; part < parts; ++part)
             tickets.push_back(own->receive(peer, 3, place.data() + part * quick, size / parts));
         finish(*own, std::move(tickets));

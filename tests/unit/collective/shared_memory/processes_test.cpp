@@ -43,7 +43,7 @@ using ProcessSeat = sm::Seat<sm::RegionSpace>;
 struct Rank {
     int rank;
     int size;
-    std::shared_ptr<sm::Regions> regions;
+    sm::Shared<sm::Regions> regions;
     ProcessSeat seat;
     float* own;  ///< this rank's part of a region that all have mapped, `elements` of them
 
@@ -110,10 +110,10 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         std::vector<sm::Segment> hole;
         for (int k = 0; k < r; ++k) hole.push_back(sm::Segment::create(1 << 20));
         const sm::Segment mapped = sm::Segment::open(data.ipc_handle());
-        auto process_world = std::make_shared<sm::ProcessWorld>(sm::Segment::open(world.ipc_handle()), r, size, size);
-        auto regions = std::make_shared<sm::Regions>();
+        auto process_world = sm::Shared<sm::ProcessWorld>::make(sm::Segment::open(world.ipc_handle()), r, size, size);
+        auto regions = sm::Shared<sm::Regions>::make();
         regions->add(0, mapped.data(), mapped.bytes());
-        auto board = std::make_shared<sm::Board>(process_world, std::make_shared<const gradsync::List<int>>(first_ranks(size)),
+        auto board = sm::Shared<sm::Board>::make(process_world, sm::Shared<const gradsync::List<int>>::make(first_ranks(size)),
                                                  process_world->memory());
         Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions)),
                   reinterpret_cast<float*>(mapped.data()) + static_cast<std::size_t>(r) * elements};
@@ -129,9 +129,9 @@ std::vector<std::string> run_engines(int size, int repeats, F&& f) {
         worlds.push_back(sm::ProcessWorld::create(size, sm::ProcessEngine::bytes(static_cast<std::size_t>(size))));
     return run_forked(size, [&](int rank) {
         for (int repeat = 0; repeat < repeats; ++repeat) {
-            auto world = std::make_shared<sm::ProcessWorld>(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ipc_handle()), rank,
+            auto world = sm::Shared<sm::ProcessWorld>::make(sm::Segment::open(worlds[static_cast<std::size_t>(repeat)].ipc_handle()), rank,
                                                             size, size);
-            sm::ProcessEngine engine(world, std::make_shared<sm::Regions>(), first_ranks(size), rank, world->memory(), 0, 30s);
+            sm::ProcessEngine engine(world, sm::Shared<sm::Regions>::make(), first_ranks(size), rank, world->memory(), 0, 30s);
             f(engine, repeat);
         }
     });
