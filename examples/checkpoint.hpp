@@ -2,7 +2,7 @@
 #pragma once
 // A training run on disk: written whole or not at all, read back only if every byte is as it was written.
 //
-// Layout: magic (8 bytes) | version | steps | samples | text fingerprint | micro-batches of a step | length of the model description
+// Layout: magic (8 bytes) | version | steps | samples | text fingerprint | micro-batches of a step | samples of each | length of the model description
 // (8 bytes each) | the description, padded to a multiple of 8 | for each parameter its arrays (see StatePlace), each padded
 // likewise | digest of all before. All of it is written and read in pieces: nobody needs to hold the whole state.
 
@@ -40,13 +40,14 @@ struct Progress {
     std::uint64_t samples = 0;        // the number of the next sample: all the data order needs
     std::uint64_t fingerprint = 0;    // of the text
     std::uint64_t micro_batches = 0;  // of a step, of all ranks: the bits depend on nothing else of how the work is dealt
+    std::uint64_t micro_batch = 0;    // samples of each
 };
 
 namespace checkpoint_detail {
 
 constexpr std::array<char, 8> magic{'g', 'r', 'a', 'd', 's', 'y', 'n', 'c'};
 constexpr std::uint64_t version = 2;
-constexpr std::size_t header_bytes = 56;  // before the description
+constexpr std::size_t header_bytes = 64;  // before the description
 
 inline std::string padded(std::string text) {
     text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -233,7 +234,7 @@ private:
     std::string header(const Progress& progress) const {
         std::string bytes(checkpoint_detail::magic.begin(), checkpoint_detail::magic.end());
         for (std::uint64_t x : {checkpoint_detail::version, progress.steps, progress.samples, progress.fingerprint, progress.micro_batches,
-                                static_cast<std::uint64_t>(description_.size())}) {
+                                progress.micro_batch, static_cast<std::uint64_t>(description_.size())}) {
             bytes.append(reinterpret_cast<const char*>(&x), sizeof x);
         }
         return bytes + description_;
@@ -261,14 +262,14 @@ public:
         if (!intact) refuse("is torn or damaged: its checksum does not match");
     }
 
-    Progress progress() const { return {file_.word(16), file_.word(24), file_.word(32), file_.word(40)}; }
+    Progress progress() const { return {file_.word(16), file_.word(24), file_.word(32), file_.word(40), file_.word(48)}; }
 
     /// Two checkpoints that differ have different ones.
     std::uint64_t digest() const { return file_.word(size_ - 8); }
 
     /// Throws unless the checkpoint is of this very model.
     void expect_model(const std::string& model) const {
-        std::string description(file_.word(48), ' ');
+        std::string description(file_.word(56), ' ');
         file_.read(checkpoint_detail::header_bytes, description.data(), description.size());
         if (description != checkpoint_detail::padded(model)) {
             refuse("is of another model (" + description.substr(0, description.find_last_not_of(' ') + 1) + ", not " + model + ")");
@@ -276,7 +277,7 @@ public:
     }
 
     void restore(const Parameters& parameters, std::size_t arrays, Synchroniser& sync) const {
-        const checkpoint_detail::Layout layout{checkpoint_detail::header_bytes + file_.word(48), parameters, arrays};
+        const checkpoint_detail::Layout layout{checkpoint_detail::header_bytes + file_.word(56), parameters, arrays};
         if (layout.end() + 8 != size_) refuse("has another number of parameters");
         sync.restore(progress().steps,
                      [&](StatePlace place, std::span<float> piece) { file_.read(layout.at(place), piece.data(), piece.size_bytes()); });

@@ -30,14 +30,15 @@ void prepare_for(Job& job, bool speaks) {
         throw UsageError("--resume: the checkpoint is at step " + std::to_string(progress.steps) +
                          " already; raise --steps or --stop-after");
     }
-    if (!o.asks_for_batch()) o.micro_batches = progress.micro_batches;
+    if (!o.asks_for_micro_batches) o.micro_batches = progress.micro_batches;
     if (o.micro_batches < static_cast<std::size_t>(o.ranks)) {
         throw UsageError("--resume: a step of the checkpoint has " + std::to_string(o.micro_batches) +
                          " micro-batches, too few for --ranks " + std::to_string(o.ranks) + "; start fewer ranks, or say --global-batch");
     }
-    if (speaks && o.micro_batches != progress.micro_batches) {
-        std::fprintf(stderr, "gradsync_train: a step has %zu micro-batches from here on, and had %llu\n", o.micro_batches,
-                     static_cast<unsigned long long>(progress.micro_batches));
+    if (speaks && (o.micro_batches != progress.micro_batches || o.micro_batch != progress.micro_batch)) {
+        std::fprintf(stderr, "gradsync_train: a step has %zu micro-batches of %zu samples from here on, and had %llu of %llu\n",
+                     o.micro_batches, o.micro_batch, static_cast<unsigned long long>(progress.micro_batches),
+                     static_cast<unsigned long long>(progress.micro_batch));
     }
     check_text(o, job.reading, job.text);
     if (speaks && progress.fingerprint != job.text.fingerprint()) {

@@ -37,6 +37,10 @@ void complete(Options& o) {
                              text(o.micro_batch) + "; every rank computes one micro-batch at least");
         }
     }
+    if (o.independent && o.global_batch / o.micro_batch % static_cast<std::size_t>(o.ranks) != 0) {
+        throw UsageError("--independent ranks compute as many micro-batches each; make --global-batch a multiple of " +
+                         text(static_cast<std::size_t>(o.ranks) * o.micro_batch));
+    }
     o.micro_batches = o.global_batch > 0 ? o.global_batch / o.micro_batch : static_cast<std::size_t>(o.ranks) * o.accumulate;
     if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) {
         throw UsageError(std::string(o.resume ? "--resume" : "--checkpoint-every") + " needs a directory; name it with --checkpoint");
@@ -300,6 +304,7 @@ Options parse_options(int argc, char** argv, int processes) {
             throw UsageError(option->get_name() +
                              " does not go with --shard parameters, whose gradients travel layer by layer; leave it out");
     }
+    o.asks_for_micro_batches = accumulate->count() > 0 || o.global_batch > 0;
     complete(o);
     return o;
 }

@@ -29,6 +29,7 @@ struct Options {
     std::uint64_t steps = 200;
     std::size_t micro_batch = 0, accumulate = 1, global_batch = 0;
     std::size_t micro_batches = 0;  // of a step, of all ranks: as --accumulate or --global-batch say, or the checkpoint
+    bool asks_for_micro_batches = false;
     double lr = 1e-3, weight_decay = 0.1, clip = 1.0;
     std::uint64_t warmup = 20;
     std::uint64_t validate_every = 0;
@@ -60,7 +61,6 @@ struct Options {
     std::string prompt = "\n";
     std::string json, trace;
 
-    bool asks_for_batch() const { return accumulate != 1 || global_batch != 0; }
     std::size_t samples_per_step() const { return micro_batches * micro_batch; }
     /// The micro-batches of a step that ranks in step with one another compute; each by itself if they are independent.
     gradsync::Deal deal() const {

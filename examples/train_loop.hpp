@@ -123,6 +123,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     }
     progress.fingerprint = job.text.fingerprint();
     progress.micro_batches = o.micro_batches;
+    progress.micro_batch = o.micro_batch;
     const CheckpointWriter checkpoints{o.checkpoint, o.describe_run(config.description()), parameters, arrays};
 
     const int rank = o.independent ? 0 : shard.rank, size = o.independent ? 1 : shard.size;  // of those in step
@@ -214,6 +215,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         line.reset();
 
         summarise_steps(steps, summary);
+        // So that the ranks' mean is that over micro-batches.
+        summary.train_loss *= static_cast<double>(own * static_cast<std::size_t>(deal.ranks)) / static_cast<double>(deal.micro_batches);
         summary.validation_loss = validate(model, *sync, rank, size, validation, o.micro_batch);
         summary.digest = digest(ops, parameters, units, *sync);
         summary.parameters = parameters.count();

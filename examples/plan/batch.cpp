@@ -40,7 +40,7 @@ Answer answer(const plan::BatchTarget& target) {
               {"more_devices_than_work", p.more_devices_than_work},
               {"choices", Json::array()}};
     Table table{"Whole numbers, the nearest to the target first:",
-                {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by", "traffic"},
+                {"", "micro-batch", "accumulate", "devices", "samples", "tokens", "off by", "sums"},
                 {}};
     for (const plan::BatchChoice& c : p.choices) {
         a.json["choices"].push_back({{"rounding", name_of(c.rounding)},
@@ -51,11 +51,12 @@ Answer answer(const plan::BatchTarget& target) {
                                      {"samples", c.samples},
                                      {"tokens", c.tokens},
                                      {"relative_error", c.relative_error},
-                                     {"traffic", c.traffic}});
+                                     {"sums", c.sums}});
         table.rows.push_back({explain(c), grouped(c.micro_batch), grouped(c.accumulate), grouped(c.devices), grouped(c.samples),
-                              grouped(c.tokens), digits(100 * c.relative_error, 3) + " %", digits(c.traffic, 3)});
+                              grouped(c.tokens), digits(100 * c.relative_error, 3) + " %", digits(c.sums, 3)});
     }
-    table.notes.push_back("traffic: bytes for gradients over those of one sum a device, where the library adds up micro-batches.");
+    table.notes.push_back(
+        "sums: those that a device sends in a step, on average, where the library adds up the micro-batches in one order.");
     if (target.global_tokens % target.sequence != 0)
         table.notes.push_back("The sequence length does not divide the tokens: no whole number of samples is exact.");
     a.tables.push_back({"A global batch of " + grouped(target.global_tokens) + " tokens is " + digits(p.samples, 10) + " samples of " +

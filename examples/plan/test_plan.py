@@ -45,8 +45,8 @@ class Batch(PlanTest):
         self.assertEqual((choices["fewer_steps"]["accumulate"], choices["fewer_steps"]["samples"]), (3, 768))
         self.assertEqual(choices["uneven_steps"]["samples"], 1000)
         # 500 micro-batches: 3 = 2 + 1 for each device, and one more for 116 of them.
-        self.assertEqual(choices["uneven_steps"]["traffic"], (2 + 116 / 128 + 1) / 2)
-        self.assertEqual((choices["more_steps"]["traffic"], choices["fewer_steps"]["traffic"]), (1, 1.5))
+        self.assertEqual(choices["uneven_steps"]["sums"], 2 + 116 / 128)
+        self.assertEqual((choices["more_steps"]["sums"], choices["fewer_steps"]["sums"]), (1, 2))
 
     def test_samples_instead_of_tokens(self):
         answer = self.ask("batch --global-samples 32 --micro-batch 2 --devices 32")

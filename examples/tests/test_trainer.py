@@ -105,6 +105,7 @@ class CommandLine(TrainerTest):
         self.refused(("--global-batch 5", "--micro-batch 8", "8"), "--global-batch", "5")
         self.refused(("--global-batch 8", "every rank computes one micro-batch"), "--global-batch", "8", "--ranks", "2")
         self.refused("--accumulate", "--global-batch", "32", "--accumulate", "2")
+        self.refused(("--independent", "multiple of 16"), "--global-batch", "24", "--ranks", "2", "--independent")
         self.refused("--tied", "--model", "mlp", "--tied")
         self.refused("--recompute", "--model", "mlp", "--recompute")
         self.refused("--checkpoint", "--resume")
@@ -417,6 +418,19 @@ class Checkpoints(TrainerTest):
                 self.train(*kept, "--global-batch", 16, "--ranks", ranks[0], "--stop-after", 2)
                 self.train(*kept, "--ranks", ranks[1], "--stop-after", 4, "--resume")
                 self.assertEqual(self.digest(*kept, "--ranks", ranks[2], "--resume"), expected, (stage, ranks))
+
+    def test_another_batch_from_a_checkpoint_on_is_said(self):
+        kept = [*TRANSFORMER, "--checkpoint", self.folder / "run"]
+        self.train(*kept, "--global-batch", 12, "--ranks", 2, "--stop-after", 2)
+        done = self.call(*kept, "--ranks", 2, "--accumulate", 1, "--resume")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("2 micro-batches of 2 samples from here on, and had 6 of 2", done.stderr)
+        done = self.call(*kept, "--ranks", 1, "--resume")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_the_loss_is_that_of_all_micro_batches(self):
+        first, second = (self.train(*TRANSFORMER, "--global-batch", 14, "--ranks", n)["train_loss"] for n in (1, 3))
+        self.assertAlmostEqual(first, second, places=9)
 
     def test_a_resumed_run_gives_the_same_bits(self):
         for name, flags in MODELS.items():

@@ -15,8 +15,8 @@ struct DealtSum {
     std::size_t leaves;  ///< micro-batches
 };
 
-/// One past the last of the ranks, from `first` on, whose blocks in this round add up to a node of the tree of micro-batches, and which are
-/// a node of the tree of ranks, too.
+/// One past the last of the ranks, from `first` on, whose blocks in this round add up to a node of the tree of micro-batches in the order in
+/// which the ranks are added up: they are a node of the tree of ranks, or two ranks, which no other can come between.
 constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
     const std::size_t at = round.first / round.block, rank = static_cast<std::size_t>(first);
     std::size_t size = 1;

@@ -27,7 +27,8 @@ class GradientShards {
 public:
     GradientShards(B& backend, const ReducerOptions& options)
         : passes_(passes_of(backend)),
-          factor_(options.averaging == Averaging::mean ? 1.0 / static_cast<double>(options.micro_batches) : 1) {}
+          factor_(options.averaging == Averaging::mean ? 1.0 / static_cast<double>(options.micro_batches) : 1),
+          sums_(backend, 0) {}
 
     /// For the buckets of `storage`, which are reduced as `sums` says. There is no sum yet. Collective.
     void allocate(B& backend, const BucketStorage<B>& storage, std::size_t buckets, const DealtSums& sums) {
@@ -42,7 +43,7 @@ public:
             views_[k] = typed_view(nullptr, shard_range(bucket.count, backend.size(), 0).size(), dtype);
         }
         bytes_ = allocate_lines(backend, views_, memory_);
-        sums_ = SumStacks<B>(backend, buckets);
+        sums_.reset(buckets);
         if (first_part_ > buckets)
             sums_.set_stride(
                 static_cast<std::size_t>(static_cast<std::byte*>(views_[buckets].data) - static_cast<std::byte*>(views_[0].data)));

@@ -13,11 +13,12 @@ namespace gradsync::inline v0_2::detail {
 template <Backend B>
 class SumStacks {
 public:
-    SumStacks() = default;
     SumStacks(B& backend, std::size_t count) : passes_(passes_of(backend)), stacks_(count) {}
 
     /// Sets how many bytes a place lies behind the one before.
     void set_stride(std::size_t bytes) noexcept { stride_ = bytes; }
+    /// Makes `count` empty stacks.
+    void reset(std::size_t count) { stacks_ = List<Stack>(count); }
     BufferView place(BufferView first, std::size_t number) const noexcept {
         first.data = static_cast<std::byte*>(first.data) + number * stride_;
         return first;

@@ -94,7 +94,8 @@ struct ReducerOptions {
     /// are of 16 or 8 bits.
     ///
     /// If V / n is a power of two, each rank sends one sum, as ever. Otherwise it sends one for each 1 in the binary form of V / n, and one
-    /// for a micro-batch that is left over: k sums are (k + 1) / 2 times the bytes. Weighted averages do not work then.
+    /// for a micro-batch that is left over: k sums are k times the bytes, and up to k - 1 more copies of the gradients. Weighted averages do
+    /// not work then. In device memory, and with compressors, each rank always sends one sum, and the bits are those of its number of ranks.
     ///
     /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank. The bits are those of whole gradients if
     /// gradients are f32 or f64.
@@ -150,15 +151,14 @@ constexpr Deal deal_of(const ReducerOptions& options, int size) noexcept {
 /// Do the ranks' gradients add up to several sums of the tree, and not to one at a time? `options`: with their storage.
 constexpr bool has_several_sums(const ReducerOptions& options, int size) noexcept {
     const Deal deal = deal_of(options, size);
-    if (size == 1 || deal.rounds() == 0) return false;
+    if (size == 1 || deal.rounds() <= 1) return false;
     if (!deal.sharded_gradients && options.reduce_dtype && is_low_precision(*options.reduce_dtype)) return false;  // each would be rounded
-    if (deal.rounds() == 1) return deal.round(0).ranks != size;
     return !deal.sharded_gradients || deal.count(0) != deal.count(size - 1) || !std::has_single_bit(static_cast<unsigned>(size));
 }
 
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
-/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told; `count`: micro-batches of each rank. `adds_up`: several
-/// sums are added up first, and the last one is scaled.
+/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told; `count`: micro-batches of this rank. `adds_up`: several
+/// sums are added up afterwards, and the total is scaled.
 constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch, double count = 1,
                                        bool adds_up = false) noexcept {
     switch (adds_up ? Averaging::sum : options.averaging) {

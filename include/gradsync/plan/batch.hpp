@@ -39,9 +39,9 @@ struct BatchChoice {
     std::uint64_t samples = 0;                ///< of one optimizer step
     std::uint64_t tokens = 0;
     double relative_error = 0;  ///< (tokens - target) / target
-    /// The bytes that the ranks exchange, over those of one sum for each rank, if the library adds up the micro-batches in the order of
-    /// their tree (ReducerOptions::micro_batches): (mean number of sums of a rank + 1) / 2.
-    double traffic = 1;
+    /// The sums that a rank sends, on average, if the library adds up the micro-batches in the order of their tree
+    /// (ReducerOptions::micro_batches). The bytes that the ranks exchange grow with it.
+    double sums = 1;
 };
 
 struct BatchPlan {
@@ -83,7 +83,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
         c.relative_error = (less ? -1 : 1) * static_cast<double>(off) / tokens;
         if (devices > 1) {
             const auto more = static_cast<double>(micro_batches % devices) / static_cast<double>(devices);
-            c.traffic = (std::popcount(micro_batches / devices) + more + 1) / 2;
+            c.sums = std::popcount(micro_batches / devices) + more;
         }
         plan.choices.push_back(c);
     };

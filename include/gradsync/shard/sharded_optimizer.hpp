@@ -47,7 +47,8 @@ struct ShardingOptions {
 ///
 /// Buckets are reduce-scattered during the backward, as the policies say. Each rank's optimizer steps its contiguous shard of each bucket,
 /// then the weights are all-gathered. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer with
-/// the same optimizer. Micro-batches of stage 2 are the exception: they are summed over the ranks first, then over time.
+/// the same optimizer. Micro-batches of stage 2 are the exception, unless `ReducerOptions::micro_batches` counts them: they are summed over
+/// the ranks first, then over time.
 ///
 /// With `OverlapForward`, `step()` returns while the all-gathers are in flight. Call `wait_parameter(i)` before you use parameter i, and
 /// `flush()` before you read the weights in any other way.

@@ -34,7 +34,7 @@ struct ShardedParametersOptions {
 /// Units are prefetched in the order in which the previous step gathered them. Gradients are reduce-scattered bucket by bucket. If
 /// `finish()` is called more than once before `step()`, they add up in shards of f32 (f64 for f64). Frozen parameters stay in the trainer's
 /// memory. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer with the same optimizer, except
-/// with micro-batches, which are added in another order.
+/// with micro-batches that the options do not count, which are added in another order.
 ///
 /// All ranks must gather and release the same units in the same order. Call `gather`, `release` and everything else from one thread;
 /// `mark_ready` and `acquire_gradient` are for any thread. Errors are as for Reducer.

@@ -299,6 +299,52 @@ TEST_CASE("V micro-batches give the bits of the tree on every number of ranks") 
                 }
 }
 
+TEST_CASE("several sums a rank: a rebuild may give more buckets, and two Reducers are finished in any order") {
+    const Deal deal{3, 2};
+    // Pairs share buckets of 100 in the order of registration, and no two fit together in the order in which they are marked.
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({60, 40, 60, 40, 60, 40, 60, 40});
+              Reducer<ThreadBackend, SizeCappedBuckets> sync(comm, model, {.accumulation = Accumulation::in_buckets, .micro_batches = 3},
+                                                             SizeCappedBuckets(400));
+              const std::size_t buckets = sync.plan().size();
+              for (int step = 0; step < 2; ++step) {
+                  for (std::size_t turn = 0; turn < deal.count(comm.rank()); ++turn) {
+                      std::optional<NoSync> guard;
+                      if (turn + 1 < deal.count(comm.rank())) guard.emplace(sync.no_sync());
+                      for (const std::size_t i : {6u, 4u, 2u, 0u, 7u, 5u, 3u, 1u}) {
+                          for (float& x : sync.gradient_view(i).as<float>())
+                              x = static_cast<float>(deal.number(comm.rank(), turn)) + static_cast<float>(step);
+                          sync.mark_ready(i);
+                      }
+                  }
+                  sync.finish();
+                  for (std::size_t i = 0; i < model.size(); ++i)
+                      for (const double x : numbers(sync.gradient_view(i))) finding.check(x == 1 + step, "a wrong mean");
+                  if (step == 0) finding.check(sync.rebuild_buckets() && sync.plan().size() > buckets, "the plan has no more buckets");
+              }
+          }) == "");
+    for (const bool tries : {false, true})
+        CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                  auto one = tensors({50}), other = tensors({50});
+                  const ReducerOptions options{.accumulation = Accumulation::in_buckets, .micro_batches = 3};
+                  Reducer a(comm, one, options), b(comm.duplicate(), other, options);
+                  for (auto* sync : {&a, &b})
+                      for (std::size_t turn = 0; turn < deal.count(comm.rank()); ++turn) {
+                          std::optional<NoSync> guard;
+                          if (turn + 1 < deal.count(comm.rank())) guard.emplace(sync->no_sync());
+                          for (float& x : sync->gradient_view(0).as<float>()) x = static_cast<float>(deal.number(comm.rank(), turn));
+                          sync->mark_ready(0);
+                      }
+                  for (auto* sync : {comm.rank() == 0 ? &a : &b, comm.rank() == 0 ? &b : &a}) {
+                      if (tries)
+                          while (!sync->try_finish()) {
+                          }
+                      else sync->finish();
+                      for (const double x : numbers(sync->gradient_view(0))) finding.check(x == 1, "a wrong mean");
+                  }
+              }) == "");
+}
+
 TEST_CASE("micro_batches that are none, too many, too few, or not those of all ranks are refused by name") {
     const auto refused = [](int ranks, const ReducerOptions& options, DType dtype = DType::f32) {
         return outcome_of([&] {
@@ -335,7 +381,7 @@ TEST_CASE("micro_batches that are none, too many, too few, or not those of all r
                   const auto guard = sync.no_sync();
                   backward(sync, model, 0, m);
               }
-              says(finding, "this is the last micro-batch of a step, which has 3 on each rank", [&] { (void)sync.no_sync(); });
+              says(finding, "this is the last micro-batch of a step, which has 3 on this rank", [&] { (void)sync.no_sync(); });
               backward(sync, model, 0, 2);
               sync.finish();
               const auto guard = sync.no_sync();  // several micro-batches under one guard
