@@ -49,7 +49,7 @@ public:
 
     /// Connects to `name`; false at the deadline or on an error, and `errno` says why.
     [[gnu::cold]] bool connect(const sockaddr* name, socklen_t size, Clock::time_point deadline) const noexcept {
-        if (::connect(get(), name, size) == 0) return true;
+        if (::connect(get(), name, size) == 0) return !has_called_itself();
         if (errno != EINPROGRESS && errno != EINTR) return false;
         if (!await(POLLOUT, deadline)) {
             errno = ETIMEDOUT;
@@ -59,7 +59,7 @@ public:
         socklen_t length = sizeof error;
         if (::getsockopt(get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
         errno = error;
-        return error == 0;
+        return error == 0 && !has_called_itself();
     }
 
     /// Returns the next caller, or no socket at the deadline.
@@ -85,6 +85,17 @@ public:
     }
 
 private:
+    /// A port at which nobody listens may be given to the very socket that calls it, which then answers itself: nobody is there.
+    [[gnu::cold]] bool has_called_itself() const noexcept {
+        sockaddr_storage own{}, other{};
+        socklen_t size = sizeof own, other_size = sizeof other;
+        const bool itself = ::getsockname(get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+                            ::getpeername(get(), reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && size == other_size &&
+                            std::memcmp(&own, &other, size) == 0;
+        if (itself) errno = ECONNREFUSED;
+        return itself;
+    }
+
     /// Sends (POLLOUT) or receives (POLLIN) until all `bytes` have moved.
     [[gnu::cold]] bool move_all(void* data, std::size_t bytes, short events, Clock::time_point deadline) const noexcept {
         for (std::size_t moved = 0; moved != bytes;) {

@@ -198,9 +198,11 @@ private:
                 net::Socket socket = net::Socket::of_family(at->ai_family);
                 if (socket && socket.connect(at->ai_addr, at->ai_addrlen, gradsync::detail::smaller(deadline, Clock::now() + patience))) {
                     peers_[0] = std::move(socket);
-                    return introduce_myself(deadline);
+                    if (introduce_myself(deadline)) return;
+                    problem = "whoever listens there hung up";
+                } else {
+                    problem = std::strerror(errno);
                 }
-                problem = std::strerror(errno);
             }
             if (Clock::now() >= deadline)
                 refuse(Errc::timeout,
@@ -211,7 +213,8 @@ private:
         }
     }
 
-    [[gnu::cold]] void introduce_myself(Clock::time_point deadline) {
+    /// Returns false if the other side hangs up before it has said anything: it is not rank 0, or not yet.
+    [[gnu::cold]] bool introduce_myself(Clock::time_point deadline) {
         Hello hello;
         hello.size = static_cast<std::uint32_t>(size());
         hello.rank = static_cast<std::uint32_t>(rank());
@@ -220,8 +223,11 @@ private:
         // Rank 0 knows which ranks are missing: it gets a moment more than this rank to report them.
         const auto later = deadline + std::chrono::seconds(2);
         if (!peers_[0].send_all(&hello, sizeof hello, deadline) || !peers_[0].send_all(job_.token.data(), job_.token.size(), deadline))
-            report_lost(0);
+            return false;
+        char first;
+        if (peers_[0].await(POLLIN, later) && ::recv(peers_[0].get(), &first, 1, MSG_PEEK) <= 0) return false;
         (void)receive(0, later, Errc::invalid_argument);  // welcome
+        return true;
     }
 
     // --------------------------------------------------------------------------------------------------------- exchanges

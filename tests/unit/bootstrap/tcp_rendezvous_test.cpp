@@ -189,6 +189,30 @@ TEST_CASE("TcpRendezvous: the port is another's") {
     CHECK(says(b, "is no rank 0 of gradsync"));
 }
 
+TEST_CASE("TcpRendezvous: whoever takes a call and hangs up is not rank 0, which is called again") {
+    std::string problem;
+    Socket other = gradsync::net::listen("127.0.0.1", 0, 4, problem);
+    const std::uint16_t port = gradsync::net::port_of(other);
+    std::vector<Attempt> results(2);
+    std::thread caller([&] { results[1] = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port}); });
+    for (int i = 0; i < 2; ++i) CHECK(other.accept(Clock::now() + 10s));
+    other = {};
+    results[0] = attempt({.rank = 0, .size = 2, .address = "127.0.0.1", .port = port});
+    caller.join();
+    for (const Attempt& result : results) CHECK(result.text == "");
+}
+
+TEST_CASE("Socket: nobody is called who is the caller itself") {
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const Socket socket = Socket::of_family(AF_INET);
+    REQUIRE(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0);
+    name.sin_port = htons(gradsync::net::port_of(socket));
+    CHECK(!socket.connect(reinterpret_cast<const sockaddr*>(&name), sizeof name, Clock::now() + 1s));
+    CHECK(errno == ECONNREFUSED);
+}
+
 TEST_CASE("TcpRendezvous: rank 0 binds where it is told") {
     CHECK(says(attempt({.rank = 0, .size = 2, .port = gradsync_test::free_port()}, 1s, "192.0.2.1"), "cannot listen at '192.0.2.1'"));
     const std::uint16_t port = gradsync_test::free_port();
