@@ -76,30 +76,59 @@ public:
     }
 
     const Contact& contact() const noexcept { return contact_; }
-    void close() noexcept { listener_ = {}; }
+    void close() noexcept {
+        listener_ = {};
+        callers_.clear();
+    }
 
-    /// Returns a call of one of the `expected` ranks; no socket at the deadline.
-    [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) const {
-        while (listener_) {
-            Socket caller = listener_.accept(deadline);
-            if (!caller) break;
-            detail::Greeting greeting{};
-            // Callers greet at once; a stranger must not keep the others waiting.
-            if (caller.receive_all(&greeting, sizeof greeting, Clock::now() + std::chrono::milliseconds(500)) &&
-                greeting.token == contact_.token)
-                for (const int rank : expected)
-                    if (rank == greeting.number && caller.send_all(&detail::welcome, 1, deadline)) {
-                        caller.send_without_delay();
-                        return {rank, std::move(caller)};
+    /// Returns a call of one of the `expected` ranks; no socket at the deadline. A stranger who says nothing keeps nobody waiting.
+    [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) {
+        List<pollfd> waiting;
+        for (auto now = Clock::now(); listener_ && now < deadline; now = Clock::now()) {
+            callers_.erase_if([&](const Caller& caller) { return caller.until <= now; });
+            waiting.clear();
+            for (const Caller& caller : callers_) waiting.push_back({caller.socket.get(), POLLIN, 0});
+            if (callers_.size() < backlog) waiting.push_back({listener_.get(), POLLIN, 0});
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
+            ::poll(waiting.data(), waiting.size(), left > 100 ? 100 : static_cast<int>(left));
+            for (std::size_t i = 0; i < callers_.size(); ++i) {
+                Caller& caller = callers_[i];
+                if (waiting[i].revents == 0) continue;
+                detail::Greeting& greeting = caller.greeting;
+                const ssize_t count =
+                    ::recv(caller.socket.get(), reinterpret_cast<std::byte*>(&greeting) + caller.got, sizeof greeting - caller.got, 0);
+                caller.got += count > 0 ? static_cast<std::size_t>(count) : 0;
+                if (count > 0 && caller.got < sizeof greeting) continue;
+                caller.until = now;  // it is heard, or turned away
+                for (const int rank : count > 0 && greeting.token == contact_.token ? expected : List<int>())
+                    if (rank == greeting.number && caller.socket.send_all(&detail::welcome, 1, deadline)) {
+                        caller.socket.send_without_delay();
+                        return {rank, std::move(caller.socket)};
                     }
+            }
+            while (callers_.size() < backlog) {
+                Socket caller = listener_.accept({});
+                if (!caller) break;
+                callers_.push_back({std::move(caller), Clock::now() + patience, {}, 0});
+            }
         }
         return {};
     }
 
 private:
+    /// A caller who has not said yet who it is.
+    struct Caller {
+        Socket socket;
+        Clock::time_point until;
+        detail::Greeting greeting;
+        std::size_t got;  ///< bytes of it
+    };
+
     static constexpr int backlog = 128;
+    static constexpr std::chrono::seconds patience{5};
 
     Socket listener_;
+    List<Caller> callers_;
     Contact contact_;
 };
 
@@ -127,7 +156,7 @@ private:
 
 /// Connects this rank with the ranks `called`, which it calls at their contacts, and with the `callers`, which call `reception`, up to
 /// `limit`. Tries each address for up to `limit_each`. Returns the connections that could be made.
-[[gnu::cold]] inline List<Link> connect(const Reception& reception, const List<Contact>& contacts, int rank, const List<int>& called,
+[[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank, const List<int>& called,
                                         List<int> callers, std::chrono::nanoseconds limit, std::chrono::milliseconds limit_each) {
     List<Link> links, heard;
     links.reserve(called.size() + callers.size());

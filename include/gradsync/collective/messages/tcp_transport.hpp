@@ -321,7 +321,7 @@ private:
     List<net::Socket> sockets(at(size));
     if (size == 1) return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
 
-    const net::Reception reception = net::Reception::open();
+    net::Reception reception = net::Reception::open();
     const List<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
     List<int> below, above;
     for (int r = 0; r < size; ++r)
