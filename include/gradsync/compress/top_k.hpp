@@ -68,6 +68,11 @@ public:
             const std::uint32_t* const places = messages.of(r);
             const auto* const values = reinterpret_cast<const float*>(places + k);
             for (std::size_t e = 0; e < k; ++e) {
+                if (places[e] >= to.count)
+                    detail::raise(Errc::peer_failed,
+                                  detail::text("TopK: rank ", r, " sent an element number ", places[e], " of a bucket of ", to.count,
+                                               "; all ranks must run the same program"),
+                                  {.operation = "TopK", .peer = static_cast<int>(r)});
                 float value = values[e] * factor;
                 kernel::detail::round_now(value);
                 sums[places[e]] += value;

@@ -215,9 +215,15 @@ private:
     }
 
     [[gnu::cold]] void take_in(const ControlMessage& message) {
-        if (message.kind == ControlMessage::has_failed) {
+        const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
+        const bool fails = message.kind == ControlMessage::has_failed;
+        const bool names_errc = message.code >= static_cast<int>(Errc::invalid_argument) && message.code <= static_cast<int>(Errc::storage);
+        if (message.kind < ControlMessage::has_failed || message.kind > ControlMessage::is_gone || message.communicator < 0 ||
+            !is_rank(message.sender) || (fails && (!names_errc || (message.culprit != -1 && !is_rank(message.culprit)))))
+            return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
+        if (fails) {
             announced_.store(true, std::memory_order_relaxed);  // the sender tells the others
-            fail({static_cast<Errc>(message.code), message.culprit, message.text});
+            fail({static_cast<Errc>(message.code), message.culprit, {message.text, ::strnlen(message.text, sizeof message.text)}});
         } else if (message.kind == ControlMessage::has_left) {
             leavers_.push_back({message.communicator, message.sender, message.next});
         } else {

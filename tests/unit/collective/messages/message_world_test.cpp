@@ -40,6 +40,20 @@ long transports(const std::shared_ptr<LoopbackNetwork>& network) { return networ
 
 }  // namespace
 
+TEST_CASE("message_world: nonsense on the control stream is an error, and indexes nothing") {
+    for (const unsigned char byte : {0xff, 0x7f, 0x03}) {
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        auto first = world(network, 0);
+        const std::vector<unsigned char> nonsense(1232, byte);
+        network->send(1, 0, gradsync::message_passing::Transport::control_stream, nonsense.data(), nonsense.size());
+        poll(*first);
+        REQUIRE(first->failed());
+        CHECK(std::string(first->failure().message).find("sent nonsense") != std::string::npos);
+        first.reset();
+    }
+    sweep();
+}
+
 TEST_CASE("message_world: a world goes although the other rank had heard its good-bye before it said its own") {
     for (const bool heard : {false, true}) {
         CAPTURE(heard);
