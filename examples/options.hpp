@@ -62,10 +62,12 @@ struct Options {
     std::string json, trace;
 
     std::size_t samples_per_step() const { return micro_batches * micro_batch; }
-    /// The micro-batches of a step that ranks in step with one another compute; each by itself if they are independent.
-    gradsync::Deal deal() const {
-        const std::size_t each = (micro_batches + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks);
-        return {independent ? each : micro_batches, independent ? 1 : ranks, shard == "gradients" || shard == "parameters"};
+    /// The micro-batches of a step, for `size` ranks that are in step with one another; each is alone if they are independent.
+    gradsync::Deal deal(int size) const {
+        const std::size_t all = micro_batches == 0 ? accumulate * static_cast<std::size_t>(size)
+                                : independent      ? micro_batches / static_cast<std::size_t>(ranks)
+                                                   : micro_batches;
+        return {all, size, shard == "gradients" || shard == "parameters"};
     }
     std::uint64_t last_step() const { return stop_after > 0 ? std::min(stop_after, steps) : steps; }
 

@@ -36,7 +36,7 @@ public:
                       OverlapPolicy overlap, gs::plan::CallCost cost, Ops ops = {}, Exchange exchange = Exchange{})
         : Base{comm, parameters, std::move(units)},
           ops_{ops},
-          micro_batches_{o.deal().count(comm.rank())},
+          micro_batches_{o.deal(comm.size()).count(comm.rank())},
           clip_{o.clip},
           replans_{o.buckets == "optimal"},
           profile_{.fixed = cost.fixed, .per_byte = cost.per_byte},
@@ -61,7 +61,7 @@ public:
                          gs::ReducerOptions{.gradients = borrowed ? gs::GradientStorage::borrowed : gs::GradientStorage::in_buckets,
                                             // Micro-batches are added up, over ranks and over time, and divided by their number.
                                             .accumulation = gs::Accumulation::in_buckets,
-                                            .micro_batches = o.deal().micro_batches,
+                                            .micro_batches = o.deal(comm.size()).micro_batches,
                                             .observer = observer},
                          std::move(buckets), std::move(overlap), std::move(exchange));
         reducer_->broadcast_parameters();

@@ -74,8 +74,8 @@ protected:
     template <class... Arguments>
     ShardedSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, Arguments&&... arguments)
         : BackendSynchroniser<Backend>{comm, parameters, std::move(units)},
-          micro_batches_{o.deal().count(comm.rank())},
-          fewest_{o.deal().count(comm.size() - 1)},
+          micro_batches_{o.deal(comm.size()).count(comm.rank())},
+          fewest_{o.deal(comm.size()).count(comm.size() - 1)},
           clip_{o.clip},
           sharded_{comm, views(parameters), typename Sharded::Optimizer{parameters, o.weight_decay},
                    std::forward<Arguments>(arguments)...} {}
@@ -111,7 +111,7 @@ class OptimizerSharding final
 public:
     OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
                       OverlapPolicy overlap)
-        : Base{comm, parameters, std::move(units), o, options(o, observer), std::move(buckets), std::move(overlap)} {
+        : Base{comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const gs::BufferView weights = sharded_.parameter_value(i);
             parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
@@ -129,10 +129,10 @@ public:
     void flush() override { sharded_.flush(); }
 
 private:
-    static gs::ShardingOptions options(const Options& o, gs::Observer* observer) {
+    static gs::ShardingOptions options(const Options& o, int size, gs::Observer* observer) {
         return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::automatic : gs::GradientStorage::in_buckets,
                             .accumulation = gs::Accumulation::in_buckets,
-                            .micro_batches = o.deal().micro_batches,
+                            .micro_batches = o.deal(size).micro_batches,
                             .observer = observer},
                 .parameters = gs::ParameterStorage::in_buckets};
     }
@@ -180,11 +180,12 @@ private:
             for (std::size_t i : units[u]) unit_of[i] = u;
         return unit_of;
     }
-    static gs::ShardedParametersOptions options(const Options& o, gs::Observer* observer) {
-        return {.reducer = {.accumulation = gs::Accumulation::in_buckets, .micro_batches = o.deal().micro_batches, .observer = observer},
-                .prefetch = o.prefetch,
-                .reshard_after_forward = !o.no_reshard,
-                .replicate_below = o.replicate_below};
+    static gs::ShardedParametersOptions options(const Options& o, int size, gs::Observer* observer) {
+        return {
+            .reducer = {.accumulation = gs::Accumulation::in_buckets, .micro_batches = o.deal(size).micro_batches, .observer = observer},
+            .prefetch = o.prefetch,
+            .reshard_after_forward = !o.no_reshard,
+            .replicate_below = o.replicate_below};
     }
 
     std::vector<std::vector<std::size_t>> gathered_;  // by unit: the library's units that it needs

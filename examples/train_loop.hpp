@@ -143,7 +143,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     // A device is a step behind: what it computes in one is read when the next is on its way, and nobody waits.
     std::array<std::vector<typename Ops::Loss>, 2> losses;
     // Numbered as the library adds up their gradients: the bits do not depend on who computes which.
-    const gs::Deal deal = o.deal();
+    const gs::Deal deal = o.deal(size);
     const std::size_t own = deal.count(rank), rounds = deal.sharded_gradients ? deal.rounds() : own;
     losses.fill(std::vector<typename Ops::Loss>(own));
     const std::uint64_t first_step = progress.steps, first_number = o.independent ? static_cast<std::uint64_t>(shard.rank) * own : 0;
