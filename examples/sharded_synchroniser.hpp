@@ -146,7 +146,13 @@ class ParameterSharding final : public ShardedSynchroniser<Backend, gs::ShardedP
 
 public:
     ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, OverlapPolicy overlap)
-        : Base{comm, parameters, units, o, gs::Units{first_units(parameters, units)}, options(o, observer), std::move(overlap)} {
+        : Base{comm,
+               parameters,
+               units,
+               o,
+               gs::Units{first_units(parameters, units)},
+               options(o, comm.size(), observer),
+               std::move(overlap)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
             if (array == 0) parameters.initialise(i, first, {static_cast<float*>(shard.data), shard.count});

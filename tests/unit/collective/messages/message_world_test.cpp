@@ -41,10 +41,10 @@ long transports(const std::shared_ptr<LoopbackNetwork>& network) { return networ
 }  // namespace
 
 TEST_CASE("message_world: nonsense on the control stream is an error, and indexes nothing") {
-    for (const unsigned char byte : {0xff, 0x7f, 0x03}) {
+    for (const int byte : {0xff, 0x7f, 0x03}) {
         const auto network = std::make_shared<LoopbackNetwork>(2);
         auto first = world(network, 0);
-        const std::vector<unsigned char> nonsense(1232, byte);
+        const std::vector<unsigned char> nonsense(1232, static_cast<unsigned char>(byte));
         network->send(1, 0, gradsync::message_passing::Transport::control_stream, nonsense.data(), nonsense.size());
         poll(*first);
         REQUIRE(first->failed());
