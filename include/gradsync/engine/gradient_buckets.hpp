@@ -152,15 +152,15 @@ public:
     MicroBatchSums<B>& sums() noexcept { return sums_; }
     const MicroBatchSums<B>& sums() const noexcept { return sums_; }
     /// Adds gradient i to the sums of its micro-batches. More are to come.
-    void add_up(std::size_t i) { sums_.add(i, gradient(i), first_sum(i)); }
+    [[gnu::noinline]] void add_up(std::size_t i) { sums_.add(i, gradient(i), first_sum(i)); }
 
     /// Puts gradient i, which is complete, into its bucket, together with the sums of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
-        if (sums_.holds(i) || sums_.leaves_roots()) sums_.add_last(i, gradient(i), first_sum(i), storage_.parameter(i));
+        if (sums_.holds(i) || sums_.leaves_roots()) deposit_sum(i, gradient(i));
         else if (marks_[i].copied) passes_.copy(marks_[i].gradient, storage_.parameter(i));
     }
-    /// The same without the last micro-batch, which did not use it.
-    [[gnu::noinline]] void deposit_sum(std::size_t i) { sums_.add_last(i, {}, first_sum(i), storage_.parameter(i)); }
+    /// The same with the gradient of the last micro-batch, or with {} if that did not use it.
+    [[gnu::noinline]] void deposit_sum(std::size_t i, BufferView last) { sums_.add_last(i, last, first_sum(i), storage_.parameter(i)); }
 
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
     [[gnu::noinline]] void clear(std::size_t i) {

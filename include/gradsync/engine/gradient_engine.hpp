@@ -286,7 +286,7 @@ private:
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
             if (readiness_.used()[i] && !partly_marked) {  // its gradient comes from earlier micro-batches
-                if (gradients_.sums().holds(i)) gradients_.deposit_sum(i);
+                if (gradients_.sums().holds(i)) gradients_.deposit_sum(i, {});
                 else if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {
                 missing.push_back(i);
