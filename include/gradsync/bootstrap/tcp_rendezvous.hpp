@@ -95,7 +95,7 @@ private:
             if (now >= deadline) say_who_is_missing();
             undecided.erase_if([&](const Caller& caller) { return caller.until <= now && ++turned_away_ > 0; });
             waiting.clear();
-            waiting.push_back({listener.get(), POLLIN, 0});
+            waiting.push_back({undecided.size() < max_undecided ? listener.get() : -1, POLLIN, 0});  // -1: nothing is looked at
             for (const Caller& caller : undecided) waiting.push_back({caller.socket.get(), POLLIN, 0});
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
             ::poll(waiting.data(), waiting.size(), left > 200 ? 200 : static_cast<int>(left));

@@ -330,12 +330,20 @@ private:
          net::connect(reception, contacts, rank, below, above, limit, std::chrono::ceil<std::chrono::milliseconds>(limit)))
         sockets[at(link.rank)] = std::move(link.socket);
 
-    std::int32_t apart = -1;
+    struct Finding {
+        std::int32_t apart = -1, has_no_descriptors = 0;
+    } own;
     for (int r = size; r-- > 0;)
-        if (r != rank && !sockets[at(r)]) apart = r;
-    const List<std::int32_t> all = bootstrap::exchange(rendezvous, apart);
+        if (r != rank && !sockets[at(r)]) own.apart = r;
+    if (own.apart >= 0) own.has_no_descriptors = !net::Socket::of_family(AF_INET) && (errno == EMFILE || errno == ENFILE);
+    const List<Finding> all = bootstrap::exchange(rendezvous, own);
     for (int r = 0; r < size; ++r)
-        if (const int other = all[at(r)]; other >= 0)
+        if (all[at(r)].has_no_descriptors)
+            gradsync::detail::raise(Errc::peer_failed,
+                                    text("rank ", r, " has no file descriptors left for its connections; allow it more (ulimit -n)"),
+                                    {.operation = "connect_mesh", .rank = rank, .peer = r});
+    for (int r = 0; r < size; ++r)
+        if (const int other = all[at(r)].apart; other >= 0)
             gradsync::detail::raise(Errc::peer_failed,
                                     text("ranks ", gradsync::detail::smaller(other, r), " and ", gradsync::detail::larger(other, r),
                                          " cannot reach one another over TCP within ", bootstrap::format_duration(limit),

@@ -5,13 +5,20 @@
 #include <doctest/doctest.h>
 
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <chrono>
 #include <cstddef>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <gradsync/bootstrap/tcp_rendezvous.hpp>
+
+#include "support/forked.hpp"
+#include "support/ports.hpp"
 
 using gradsync::message_passing::TcpTransport;
 using gradsync::message_passing::Transport;
@@ -58,6 +65,27 @@ bool arrives(Transport& transport, Transport::Ticket& ticket) {
 }
 
 }  // namespace
+
+TEST_CASE("TcpTransport: a rank without file descriptors is named, and not a firewall") {
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto reports = gradsync_test::forked(2, [&](int rank) -> std::string {
+        gradsync::TcpRendezvous meeting({.rank = rank, .size = 2, .port = port}, {.timeout = 20s});
+        if (rank == 1) {
+            const int next = ::dup(0);
+            ::close(next);
+            rlimit limit{};
+            ::getrlimit(RLIMIT_NOFILE, &limit);
+            limit.rlim_cur = static_cast<rlim_t>(next);
+            ::setrlimit(RLIMIT_NOFILE, &limit);
+        }
+        (void)gradsync::message_passing::make_tcp_transport(meeting, 1s);
+        return "connected";
+    });
+    for (const auto& report : reports) {
+        INFO(report.text);
+        CHECK(report.says("rank 1 has no file descriptors left"));
+    }
+}
 
 TEST_CASE("TcpTransport: a large message that comes early goes where its receive wants it, whenever that begins") {
     for (const auto late : {0ms, 20ms}) {  // at once, or when patience has ended and it was copied
