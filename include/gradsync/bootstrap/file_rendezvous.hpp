@@ -2,8 +2,10 @@
 #pragma once
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 
+#include "../core/math.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -41,14 +43,16 @@ public:
     }
     FileRendezvous(const FileRendezvous&) = delete;
     FileRendezvous& operator=(const FileRendezvous&) = delete;
-    /// Says good-bye; rank 0 waits up to a second for the others' good-byes.
+    /// Says good-bye. Rank 0 waits for the others' good-byes, up to half a minute: a rank that is late must find the folder. It waits no
+    /// more than a second if an exception is propagating.
     ~FileRendezvous() {
         if (size() == 1) return;
         if (rank() != 0) {
             write(good_bye, {});
             return;
         }
-        const auto deadline = Clock::now() + std::chrono::seconds(1);
+        const std::chrono::seconds most(std::uncaught_exceptions() != exceptions_ ? 1 : 30);
+        const auto deadline = Clock::now() + gradsync::detail::smaller<std::chrono::nanoseconds>(timeout(), most);
         for (const int r : others())
             while (::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) ::usleep(2'000);
         remove_all();
@@ -79,7 +83,14 @@ private:
     /// The others take the number of rank 0's job; rank 0 waits until they have it.
     void meet() {
         std::vector<Blob> nothing(static_cast<std::size_t>(size()));
-        if (rank() != 0) collect(arrival, {0}, nothing);
+        if (rank() != 0) {
+            collect(arrival, {0}, nothing);
+            struct stat about {};
+            if (::lstat(folder_.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != ::geteuid() ||
+                (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+                refuse(Errc::invalid_argument,
+                       "the folder is another user's, or others may write into it; give rank 0 a name in a folder that is yours");
+        }
         post(arrival, {});
         if (rank() == 0) collect(arrival, others(), nothing);
     }
@@ -92,10 +103,16 @@ private:
                    bootstrap::text("cannot write a file: ", std::strerror(errno), "; look for space, and for the folder"));
     }
 
+    /// Never through a link.
+    static std::FILE* open(const std::string& name, int flags, const char* mode) noexcept {
+        const int descriptor = ::open(name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+        return descriptor < 0 ? nullptr : ::fdopen(descriptor, mode);
+    }
+
     /// Writes a file that appears with its whole content, or not at all.
     bool write(const std::string& exchange, std::span<const std::byte> bytes) const noexcept {
         const std::string name = path(exchange, rank()), unfinished = name + ".new";
-        std::FILE* const file = std::fopen(unfinished.c_str(), "wbe");
+        std::FILE* const file = open(unfinished, O_WRONLY | O_CREAT | O_TRUNC, "wb");
         if (file == nullptr) return false;
         const Header header{
             .job = job_, .bytes = bytes.size(), .rank = static_cast<std::uint32_t>(rank()), .size = static_cast<std::uint32_t>(size())};
@@ -106,7 +123,7 @@ private:
 
     /// Returns false while the file does not exist.
     bool read(const std::string& exchange, int rank, Blob& blob) {
-        std::FILE* const file = std::fopen(path(exchange, rank).c_str(), "rbe");
+        std::FILE* const file = open(path(exchange, rank), O_RDONLY, "rb");
         if (file == nullptr) return false;
         const Header expected;
         Header header;
@@ -146,6 +163,8 @@ private:
                 return false;
             });
             if (missing.empty()) return;
+            if (job_ != 0 && rank() != 0 && ::access(folder_.c_str(), F_OK) != 0)
+                refuse(Errc::peer_left, "the folder is gone: rank 0 has given up, or somebody has removed it", 0);
             if (Clock::now() >= deadline)
                 refuse(
                     Errc::timeout,
@@ -171,6 +190,7 @@ private:
     const std::string folder_;
     std::uint64_t job_ = 0;
     std::uint64_t next_ = 0;  ///< number of the next exchange
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 static_assert(Rendezvous<FileRendezvous>);

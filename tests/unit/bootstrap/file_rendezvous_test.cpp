@@ -77,6 +77,40 @@ TEST_CASE("FileRendezvous: an exchange names all ranks that did not come in time
     CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "rank 1 left before all_gather-1"));
 }
 
+TEST_CASE("FileRendezvous: the folder stays until all have said good-bye; whoever finds it gone says so at once") {
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string path = folder.file("meeting");
+    std::thread rank_0([&] { FileRendezvous(path, 0, 2, {.timeout = 20s}); });
+    {
+        const FileRendezvous late(path, 1, 2, {.timeout = 20s});
+        std::this_thread::sleep_for(1500ms);
+        CHECK(std::filesystem::exists(path));
+    }
+    rank_0.join();
+    CHECK(!std::filesystem::exists(path));
+
+    std::thread stays([&] {
+        FileRendezvous rendezvous(path, 0, 2, {.timeout = 4s});
+        std::this_thread::sleep_for(300ms);
+        std::filesystem::rename(path, path + "-elsewhere");
+    });
+    FileRendezvous alone(path, 1, 2, {.timeout = 4s});
+    CHECK(says(error_of([&] { (void)alone.all_gather({}); }), "the folder is gone"));
+    stays.join();
+}
+
+TEST_CASE("FileRendezvous: a folder that others may write into is refused") {
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string path = folder.file("meeting");
+    std::string first;
+    std::thread rank_0([&] { first = error_of([&] { FileRendezvous(path, 0, 2, {.timeout = 2s}); }); });
+    while (!std::filesystem::exists(path + "/arrival.0")) std::this_thread::sleep_for(1ms);
+    std::filesystem::permissions(path, std::filesystem::perms::all);
+    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 10s}); }), "others may write into it"));
+    rank_0.join();
+    CHECK(says(first, "rank 1 did not arrive"));
+}
+
 TEST_CASE("FileRendezvous: what cannot be meant is refused") {
     CHECK(says(error_of([] { FileRendezvous("x", 2, 2); }), "rank 2 is not one of 2"));
     CHECK(says(error_of([] { FileRendezvous("x", 0, 2, {.timeout = 0s}); }), "time limit must be positive"));
