@@ -54,7 +54,7 @@ public:
         const std::chrono::seconds most(std::uncaught_exceptions() != exceptions_ ? 1 : 30);
         const auto deadline = Clock::now() + gradsync::detail::smaller<std::chrono::nanoseconds>(timeout(), most);
         for (const int r : others())
-            while (::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) ::usleep(2'000);
+            while (!is_gone() && ::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) ::usleep(2'000);
         remove_all();
     }
 
@@ -103,6 +103,7 @@ private:
                    bootstrap::text("cannot write a file: ", std::strerror(errno), "; look for space, and for the folder"));
     }
 
+    bool is_gone() const noexcept { return ::access(folder_.c_str(), F_OK) != 0; }
     /// Never through a link.
     static std::FILE* open(const std::string& name, int flags, const char* mode) noexcept {
         const int descriptor = ::open(name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -163,7 +164,7 @@ private:
                 return false;
             });
             if (missing.empty()) return;
-            if (job_ != 0 && rank() != 0 && ::access(folder_.c_str(), F_OK) != 0)
+            if (job_ != 0 && rank() != 0 && is_gone())
                 refuse(Errc::peer_left, "the folder is gone: rank 0 has given up, or somebody has removed it", 0);
             if (Clock::now() >= deadline)
                 refuse(
