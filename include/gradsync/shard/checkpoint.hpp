@@ -279,12 +279,14 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
             const std::filesystem::path path = manifest.file(directory, r);
             detail::ShardReader in(path);
             in.check_magic("a shard of a checkpoint");
+            const std::uint64_t most = std::filesystem::file_size(path);  // bytes of a record
             for (std::uint64_t left = in.number(); left != 0; --left) {
                 const std::string name = in.text();
                 const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(),
                                     arrays = in.number();
                 if (dtype >= dtype_count || count > whole || first > whole - count || arrays == 0) in.torn();
                 const std::uint64_t width = size_of(static_cast<DType>(dtype));
+                if (arrays > most || count > most / width / arrays) in.torn();
                 std::uint64_t skip = count * width * arrays;
                 if (const auto found = wanted.find(name); found != wanted.end()) {
                     Wanted& w = found->second;
@@ -296,6 +298,8 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
                     const std::uint64_t from = detail::larger<std::uint64_t>(first, w.first);
                     const std::uint64_t to = detail::smaller<std::uint64_t>(first + count, w.first + w.arrays[0].count);
                     if (from < to) {
+                        if (from != w.first + w.found)  // ranks have shards in their order
+                            detail::refuse_file(path, detail::text("has parts of '", name, "' that overlap, or do not follow one another"));
                         for (const BufferView& array : w.arrays) {
                             const BufferView part = array.subview(from - w.first, to - from);
                             in.skip((from - first) * width);

@@ -128,6 +128,45 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
           }) == "");
 }
 
+TEST_CASE("a checkpoint that was made to mislead is refused: parts that overlap, sizes that wrap around") {
+    const TemporaryDirectory directory;
+    struct Part {
+        const char* name;
+        std::uint64_t whole, first, count, arrays;
+    };
+    const auto load = [&](const std::vector<Part>& parts, std::uint64_t records) {
+        return outcome_of([&] {
+            run_threads(1, [&](ThreadBackend comm) {
+                auto model = initial_tensors({10}, DType::f32);
+                ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+                save_shards(directory.path(), sharded);
+                auto manifest = detail::ShardManifest::read(directory.path());
+                detail::ShardWriter out(manifest.file(directory.path(), 0));
+                out.number(records);
+                for (const Part& part : parts) {
+                    out.text(part.name);
+                    for (const std::uint64_t x : {part.whole, static_cast<std::uint64_t>(DType::f32), part.first, part.count, part.arrays})
+                        out.number(x);
+                    if (part.count > 100) continue;
+                    const std::vector<float> data(part.count * part.arrays);
+                    out.bytes(data.data(), data.size() * sizeof(float));
+                }
+                manifest.digests[0] = out.finish();
+                manifest.write(directory.path());
+                load_shards(directory.path(), sharded);
+            });
+        });
+    };
+    const auto model = initial_tensors({10}, DType::f32);
+    const std::string name = model[0].name;
+    const std::uint64_t arrays = 1 + Sgd{}.state_count();
+    CHECK(load({{name.c_str(), 10, 0, 5, arrays}, {name.c_str(), 10, 5, 5, arrays}}, 2).text == "");
+    CHECK(load({{name.c_str(), 10, 0, 5, arrays}, {name.c_str(), 10, 0, 5, arrays}}, 2).says("overlap"));
+    CHECK(load({{name.c_str(), 10, 5, 5, arrays}, {name.c_str(), 10, 0, 5, arrays}}, 2).says("do not follow one another"));
+    const std::uint64_t back = (std::uint64_t{1} << 62) - 17;  // times 4 bytes: 68 bytes before
+    CHECK(load({{"other", back, 0, back, 1}}, std::uint64_t{1} << 40).says("is torn or damaged"));
+}
+
 TEST_CASE("files that are torn, missing or of something else are refused on every rank") {
     const auto refused = [](auto&& spoil) {
         const TemporaryDirectory directory;
