@@ -265,6 +265,7 @@ class Scale(PlanTest):
 
     def test_refused(self):
         self.refused("scale --gradients 10 --bytes 100 --backward-ms 3", "--bandwidth")
+        self.refused("scale --gradients 10 --bytes 100 --backward-ms 3 --bandwidth 1 --latency-us 1e300", "--latency-us", "1e300", "1e+15")
         self.refused(self.MODEL + " --worlds 1", "--worlds")
         self.refused(self.MODEL + " --worlds 9", "do not fill nodes of 8")
         self.refused(self.MODEL + " --worlds 65536 --simulate", "16384")
