@@ -38,7 +38,7 @@ public:
 
     void begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;
-        // With sharded gradients, the ranks reduce each micro-batch by itself. Where the last ones do not go round, some ranks have none.
+        // With sharded gradients, the ranks reduce one micro-batch each at a time. In the last round some ranks may have none.
         if (pools && micro_batch >= fewest_) (void)sharded_.begin_step(micro_batch < micro_batches_);
         if (!last_) guard_.emplace(hold_back<pools>(sharded_));
     }

@@ -29,7 +29,7 @@ public:
             ++k;
         }
     }
-    /// As those of AnyExchange. Works that are not used in a round are complete.
+    /// See AnyExchange. If a round uses fewer works than there are, the others are complete from an earlier round, or empty.
     [[gnu::cold]] bool poll(std::size_t b) {
         for (std::size_t k = 0; k < each_; ++k)
             if (!poll_work(works_[b * each_ + k])) return false;

@@ -50,7 +50,7 @@ public:
         }
     }
 
-    /// What adding them up takes.
+    /// The memory that the sums of a step need, and the order in which they are added up.
     struct Needs {
         std::size_t places = 1;        ///< open sums, one at least, before the last one comes
         std::size_t at_a_time = 0;     ///< sums

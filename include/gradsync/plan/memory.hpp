@@ -55,7 +55,8 @@ inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, Zero
         return (CheckedSize(stage >= split_from ? shard : parameters) * each).value();
     };
     const std::uint64_t each = micro_batches / ranks + (micro_batches % ranks != 0);  // of a rank
-    const std::uint64_t open = each == 0 ? 0 : gradsync::detail::open_sums(each);
+    std::uint64_t open = each == 0 ? 0 : gradsync::detail::open_sums(each);
+    if (open != 0 && stage >= ZeroStage::gradients) --open;  // the first sum of a shard lies in the shard
     return {of(bytes.weights, ZeroStage::parameters), of(bytes.gradients, ZeroStage::gradients), of(bytes.optimizer, ZeroStage::optimizer),
             (CheckedSize(of(bytes.gradients < 4 ? 4 : bytes.gradients, ZeroStage::gradients)) * open).value()};
 }
