@@ -24,7 +24,7 @@ bool has_ipv6() {
     sockaddr_in6 name{};
     name.sin6_family = AF_INET6;
     name.sin6_addr = in6addr_loopback;
-    return static_cast<bool>(gradsync::net::listen(reinterpret_cast<const sockaddr*>(&name), sizeof name, 1));
+    return static_cast<bool>(gradsync::net::listen({reinterpret_cast<const sockaddr*>(&name), sizeof name}, 1));
 }
 
 }  // namespace

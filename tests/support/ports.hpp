@@ -7,12 +7,28 @@
 
 namespace gradsync_test {
 
-/// A port of this machine that nobody listened at a moment ago.
-inline std::uint16_t free_port() {
+inline gradsync::net::Address loopback(std::uint16_t port) {
     sockaddr_in name{};
     name.sin_family = AF_INET;
     name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return gradsync::net::port_of(gradsync::net::listen(reinterpret_cast<const sockaddr*>(&name), sizeof name, 1));
+    name.sin_port = htons(port);
+    return {reinterpret_cast<const sockaddr*>(&name), sizeof name};
+}
+
+/// A port of this machine that nobody listened at a moment ago.
+inline std::uint16_t free_port() { return gradsync::net::port_of(gradsync::net::listen(loopback(0), 1)); }
+
+/// Connects with whoever listens at a port of this machine, within ten seconds.
+inline gradsync::net::Socket stranger(std::uint16_t port) {
+    using gradsync::net::Clock;
+    const gradsync::net::Address address = loopback(port);
+    const auto deadline = Clock::now() + std::chrono::seconds(10);
+    while (Clock::now() < deadline) {
+        auto socket = gradsync::net::Socket::of_family(AF_INET);
+        if (socket.connect(address.get(), address.size()) && socket.await(POLLOUT, deadline) && socket.is_connected()) return socket;
+        ::usleep(1000);
+    }
+    return {};
 }
 
 }  // namespace gradsync_test

@@ -35,8 +35,9 @@ public:
 
     /// Makes a backend of the job that the environment describes; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
-        TcpRendezvous rendezvous(Job::from_environment(),
-                                 {.timeout = collective::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout});
+        TcpRendezvous rendezvous(
+            Job::from_environment(),
+            {.timeout = collective::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout, .bind = options.bind});
         return TcpBackend(rendezvous, options);
     }
 
@@ -53,9 +54,10 @@ private:
 GRADSYNC_ONCE detail::Connection TcpBackend::connect(bootstrap::AnyRendezvous rendezvous, const TcpOptions& options, const char* backend,
                                                      const char* name) {
     detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), backend, name);
-    detail::Connection connection = detail::connect(rendezvous, detail::Placement(rendezvous, options.domain), options, nullptr,
-                                                    [&] { return message_passing::make_tcp_transport(rendezvous, options.timeout); });
-    connection.paths.messages = "messages over TCP";
+    detail::Connection connection = detail::connect(rendezvous, detail::Placement(rendezvous, options.domain), options, nullptr, [&] {
+        return message_passing::make_tcp_transport(rendezvous, options.timeout, options.bind);
+    });
+    connection.paths.messages = detail::text("messages over TCP", options.bind.empty() ? "" : " at " + options.bind);
     return connection;
 }
 #endif

@@ -1,77 +1,57 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-
-#include <array>
-
 #include "../core/thread.hpp"
-#include "rendezvous.hpp"
-#include "socket.hpp"
+#include "channel.hpp"
 
 namespace gradsync::inline v0_2::net {
 
 /// The address at which others of the job can call a process. Plain bytes, to be sent to all.
 struct Contact {
-    std::uint64_t token = 0;  ///< proves that the right process is called: the same address may mean another machine elsewhere
-    std::uint16_t port = 0;   ///< 0: cannot be called
-    std::uint16_t count = 0;
-    std::array<char[INET6_ADDRSTRLEN], 8> hosts{};  ///< addresses as text, of either family
+    Nonce token = {};         ///< part of the key: the same address may mean another machine elsewhere
+    std::uint32_t count = 0;  ///< of its addresses; 0: it cannot be called
+    std::int32_t error = 0;   ///< `errno`, if it cannot
+    Address addresses[8] = {};
+
+    Hash key(std::string_view secret) const noexcept { return bootstrap::hmac(secret, "connection", bootstrap::bytes_of(token)); }
 };
 static_assert(std::is_trivially_copyable_v<Contact>);
-
-namespace detail {
-
-struct Greeting {
-    std::uint64_t token;
-    std::int64_t number;
-};
-inline constexpr char welcome = 'y';
-
-/// Adds this machine's addresses that others may reach; loopback only if there is nothing else.
-[[gnu::cold]] inline void add_hosts(Contact& contact) {
-    ifaddrs* first = nullptr;
-    if (::getifaddrs(&first) == 0) {
-        for (const int family : {AF_INET, AF_INET6})
-            for (const ifaddrs* it = first; it != nullptr && contact.count < contact.hosts.size(); it = it->ifa_next) {
-                if (it->ifa_addr == nullptr || it->ifa_addr->sa_family != family || !(it->ifa_flags & IFF_UP) ||
-                    (it->ifa_flags & IFF_LOOPBACK))
-                    continue;
-                const void* address = &reinterpret_cast<const sockaddr_in*>(it->ifa_addr)->sin_addr;
-                if (family == AF_INET6) address = &reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr;
-                // Link-local addresses are only valid on their own link.
-                if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(static_cast<const in6_addr*>(address))) continue;
-                if (::inet_ntop(family, address, contact.hosts[contact.count], INET6_ADDRSTRLEN) != nullptr) ++contact.count;
-            }
-        ::freeifaddrs(first);
-    }
-    if (contact.count == 0) std::strcpy(contact.hosts[contact.count++], "127.0.0.1");
-}
-
-}  // namespace detail
 
 /// A connection to a rank.
 struct Link {
     int rank = -1;
-    Socket socket = {};
+    Channel channel = {};
 };
 
-/// Takes calls from processes that know this one's `Contact`, and turns all others away.
+/// Takes calls from ranks of the job that know the key, and turns all others away.
 class Reception {
 public:
     Reception() = default;
+    /// Takes calls at `listener`. `own`: what a caller's greeting must say: who is called, in a job of what name and size.
+    Reception(Socket listener, const Hello& own, const Hash& key) noexcept : listener_(std::move(listener)), own_(own), key_(key) {}
 
-    /// Begins to listen, on all of this machine's networks. If that fails, `contact().port` is 0.
-    [[gnu::cold]] static Reception open() {
-        Reception reception;
-        std::string problem;
-        reception.listener_ = listen("", 0, backlog, problem);
-        if (!reception.listener_) return reception;
-        reception.contact_.token = bootstrap::random_token();
-        reception.contact_.port = port_of(reception.listener_);
-        detail::add_hosts(reception.contact_);
+    /// Begins to listen for the ranks that meet at `meeting`, at `bind` (see `listen`). If that fails, `contact().count` is 0 and
+    /// `problem` says why.
+    [[gnu::cold]] static Reception open(const bootstrap::AnyRendezvous& meeting, const std::string& bind, std::string& problem) {
+        Contact contact;
+        Socket listener = listen(bind, 0, backlog, problem);
+        if (!listener) {
+            Reception none;
+            none.contact_.error = errno;
+            return none;
+        }
+        contact.token = Nonce::random();
+        List<Address> all = bind.empty() ? addresses_of({}) : List<Address>{address_of(listener)};
+        if (all.empty()) all = addresses_of("lo");
+        for (Address& address : all) {
+            address.set_port(port_of(listener));
+            if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
+        }
+        Hello own;
+        own.size = static_cast<std::uint32_t>(meeting.size());
+        own.to = static_cast<std::uint32_t>(meeting.rank());
+        Reception reception(std::move(listener), own, contact.key(meeting.secret()));
+        reception.contact_ = contact;
         return reception;
     }
 
@@ -81,90 +61,225 @@ public:
         callers_.clear();
     }
 
-    /// Returns a call of one of the `expected` ranks; no socket at the deadline. A stranger who says nothing keeps nobody waiting.
+    /// Returns a call of one of the `expected` ranks; no channel at the deadline. A stranger who says nothing keeps nobody waiting; where
+    /// very many do so, those that came first are turned away.
     [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) {
         List<pollfd> waiting;
         for (auto now = Clock::now(); listener_ && now < deadline; now = Clock::now()) {
-            callers_.erase_if([&](const Caller& caller) { return caller.until <= now; });
+            callers_.erase_if([&](const Caller& caller) {
+                const bool over = caller.until <= now;
+                turned_away_ += over && caller.channel;
+                return over;
+            });
             waiting.clear();
-            for (const Caller& caller : callers_) waiting.push_back({caller.socket.get(), POLLIN, 0});
-            if (callers_.size() < backlog) waiting.push_back({listener_.get(), POLLIN, 0});
+            for (const Caller& caller : callers_) waiting.push_back({caller.channel.socket().get(), POLLIN, 0});
+            waiting.push_back({listener_.get(), POLLIN, 0});
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
             ::poll(waiting.data(), waiting.size(), left > 100 ? 100 : static_cast<int>(left));
             for (std::size_t i = 0; i < callers_.size(); ++i) {
                 Caller& caller = callers_[i];
-                if (waiting[i].revents == 0) continue;
-                detail::Greeting& greeting = caller.greeting;
-                const ssize_t count =
-                    ::recv(caller.socket.get(), reinterpret_cast<std::byte*>(&greeting) + caller.got, sizeof greeting - caller.got, 0);
-                caller.got += count > 0 ? static_cast<std::size_t>(count) : 0;
-                if (count > 0 && caller.got < sizeof greeting) continue;
+                if (waiting[i].revents == 0 || listen_to(caller)) continue;
                 caller.until = now;  // it is heard, or turned away
-                for (const int rank : count > 0 && greeting.token == contact_.token ? expected : List<int>())
-                    if (rank == greeting.number && caller.socket.send_all(&detail::welcome, 1, deadline)) {
-                        caller.socket.send_without_delay();
-                        return {rank, std::move(caller.socket)};
-                    }
+                if (!caller.admitted || !may_enter(caller, expected)) continue;
+                caller.channel.secure(proof(key_, 's', caller.words.hello, caller.challenge));
+                return {static_cast<int>(caller.words.hello.from), std::move(caller.channel)};
             }
-            while (callers_.size() < backlog) {
-                Socket caller = listener_.accept({});
-                if (!caller) break;
-                callers_.push_back({std::move(caller), Clock::now() + patience, {}, 0});
+            for (std::size_t i = 0; i < backlog; ++i) {
+                Socket socket = listener_.accept({});
+                if (!socket) break;
+                if (callers_.size() == backlog)
+                    callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) { return &caller == oldest && ++turned_away_ > 0; });
+                Caller caller;
+                caller.channel = Channel(std::move(socket));
+                caller.channel.socket().send_without_delay();
+                caller.until = now + patience;
+                callers_.push_back(std::move(caller));
             }
         }
         return {};
     }
 
+    /// How many callers were turned away, and what the last one that may have belonged to the job was told: empty if there was none.
+    int turned_away() const noexcept { return turned_away_; }
+    const std::string& told() const noexcept { return told_; }
+
 private:
-    /// A caller who has not said yet who it is.
+    /// A caller who has not proved yet that it belongs to the job.
     struct Caller {
-        Socket socket;
+        Channel channel;
         Clock::time_point until;
-        detail::Greeting greeting;
-        std::size_t got;  ///< bytes of it
+        struct Words {
+            Hello hello;
+            Hash proof;
+        } words{};
+        std::size_t got = 0;  ///< bytes of its words
+        Nonce challenge;
+        bool challenged = false, admitted = false;
     };
 
-    static constexpr int backlog = 128;
+    static constexpr std::size_t backlog = 128;
     static constexpr std::chrono::seconds patience{5};
 
+    /// Reads what has arrived of a caller's words, and turns it away at the first wrong byte. Returns whether more is to come.
+    [[gnu::cold]] bool listen_to(Caller& caller) {
+        Hello& hello = caller.words.hello;
+        const std::size_t due = caller.challenged ? sizeof caller.words : sizeof hello;
+        const ssize_t count =
+            ::recv(caller.channel.socket().get(), reinterpret_cast<std::byte*>(&caller.words) + caller.got, due - caller.got, 0);
+        if (count < 0) return errno == EAGAIN || errno == EINTR;
+        if (count == 0) return false;
+        caller.got += static_cast<std::size_t>(count);
+        const std::size_t of_magic = gradsync::detail::smaller(caller.got, sizeof hello.magic);
+        if (std::memcmp(&hello.magic, &own_.magic, of_magic) != 0) return false;
+        if (caller.got >= offsetof(Hello, size) && hello.version != own_.version)
+            return refuse(caller, Errc::invalid_argument, "it runs another version of gradsync; give all ranks the same");
+        if (caller.got < due) return true;
+        if (!caller.challenged) {
+            if (!(hello.job == own_.job))
+                return refuse(caller, Errc::invalid_argument, "it belongs to another job; give two jobs different ports");
+            caller.challenge = Nonce::random();
+            caller.challenged = true;
+            return caller.channel.send(Channel::Kind::challenge, bootstrap::bytes_of(caller.challenge), soon());
+        }
+        if (!(caller.words.proof == proof(key_, 'c', hello, caller.challenge)))
+            return refuse(caller, Errc::invalid_argument,
+                          "the tokens differ; give all ranks of a job the same GRADSYNC_JOB_TOKEN, and two jobs different ports");
+        caller.admitted = true;
+        return false;
+    }
+
+    /// Whether one that belongs to the job may enter; tells it so, or why not.
+    [[gnu::cold]] bool may_enter(Caller& caller, const List<int>& expected) {
+        using gradsync::detail::text;
+        const Hello& hello = caller.words.hello;
+        if (hello.size != own_.size)
+            return refuse(caller, Errc::parameter_mismatch,
+                          text("rank ", hello.from, " was told that there are ", hello.size, " ranks, rank ", own_.to, " that there are ",
+                               own_.size, "; give all the same WORLD_SIZE"));
+        if (hello.to != own_.to || hello.from == own_.to || hello.from >= own_.size)
+            return refuse(caller, Errc::invalid_argument, text("there is no room for another rank ", hello.from));
+        for (const int rank : expected)
+            if (rank == static_cast<int>(hello.from))
+                return caller.channel.send(Channel::Kind::welcome, bootstrap::bytes_of(proof(key_, 'a', hello, caller.challenge)), soon());
+        return refuse(caller, Errc::invalid_argument, text("rank ", hello.from, " has arrived already; give every process another RANK"));
+    }
+
+    [[gnu::cold]] bool refuse(Caller& caller, Errc code, const std::string& why) {
+        told_ = why;
+        Refusal{code, -1, why}.tell(caller.channel, soon());
+        return false;
+    }
+    static Clock::time_point soon() noexcept { return Clock::now() + std::chrono::milliseconds(200); }
+
     Socket listener_;
+    Hello own_;
+    Hash key_;
     List<Caller> callers_;
     Contact contact_;
+    int turned_away_ = 0;
+    std::string told_;
 };
 
-/// Calls a process, and introduces this one as `number`. Tries each address for up to `limit`, so that an unreachable one takes no time
-/// from the others. Returns no socket if none answers.
-[[gnu::cold]] inline Socket call(const Contact& contact, std::int64_t number, std::chrono::milliseconds limit) {
-    for (std::size_t i = 0; i < contact.count && i < contact.hosts.size() && contact.port != 0; ++i) {
-        const auto deadline = Clock::now() + limit;
-        std::string problem;
-        const std::string host(contact.hosts[i], ::strnlen(contact.hosts[i], INET6_ADDRSTRLEN));
-        const Addresses address = resolve(host, contact.port, AI_NUMERICHOST, problem);
-        if (!address) continue;
-        Socket socket = Socket::of_family(address.get()->ai_family);
-        const detail::Greeting greeting{contact.token, number};
-        char answer = 0;
-        if (socket && socket.connect(address.get()->ai_addr, address.get()->ai_addrlen, deadline) &&
-            socket.send_all(&greeting, sizeof greeting, deadline) && socket.receive_all(&answer, 1, deadline) &&
-            answer == detail::welcome) {
-            socket.send_without_delay();
-            return socket;
+/// How a call ended: with a channel, with a refusal, or else with a problem.
+struct Answer {
+    Channel channel = {};
+    Refusal refusal = {};
+    std::string problem = {};
+    bool hung_up = false;  ///< whoever listens there did, before it had said anything: it may be about to close, or be called by too many
+};
+
+/// Introduces the caller to whoever is at the other end of `socket`, by the rules of channel.hpp.
+[[gnu::cold]] inline Answer introduce(Socket socket, Hello hello, const Hash& key, Clock::time_point deadline) {
+    using Kind = Channel::Kind;
+    using bootstrap::bytes_of;
+    Answer answer;
+    Channel channel(std::move(socket), true);
+    Kind kind = Kind::refusal;
+    Blob words;
+    const auto hears = [&](Kind expected, std::size_t bytes, Clock::time_point until) {
+        const Channel::Got got = channel.receive(kind, words, until, Refusal::longest + 64);
+        const bool refused = got == Channel::Got::message && kind == Kind::refusal;
+        if (got == Channel::Got::message && kind == expected && words.size() == bytes) return true;
+        if (refused) answer.refusal = Refusal::read(Channel::view(words));
+        else if (got == Channel::Got::nothing) {
+            answer.hung_up = errno != ETIMEDOUT;
+            answer.problem = answer.hung_up ? "whoever listens there hung up" : "whoever listens there does not answer";
+        } else answer.refusal = {.code = Errc::peer_failed, .why = "it does not speak as a rank of gradsync does"};
+        return false;
+    };
+    channel.socket().send_without_delay();
+    hello.nonce = Nonce::random();
+    // Others answer at once, if they belong to the job: whoever is mute must not take the time that another address needs.
+    const auto soon = gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(5));
+    Nonce challenge;
+    if (!channel.socket().send_all(&hello, sizeof hello, soon)) answer.problem = std::strerror(errno);
+    else if (hears(Kind::challenge, sizeof challenge, soon)) {
+        std::memcpy(&challenge, words.data(), sizeof challenge);
+        const Hash own = proof(key, 'c', hello, challenge), others = proof(key, 'a', hello, challenge);
+        if (!channel.socket().send_all(&own, sizeof own, deadline)) answer.problem = std::strerror(errno);
+        else if (hears(Kind::welcome, sizeof others, deadline)) {
+            if (Channel::view(words) == bytes_of(others)) {
+                channel.secure(proof(key, 's', hello, challenge));
+                answer.channel = std::move(channel);
+            } else {
+                answer.refusal = {.code = Errc::peer_failed, .why = "it does not know the token of this job"};
+            }
         }
     }
-    return {};
+    return answer;
+}
+
+/// Calls whoever listens at one of `addresses`. An address that does not answer within a quarter of a second does not keep the next ones
+/// waiting (as RFC 8305 has it). Each is tried once, unless the deadline comes first.
+[[gnu::cold]] inline Answer call(const List<Address>& addresses, const Hello& hello, const Hash& key, Clock::time_point deadline) {
+    Answer answer{.problem = "no address"};
+    List<Socket> trying;
+    List<pollfd> waiting;
+    std::size_t next = 0;
+    auto next_at = Clock::now();
+    for (auto now = next_at; now < deadline && (next < addresses.size() || !trying.empty()); now = Clock::now()) {
+        if (next < addresses.size() && (now >= next_at || trying.empty())) {
+            const Address& address = addresses[next++];
+            next_at = now + std::chrono::milliseconds(250);
+            Socket socket = Socket::of_family(address.family());
+            if (socket && socket.connect(address.get(), address.size())) trying.push_back(std::move(socket));
+            else answer.problem = std::strerror(errno);
+        }
+        waiting.clear();
+        for (const Socket& socket : trying) waiting.push_back({socket.get(), POLLOUT, 0});
+        const auto until = next < addresses.size() ? gradsync::detail::smaller(next_at, deadline) : deadline;
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+        ::poll(waiting.data(), waiting.size(), left < 0 ? 0 : left > 100 ? 100 : static_cast<int>(left));
+        for (std::size_t i = 0; i < trying.size() && !answer.channel; ++i) {
+            if (waiting[i].revents == 0) continue;
+            Socket socket = std::move(trying[i]);
+            if (!socket.is_connected()) {
+                answer.problem = std::strerror(errno);
+                continue;
+            }
+            Answer one = introduce(std::move(socket), hello, key, deadline);
+            if (one.refusal.why.empty()) one.refusal = std::move(answer.refusal);
+            answer = std::move(one);
+        }
+        if (answer.channel) return answer;
+        trying.erase_if([](const Socket& socket) { return !socket; });
+    }
+    if (!trying.empty()) answer.problem = std::strerror(ETIMEDOUT);
+    return answer;
 }
 
 /// Connects this rank with the ranks `called`, which it calls at their contacts, and with the `callers`, which call `reception`, up to
-/// `limit`. Tries each address for up to `limit_each`. Returns the connections that could be made.
-[[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank, const List<int>& called,
-                                        List<int> callers, std::chrono::nanoseconds limit, std::chrono::milliseconds limit_each) {
+/// `limit`; each call may take `limit_each`. Returns the connections that could be made. `secret`: of the rendezvous.
+[[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank, std::string_view secret,
+                                        const List<int>& called, List<int> callers, std::chrono::nanoseconds limit,
+                                        std::chrono::nanoseconds limit_each) {
     List<Link> links, heard;
     links.reserve(called.size() + callers.size());
     heard.reserve(callers.size());
     auto answer = [&, deadline = Clock::now() + limit] {
         while (!callers.empty()) {
             Link link = reception.answer(deadline, callers);
-            if (!link.socket) return;
+            if (!link.channel) return;
             callers.erase_if([&](int caller) { return caller == link.rank; });
             heard.push_back(std::move(link));
         }
@@ -174,8 +289,20 @@ private:
         answering.start(answer);
     } catch (const std::system_error&) {  // no thread can be started: this rank answers after its calls
     }
-    for (const int r : called)
-        if (Socket socket = call(contacts[static_cast<std::size_t>(r)], rank, limit_each)) links.push_back({r, std::move(socket)});
+    for (const int r : called) {
+        const Contact& contact = contacts[static_cast<std::size_t>(r)];
+        Hello hello;
+        hello.size = static_cast<std::uint32_t>(contacts.size());
+        hello.from = static_cast<std::uint32_t>(rank);
+        hello.to = static_cast<std::uint32_t>(r);
+        List<Address> addresses;
+        for (std::size_t i = 0; i < contact.count && i < std::size(contact.addresses); ++i) addresses.push_back(contact.addresses[i]);
+        const auto deadline = Clock::now() + limit_each;
+        Answer one;
+        do one = call(addresses, hello, contact.key(secret), deadline);
+        while (one.hung_up && Clock::now() < deadline && ::usleep(20'000) == 0);
+        if (one.channel) links.push_back({r, std::move(one.channel)});
+    }
     if (answering.joinable()) answering.join();
     else answer();
     for (Link& link : heard) links.push_back(std::move(link));

@@ -26,7 +26,8 @@ inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 ///
 /// `all_gather(own)` returns every rank's bytes, by rank; they may be of different lengths. It is collective, and has a time limit and a size
 /// limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive, or is gone. A model is for one thread at a
-/// time.
+/// time. If others than the job's ranks can read what they exchange, a model has `secret()`: text that only the ranks know. It is part of
+/// the keys of the connections that they make.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -49,15 +50,24 @@ public:
         : model_(&model),
           rank_(model.rank()),
           size_(model.size()),
+          secret_(secret_of(model)),
           all_gather_([](void* object, std::span<const std::byte> own) { return static_cast<R*>(object)->all_gather(own); }) {}
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
+    std::string_view secret() const noexcept { return secret_; }
     std::vector<Blob> all_gather(std::span<const std::byte> own) const { return all_gather_(model_, own); }
 
 private:
+    template <class R>
+    static std::string_view secret_of(const R& model) noexcept {
+        if constexpr (requires { model.secret(); }) return model.secret();
+        else return {};
+    }
+
     void* model_;
     int rank_, size_;
+    std::string_view secret_;
     std::vector<Blob> (*all_gather_)(void*, std::span<const std::byte>);
 };
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +16,9 @@
 #include <cstring>
 
 #include "../core/clock.hpp"
+#include "../core/list.hpp"
+#include "../core/math.hpp"
+#include "../core/shared.hpp"
 #include "../core/unique_handle.hpp"
 
 /// TCP sockets; none of them ever blocks without a limit. POSIX; Linux.
@@ -47,14 +53,12 @@ public:
         return move_all(data, bytes, POLLIN, deadline);
     }
 
-    /// Connects to `name`; false at the deadline or on an error, and `errno` says why.
-    [[gnu::cold]] bool connect(const sockaddr* name, socklen_t size, Clock::time_point deadline) const noexcept {
-        if (::connect(get(), name, size) == 0) return !has_called_itself();
-        if (errno != EINPROGRESS && errno != EINTR) return false;
-        if (!await(POLLOUT, deadline)) {
-            errno = ETIMEDOUT;
-            return false;
-        }
+    /// Begins to connect. It is ready for POLLOUT once `is_connected()` can tell how that ended. False, and `errno` says why, if it failed.
+    [[gnu::cold]] bool connect(const sockaddr* name, socklen_t size) const noexcept {
+        return ::connect(get(), name, size) == 0 || errno == EINPROGRESS || errno == EINTR;
+    }
+    /// If not, `errno` says why.
+    [[gnu::cold]] bool is_connected() const noexcept {
         int error = 0;
         socklen_t length = sizeof error;
         if (::getsockopt(get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
@@ -70,6 +74,16 @@ public:
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) break;
         }
         return {};
+    }
+
+    /// Ends this side's messages, and waits until the other side has closed, so that it has read them all: a close with unread input makes
+    /// the system throw away what is still on its way.
+    [[gnu::cold]] void end(Clock::time_point deadline) const noexcept {
+        char rest[4096];
+        ::shutdown(get(), SHUT_WR);
+        while (await(POLLIN, deadline) && Clock::now() < deadline && ::recv(get(), rest, sizeof rest, 0) != 0 &&
+               (errno == EAGAIN || errno == EINTR || errno == 0))
+            errno = 0;
     }
 
     void set(int level, int option, int value) const noexcept { ::setsockopt(get(), level, option, &value, sizeof value); }
@@ -118,50 +132,143 @@ private:
     }
 };
 
-using Addresses = UniqueHandle<addrinfo*, ::freeaddrinfo>;
+/// Where somebody listens: an address of IPv4 or IPv6, and a port. Plain bytes.
+struct Address {
+    sockaddr_in6 name = {};  ///< it has room for IPv4's, and the ports lie at the same place
 
-/// The addresses of a host and port, of both families, as the system resolves them: a list that is linked by `ai_next`. An empty host means
-/// all addresses of this machine. `flags`: getaddrinfo's. `problem` is empty, or says why there are none.
-[[gnu::cold]] inline Addresses resolve(const std::string& host, std::uint16_t port, int flags, std::string& problem) {
-    addrinfo hints{}, *first = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICSERV | flags;
-    const int code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &first);
-    problem = code == 0 ? "" : ::gai_strerror(code);
-    return Addresses(first);
+    Address() = default;
+    Address(const sockaddr* at, std::size_t bytes) noexcept { std::memcpy(&name, at, gradsync::detail::smaller(bytes, sizeof name)); }
+    const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&name); }
+    int family() const noexcept { return name.sin6_family == AF_INET6 ? AF_INET6 : AF_INET; }
+    socklen_t size() const noexcept { return family() == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in); }
+    /// In the host's byte order.
+    std::uint16_t port() const noexcept { return ntohs(name.sin6_port); }
+    void set_port(std::uint16_t port) noexcept { name.sin6_port = htons(port); }
+    /// As text, without the port.
+    [[gnu::cold]] std::string text() const {
+        char host[NI_MAXHOST] = "";
+        ::getnameinfo(get(), size(), host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+        return host;
+    }
+};
+
+namespace detail {
+
+/// A question to the system's resolver, which may take as long as it likes to answer.
+struct Question {
+    std::string host, port;
+    addrinfo hints{};
+    List<Address> found;
+    int code = 0;
+    Socket asker;  ///< closed once there is an answer
+    std::atomic<bool> over = false;
+
+    [[gnu::cold]] int ask(int flags) {
+        hints.ai_flags = AI_NUMERICSERV | flags;
+        addrinfo* first = nullptr;
+        code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &first);
+        const UniqueHandle<addrinfo*, ::freeaddrinfo> all(first);
+        for (const addrinfo* at = first; at != nullptr; at = at->ai_next) found.push_back({at->ai_addr, at->ai_addrlen});
+        return code;
+    }
+};
+
+}  // namespace detail
+
+/// The addresses of a host and port, of both families, as the system resolves them; for "localhost" those of IPv4, which is always there, so
+/// that nobody can answer at the other's. An empty host means all addresses of this machine, to listen at. `problem` is empty, or says why
+/// there are none.
+[[gnu::cold]] inline List<Address> resolve(const std::string& host, std::uint16_t port, Clock::time_point deadline, std::string& problem) {
+    using detail::Question;
+    const auto question = gradsync::detail::Shared<Question>::make();
+    question->host = host;
+    question->port = std::to_string(port);
+    question->hints.ai_socktype = SOCK_STREAM;
+    if (host == "localhost") question->hints.ai_family = AF_INET;
+    int ends[2] = {-1, -1};
+    // A name server may be mute: a thread asks, and is left alone at the deadline.
+    if (question->ask(AI_PASSIVE | AI_NUMERICHOST) != 0 &&
+        ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0) {
+        const Socket answer(ends[0]);
+        question->asker = Socket(ends[1]);
+        const auto run = [](void* argument) -> void* {
+            const Owner<gradsync::detail::Shared<Question>> own(static_cast<gradsync::detail::Shared<Question>*>(argument));
+            Question& asked = **own.get();
+            asked.ask(0);
+            asked.over = true;
+            asked.asker = {};
+            return nullptr;
+        };
+        Owner<gradsync::detail::Shared<Question>> share(new gradsync::detail::Shared<Question>(question));
+        pthread_t thread;
+        if (::pthread_create(&thread, nullptr, run, share.get()) == 0) {
+            (void)share.release();
+            ::pthread_detach(thread);
+            answer.await(POLLIN, deadline);
+            if (!question->over) {
+                problem = "the name server does not answer";
+                return {};
+            }
+        } else {
+            question->ask(0);
+        }
+    }
+    problem = question->code == 0 ? "" : ::gai_strerror(question->code);
+    return std::move(question->found);
 }
 
-/// Listens at `name`; returns no socket, and sets `errno`, if that fails. The IPv6 wildcard address serves IPv4 too.
-[[gnu::cold]] inline Socket listen(const sockaddr* name, socklen_t size, int backlog) noexcept {
-    Socket socket = Socket::of_family(name->sa_family);
+/// The addresses of this machine's networks that are up; of `interface` only, if it is not empty. IPv4 first.
+[[gnu::cold]] inline List<Address> addresses_of(const std::string& interface) {
+    List<Address> found;
+    ifaddrs* first = nullptr;
+    if (::getifaddrs(&first) != 0) return found;
+    const UniqueHandle<ifaddrs*, ::freeifaddrs> all(first);
+    for (const int family : {AF_INET, AF_INET6})
+        for (const ifaddrs* it = first; it != nullptr; it = it->ifa_next) {
+            if (it->ifa_addr == nullptr || it->ifa_addr->sa_family != family || !(it->ifa_flags & IFF_UP)) continue;
+            if (interface.empty() ? (it->ifa_flags & IFF_LOOPBACK) != 0 : interface != it->ifa_name) continue;
+            // Link-local addresses are only valid on their own link.
+            if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr)) continue;
+            found.push_back({it->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)});
+        }
+    return found;
+}
+
+/// Listens at `address`; returns no socket, and sets `errno`, if that fails. The IPv6 wildcard address serves IPv4 too.
+[[gnu::cold]] inline Socket listen(const Address& address, int backlog) noexcept {
+    Socket socket = Socket::of_family(address.family());
     if (!socket) return {};
     socket.set(SOL_SOCKET, SO_REUSEADDR, 1);  // reuses a port whose last user has just gone
-    if (name->sa_family == AF_INET6) socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
-    if (::bind(socket.get(), name, size) != 0 || ::listen(socket.get(), backlog) != 0) return {};
+    if (address.family() == AF_INET6) socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (::bind(socket.get(), address.get(), address.size()) != 0 || ::listen(socket.get(), backlog) != 0) return {};
     return socket;
 }
 
-/// Listens at an address of `host`; an empty host means all networks of this machine. Returns no socket, and sets `problem`, if that fails.
-[[gnu::cold]] inline Socket listen(const std::string& host, std::uint16_t port, int backlog, std::string& problem) {
-    const Addresses addresses = resolve(host, port, AI_PASSIVE, problem);
-    for (const bool ipv6 : {true, false})  // the IPv6 wildcard address serves both
-        for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-            if ((at->ai_family == AF_INET6) != ipv6) continue;
-            if (host == "localhost" && ipv6) continue;  // callers try both families, and IPv4 is always available
-            if (Socket socket = listen(at->ai_addr, at->ai_addrlen, backlog)) return socket;
+/// Listens at an address of `where`: a host or an address of this machine, or one of its network interfaces; empty means all networks.
+/// Returns no socket, and sets `problem`, if that fails.
+[[gnu::cold]] inline Socket listen(const std::string& where, std::uint16_t port, int backlog, std::string& problem) {
+    List<Address> addresses = where.empty() ? List<Address>() : addresses_of(where);
+    for (Address& address : addresses) address.set_port(port);
+    if (addresses.empty()) addresses = resolve(where, port, Clock::now() + std::chrono::seconds(10), problem);
+    for (const bool ipv6 : {where.empty(), !where.empty()})  // the IPv6 wildcard address serves both
+        for (const Address& at : addresses) {
+            if ((at.family() == AF_INET6) != ipv6) continue;
+            if (Socket socket = listen(at, backlog)) return socket;
             problem = std::strerror(errno);
             if (errno == EADDRINUSE) return {};  // ranks that prefer this address would call whoever listens there
         }
     return {};
 }
 
-/// The port of a listening socket, in the host's byte order; 0 on an error.
-inline std::uint16_t port_of(const Socket& socket) noexcept {
-    sockaddr_storage name{};
-    socklen_t size = sizeof name;
-    if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &size) != 0) return 0;
-    return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(name).sin6_port
-                                            : reinterpret_cast<const sockaddr_in&>(name).sin_port);
+/// The address of a listening socket.
+inline Address address_of(const Socket& socket) noexcept {
+    Address address;
+    socklen_t size = sizeof address.name;
+    ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address.name), &size);
+    return address;
 }
+
+/// The port of a listening socket; 0 on an error.
+inline std::uint16_t port_of(const Socket& socket) noexcept { return address_of(socket).port(); }
 
 }  // namespace gradsync::inline v0_2::net

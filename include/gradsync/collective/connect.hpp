@@ -11,13 +11,16 @@ namespace message_passing {
 class MessageWorld;
 }
 
-/// Options of the backends whose ranks are processes; the same on all ranks (except `domain` and `timeout`).
+/// Options of the backends whose ranks are processes; the same on all ranks (except `domain`, `timeout` and `bind`).
 struct ProcessOptions {
     /// The time limit of every wait, construction included; must be positive. `set_timeout` changes it.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
     bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number share memory, so that a machine can be
                                 ///< divided
+    /// Where this rank takes connections of ranks with which it shares no memory: an address of its machine, or a network interface ("eth0").
+    /// The others call it there. "": all networks.
+    std::string bind = {};
 };
 
 namespace detail {
@@ -52,7 +55,8 @@ struct Connection {
 Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options);
 
 /// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
-std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks);
+std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks,
+                            const ProcessOptions& options);
 
 /// Adds messages between the ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself sees deaths. Collective.
 void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,

@@ -47,15 +47,18 @@ GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Pl
     return connection;
 }
 
-GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks) {
+GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks,
+                                          const ProcessOptions& options) {
     const std::uint64_t own = ranks.processes[static_cast<std::size_t>(ranks.rank)].system;
     const auto apart = [&](int r) { return own == 0 || ranks.processes[static_cast<std::size_t>(r)].system != own; };
     bool any = false;
     for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
     message_passing::Lifeline& lifeline = world.lifeline();
-    const auto addresses = bootstrap::exchange(meeting, any ? lifeline.listen() : message_passing::Lifeline::Address());
+    const auto addresses =
+        bootstrap::exchange(meeting, any ? lifeline.listen(meeting, options.bind) : message_passing::Lifeline::Address());
     if (!any) return {};
-    const std::size_t wanted = lifeline.connect(ranks.rank, addresses, std::chrono::seconds(2), apart), got = lifeline.lines();
+    const std::size_t wanted = lifeline.connect(ranks.rank, addresses, meeting.secret(), std::chrono::seconds(2), apart),
+                      got = lifeline.lines();
     if (got == wanted) return {};
     return text(", but ", wanted - got, " of ", wanted,
                 " connections that tell of a process's death could not be made: it would show by the time limit only");
@@ -67,7 +70,7 @@ GRADSYNC_ONCE void add_messages(Connection& connection, bootstrap::AnyRendezvous
     using namespace message_passing;
     auto local = connection.engine.as<shared_memory::ProcessEngine>();
     auto world = MessageWorld::make(std::move(transport), ranks.processes, ranks.size_here(), local ? &local->world() : nullptr);
-    if (watch != nullptr) connection.paths.unwatched = watch(*world, meeting, ranks);
+    if (watch != nullptr) connection.paths.unwatched = watch(*world, meeting, ranks, options);
     auto messages = Shared<MessageEngine>::make(std::move(world), collective::Group::of_all(ranks.size, ranks.rank).members, ranks.rank, 0,
                                                 Shared<KnownMemory>::make(), options.timeout);
     if (local) connection.engine = HierarchicalEngine::combine(std::move(messages), std::move(local), ranks.machines);

@@ -9,66 +9,138 @@
 #include <thread>
 #include <vector>
 
+#include "support/numbers_only.hpp"
+#include "support/ports.hpp"
+
 using namespace std::chrono_literals;
 using gradsync::List;
+using gradsync::net::Answer;
 using gradsync::net::Clock;
 using gradsync::net::Contact;
+using gradsync::net::Hello;
 using gradsync::net::Link;
 using gradsync::net::Reception;
 using gradsync::net::Socket;
+using gradsync_test::stranger;
 
 namespace {
 
-/// Somebody who calls, and says nothing.
-Socket silent(std::uint16_t port) {
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    name.sin_port = htons(port);
-    Socket socket = Socket::of_family(AF_INET);
-    REQUIRE(socket.connect(reinterpret_cast<const sockaddr*>(&name), sizeof name, Clock::now() + 10s));
-    return socket;
+/// A rank 0 of 4 that listens on the loopback network.
+struct Rank0 {
+    gradsync_test::NumbersOnly meeting{0, 4, "a secret"};
+    std::string problem;
+    Reception reception = Reception::open(meeting, "127.0.0.1", problem);
+    std::uint16_t port() const { return reception.contact().addresses[0].port(); }
+};
+
+/// Calls as rank `from` of `size`.
+Answer call(const Contact& contact, int from, std::string_view secret, std::chrono::milliseconds limit, int size = 4) {
+    Hello hello;
+    hello.size = static_cast<std::uint32_t>(size);
+    hello.from = static_cast<std::uint32_t>(from);
+    return gradsync::net::call({contact.addresses[0]}, hello, contact.key(secret), Clock::now() + limit);
 }
 
 }  // namespace
 
 TEST_CASE("Reception: callers who say nothing, or nonsense, keep nobody waiting") {
-    Reception reception = Reception::open();
+    Rank0 rank;
+    Reception& reception = rank.reception;
     std::vector<Socket> strangers;
-    for (int i = 0; i < 40; ++i) strangers.push_back(silent(reception.contact().port));
+    for (int i = 0; i < 40; ++i) strangers.push_back(stranger(rank.port()));
     const char nonsense[] = "GET / HTTP/1.1\r\n\r\n";
     CHECK(strangers[7].send_all(nonsense, sizeof nonsense, Clock::now() + 10s));
-    Socket called;
-    std::thread caller([&] { called = call(reception.contact(), 3, 15s); });
+    Answer called;
+    std::thread caller([&] { called = call(reception.contact(), 3, "a secret", 15s); });
     const auto start = Clock::now();
     const Link link = reception.answer(start + 15s, List<int>{1, 3});
     CHECK(Clock::now() - start < 10s);  // 40 strangers in a row took 20 s
     caller.join();
     CHECK(link.rank == 3);
-    CHECK(link.socket);
-    CHECK(called);
+    CHECK(link.channel);
+    CHECK(called.channel);
 }
 
 TEST_CASE("Reception: the time limit holds, however many call") {
-    Reception reception = Reception::open();
+    Rank0 rank;
+    Reception& reception = rank.reception;
     std::vector<Socket> strangers;
-    for (int i = 0; i < 40; ++i) strangers.push_back(silent(reception.contact().port));
+    for (int i = 0; i < 40; ++i) strangers.push_back(stranger(rank.port()));
     const auto start = Clock::now();
-    CHECK(!reception.answer(start + 300ms, List<int>{1}).socket);
+    CHECK(!reception.answer(start + 300ms, List<int>{1}).channel);
     CHECK(Clock::now() - start < 10s);
 }
 
-TEST_CASE("Reception: who has another token, or is not expected, is turned away") {
-    Reception reception = Reception::open();
-    Contact wrong = reception.contact();
-    ++wrong.token;
-    bool answered[2] = {true, true};
+TEST_CASE("Reception: where strangers take all places, those that came first make room") {
+    Rank0 rank;
+    std::vector<Socket> strangers;
+    std::thread caller;
+    Answer called;
+    Link link;
+    for (int i = 0; i < 300; ++i) {
+        if (i == 200) caller = std::thread([&] { called = call(rank.reception.contact(), 3, "a secret", 15s); });
+        strangers.push_back(Socket::of_family(AF_INET));
+        (void)strangers.back().connect(rank.reception.contact().addresses[0].get(), rank.reception.contact().addresses[0].size());
+        if (i % 50 == 0 && !link.channel) link = rank.reception.answer(Clock::now() + 20ms, List<int>{3});
+    }
+    const auto start = Clock::now();
+    if (!link.channel) link = rank.reception.answer(start + 15s, List<int>{3});
+    CHECK(Clock::now() - start < 4s);  // silent strangers are heard for 5 s
+    caller.join();
+    CHECK(link.channel);
+    CHECK(called.channel);
+    CHECK(rank.reception.turned_away() > 0);
+}
+
+TEST_CASE("Reception: who does not know the secret, has a wrong number or size, or is not expected, is told so") {
+    Rank0 rank;
+    Contact other = rank.reception.contact();
+    other.token.words[1] ^= 1;
+    std::string told[5];
     std::thread callers([&] {
-        answered[0] = static_cast<bool>(call(wrong, 1, 200ms));
-        answered[1] = static_cast<bool>(call(reception.contact(), 2, 200ms));
+        told[0] = call(rank.reception.contact(), 1, "another secret", 15s).refusal.why;
+        told[1] = call(other, 1, "a secret", 15s).refusal.why;
+        told[2] = call(rank.reception.contact(), 1, "a secret", 15s, 5).refusal.why;
+        told[3] = call(rank.reception.contact(), 4, "a secret", 15s).refusal.why;
+        told[4] = call(rank.reception.contact(), 2, "a secret", 15s).refusal.why;
+        (void)call(rank.reception.contact(), 1, "a secret", 15s);
     });
-    CHECK(!reception.answer(Clock::now() + 2s, List<int>{1}).socket);
+    CHECK(rank.reception.answer(Clock::now() + 30s, List<int>{1}).rank == 1);
     callers.join();
-    CHECK(!answered[0]);
-    CHECK(!answered[1]);
+    for (int i : {0, 1}) CHECK(told[i].starts_with("the tokens differ"));
+    CHECK(told[2].starts_with("rank 1 was told that there are 5 ranks, rank 0 that there are 4"));
+    CHECK(told[3] == "there is no room for another rank 4");
+    CHECK(told[4].starts_with("rank 2 has arrived already"));
+    CHECK(rank.reception.turned_away() == 5);
+}
+
+TEST_CASE("Channel: a message that is changed, repeated, left out or turned back is nonsense") {
+    using gradsync::net::Channel;
+    for (const std::string what : {"unchanged", "changed", "repeated", "left out", "turned back"}) {
+        CAPTURE(what);
+        int wires[2][2];
+        for (auto& ends : wires) REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+        Channel one{Socket(wires[0][0]), true}, two{Socket(wires[1][0])};
+        const Socket from_one(wires[0][1]), to_two(wires[1][1]);
+        const auto key = gradsync::bootstrap::hmac("a key");
+        one.secure(key);
+        two.secure(key);
+        const auto limit = Clock::now() + 10s;
+        std::string first(16 + 5 + 32, '\0'), second = first;
+        CHECK(one.send(Channel::Kind::blob, "hello", limit));
+        CHECK(one.send(Channel::Kind::blob, "world", limit));
+        CHECK(from_one.receive_all(first.data(), first.size(), limit));
+        CHECK(from_one.receive_all(second.data(), second.size(), limit));
+        if (what == "changed") second[17] = 'a';
+        if (what == "repeated") second = first;
+        if (what == "left out") first = second;
+        Channel& receiver = what == "turned back" ? one : two;
+        CHECK((what == "turned back" ? from_one : to_two).send_all((first + second).data(), first.size() + second.size(), limit));
+        Channel::Kind kind{};
+        gradsync::Blob bytes;
+        const bool first_is_right = receiver.receive(kind, bytes, limit) == Channel::Got::message;
+        const bool second_is_right = first_is_right && receiver.receive(kind, bytes, limit) == Channel::Got::message;
+        CHECK(first_is_right == (what == "unchanged" || what == "changed" || what == "repeated"));
+        CHECK(second_is_right == (what == "unchanged"));
+    }
 }

@@ -18,7 +18,9 @@ using namespace std::chrono_literals;
 using gradsync::Errc;
 using gradsync::TcpRendezvous;
 using gradsync::net::Clock;
+using gradsync::net::Hello;
 using gradsync::net::Socket;
+using gradsync_test::stranger;
 
 namespace {
 
@@ -40,21 +42,6 @@ Attempt attempt(gradsync::Job job, std::chrono::nanoseconds limit = 20s, const s
 
 bool says(const Attempt& a, const std::string& words) { return gradsync_test::says(a.text, words); }
 bool is(const Attempt& a, Errc code) { return a.code == static_cast<int>(code); }
-
-/// Somebody who has reached the port.
-Socket stranger(std::uint16_t port) {
-    std::string problem;
-    const auto deadline = Clock::now() + 10s;
-    while (Clock::now() < deadline) {
-        const gradsync::net::Addresses addresses = gradsync::net::resolve("127.0.0.1", port, 0, problem);
-        for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-            Socket socket = Socket::of_family(at->ai_family);
-            if (socket.connect(at->ai_addr, at->ai_addrlen, deadline)) return socket;
-        }
-        std::this_thread::sleep_for(1ms);
-    }
-    return {};
-}
 
 /// Was the stranger turned away?
 bool is_hung_up(const Socket& socket) {
@@ -84,20 +71,21 @@ TEST_CASE("TcpRendezvous: strangers are turned away, and keep nobody from meetin
     CHECK(is_hung_up(send(std::string(100'000, 'x'))));
     CHECK(is_hung_up(send(std::string(1, '\0'))));
     // As a rank would, up to some byte; then with every 32-bit word of it changed to the largest.
-    struct {
-        std::uint64_t magic = 0x31636e7973646172u;
-        std::uint32_t version = 1, size = 2, rank = 1, token_bytes = 5;
-        char token[8] = "wrong";
-    } hello;
-    const std::string good(reinterpret_cast<const char*>(&hello), 24 + 5);
+    Hello hello;
+    hello.size = 2;
+    hello.from = 1;
+    gradsync::bootstrap::Sha256 name;
+    hello.job = name.end();
+    std::string good(reinterpret_cast<const char*>(&hello), sizeof hello);
+    good += std::string(32, 'x');  // no proof
     std::vector<Socket> half;
-    for (const std::size_t bytes : {1u, 8u, 12u, 24u, 27u}) half.push_back(send(std::string_view(good).substr(0, bytes)));
-    for (const std::size_t word : {2u, 3u, 4u, 5u}) {
+    for (const std::size_t bytes : {1u, 8u, 12u, 24u, 95u, 96u, 127u}) half.push_back(send(std::string_view(good).substr(0, bytes)));
+    for (std::size_t word = 0; word < sizeof hello / 4; ++word) {
         std::string bad = good;
         for (std::size_t i = 0; i < 4; ++i) bad[4 * word + i] = '\xff';
         CHECK(is_hung_up(send(bad)));
     }
-    CHECK(is_hung_up(send(good)));  // the wrong token
+    CHECK(is_hung_up(send(good)));
 
     ranks.emplace_back([&] { results[1] = attempt({.rank = 1, .size = 2, .port = port, .token = "right"}); });
     for (std::thread& rank : ranks) rank.join();
@@ -114,8 +102,10 @@ TEST_CASE("TcpRendezvous: a rank of another job, and one that is there already, 
 
     const Attempt other = attempt({.rank = 2, .size = 3, .port = port, .token = "wrong"});
     CHECK(is(other, Errc::invalid_argument));
-    CHECK(says(other, "another job listens at localhost:" + std::to_string(port)));
+    CHECK(says(other, "whoever listens at localhost:" + std::to_string(port) + " did not admit this rank: the tokens differ"));
     CHECK(says(other, "GRADSYNC_JOB_TOKEN"));
+    const Attempt neighbour = attempt({.rank = 2, .size = 3, .port = port, .token = "right", .name = "slurm 7"});
+    CHECK(says(neighbour, "it belongs to another job; give two jobs different ports"));
 
     for (Attempt& twin : twins)
         ranks.emplace_back([&] {
@@ -132,30 +122,187 @@ TEST_CASE("TcpRendezvous: a rank of another job, and one that is there already, 
     CHECK(says(twins[was_first ? 1 : 0], "rank 1 has arrived already; give every process another RANK"));
 }
 
-TEST_CASE("TcpRendezvous: ranks that were told different world sizes all hear of it") {
+TEST_CASE("TcpRendezvous: who was told another world size is told so, and ends nobody's job") {
     const std::uint16_t port = gradsync_test::free_port();
-    Attempt first, second;
+    Attempt first, last;
     std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .port = port}); });
-    second = attempt({.rank = 1, .size = 3, .port = port});
+    for (const int rank : {1, 2}) {
+        const Attempt wrong = attempt({.rank = rank, .size = 3, .port = port});
+        CHECK(says(wrong, "was told that there are 3 ranks, rank 0 that there are 2; give all the same WORLD_SIZE"));
+        CHECK(is(wrong, Errc::parameter_mismatch));
+    }
+    last = attempt({.rank = 1, .size = 2, .port = port});
     rank_0.join();
-    for (const Attempt& a : {first, second})
-        CHECK(says(a, "rank 1 was told that there are 3 ranks, rank 0 that there are 2; give all the same WORLD_SIZE"));
-    CHECK(is(first, Errc::parameter_mismatch));
-    CHECK(first.peer == 1);
+    CHECK(first.text == "");
+    CHECK(last.text == "");
 }
 
-TEST_CASE("TcpRendezvous: who did not arrive is said to all who did") {
+TEST_CASE("TcpRendezvous: who did not arrive is said to all who did, whenever they came") {
     const std::uint16_t port = gradsync_test::free_port();
     std::vector<Attempt> results(4);
     std::vector<std::thread> ranks;
-    for (const int rank : {0, 1, 3})
-        ranks.emplace_back(
-            [&, rank] { results[static_cast<std::size_t>(rank)] = attempt({.rank = rank, .size = 4, .port = port}, 1500ms); });
+    for (const int rank : {1, 3, 0})
+        ranks.emplace_back([&, rank] {
+            if (rank == 0) std::this_thread::sleep_for(1s);
+            results[static_cast<std::size_t>(rank)] = attempt({.rank = rank, .size = 4, .port = port}, 2500ms);
+        });
+    CHECK(!attempt({.rank = 2, .size = 5, .port = port}).text.empty());
     for (std::thread& rank : ranks) rank.join();
-    CHECK(is(results[0], Errc::timeout));
-    CHECK(results[0].peer == 2);
-    for (const std::size_t r : {0u, 1u, 3u})
-        CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) + " within 1.5 s"));
+    for (const std::size_t r : {0u, 1u, 3u}) {
+        CHECK(is(results[r], Errc::timeout));
+        CHECK(results[r].peer == 2);
+        CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) +
+                                   " within 2.5 s (1 callers were turned away, "
+                                   "the last one because rank 2 was told that there are 5 ranks"));
+    }
+}
+
+TEST_CASE("TcpRendezvous: who does not come to an exchange is named to all, also where rank 0 comes late") {
+    const std::uint16_t port = gradsync_test::free_port();
+    std::vector<Attempt> results(4);
+    std::vector<std::thread> ranks;
+    std::atomic<int> over{0};
+    for (int rank = 0; rank < 4; ++rank)
+        ranks.emplace_back([&, rank] {
+            Attempt& result = results[static_cast<std::size_t>(rank)];
+            try {
+                TcpRendezvous rendezvous({.rank = rank, .size = 4, .port = port}, {.timeout = 3s});
+                (void)rendezvous.all_gather({});
+                if (rank == 0) std::this_thread::sleep_for(2500ms);
+                if (rank != 2) (void)rendezvous.all_gather({});
+                while (rank == 2 && over < 3) std::this_thread::sleep_for(1ms);
+            } catch (const gradsync::Error& error) {
+                result = {static_cast<int>(error.errc()), error.what(), error.context().peer};
+            }
+            ++over;
+        });
+    for (std::thread& rank : ranks) rank.join();
+    for (const std::size_t r : {0u, 1u, 3u}) {
+        CHECK(is(results[r], Errc::timeout));
+        CHECK(results[r].peer == 2);
+        CHECK(says(results[r], "rank 2 did not answer within 3 s"));
+    }
+}
+
+TEST_CASE("TcpRendezvous: who leaves is named to all, also to those who learn of it while they send") {
+    for (int round = 0; round < 20; ++round) {
+        const std::uint16_t port = gradsync_test::free_port();
+        std::vector<Attempt> results(4);
+        std::vector<std::thread> ranks;
+        for (int rank = 0; rank < 4; ++rank)
+            ranks.emplace_back([&, rank] {
+                try {
+                    TcpRendezvous rendezvous({.rank = rank, .size = 4, .port = port}, {.timeout = 20s});
+                    (void)rendezvous.all_gather({});
+                    if (rank == 1) return;
+                    if (rank == 3) std::this_thread::sleep_for(20ms);  // rank 0 has failed by then
+                    (void)rendezvous.all_gather(std::vector<std::byte>(1000));
+                } catch (const gradsync::Error& error) {
+                    results[static_cast<std::size_t>(rank)] = {static_cast<int>(error.errc()), error.what(), error.context().peer};
+                }
+            });
+        for (std::thread& rank : ranks) rank.join();
+        for (const std::size_t r : {0u, 2u, 3u}) {
+            CHECK(is(results[r], Errc::peer_failed));
+            CHECK(results[r].peer == 1);
+            CHECK(says(results[r], "rank 1 is gone"));
+        }
+    }
+}
+
+TEST_CASE("TcpRendezvous: what a rank heard earlier, or said, proves nothing") {
+    const std::uint16_t port = gradsync_test::free_port();
+    std::string problem;
+    const auto limit = [] { return Clock::now() + 10s; };
+    // Somebody between rank 1 and rank 0, who passes on what they say, and keeps it.
+    const Socket between = gradsync::net::listen("127.0.0.1", 0, 4, problem);
+    Attempt first, second;
+    std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .port = port, .token = "right"}); });
+    std::thread rank_1([&] {
+        second = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = gradsync::net::port_of(between), .token = "right"});
+    });
+    const Socket caller = between.accept(limit()), called = stranger(port);
+    std::string said(sizeof(Hello) + 32, '\0'), challenge(16 + 16 + 32, '\0');
+    CHECK(caller.receive_all(said.data(), sizeof(Hello), limit()));
+    CHECK(called.send_all(said.data(), sizeof(Hello), limit()));
+    CHECK(called.receive_all(challenge.data(), challenge.size(), limit()));
+    CHECK(caller.send_all(challenge.data(), challenge.size(), limit()));
+    CHECK(caller.receive_all(said.data() + sizeof(Hello), 32, limit()));
+    // It says the same to rank 0 over a connection of its own: rank 0's challenge is another one there.
+    const Socket again = stranger(port);
+    CHECK(again.send_all(said.data(), said.size(), limit()));
+    CHECK(is_hung_up(again));
+    CHECK(called.send_all(said.data() + sizeof(Hello), 32, limit()));
+    // It changes what is exchanged: the signature shows it.
+    std::thread backward([&] {
+        std::vector<char> words(16 + 32 + 32);  // the welcome
+        if (called.receive_all(words.data(), words.size(), limit())) (void)caller.send_all(words.data(), words.size(), limit());
+        words.resize(16 + 32);  // all are here
+        if (called.receive_all(words.data(), words.size(), limit())) {
+            words.back() = static_cast<char>(words.back() ^ 1);
+            (void)caller.send_all(words.data(), words.size(), limit());
+        }
+    });
+    rank_1.join();
+    backward.join();
+    CHECK(is(second, Errc::peer_failed));
+    CHECK(says(second, "rank 0 sent nonsense"));
+    ::shutdown(called.get(), SHUT_RDWR);
+    rank_0.join();
+    CHECK(first.peer == 1);
+}
+
+TEST_CASE("TcpRendezvous: whoever poses as rank 0 and does not know the token is not believed") {
+    std::string problem;
+    const Socket posing = gradsync::net::listen("127.0.0.1", 0, 4, problem);
+    const std::uint16_t port = gradsync::net::port_of(posing);
+    Attempt caller;
+    std::thread rank_1([&] { caller = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port, .token = "right"}); });
+    gradsync::net::Channel channel(posing.accept(Clock::now() + 10s));
+    char words[sizeof(Hello) + 32];
+    const auto limit = Clock::now() + 10s;
+    CHECK(channel.socket().receive_all(words, sizeof(Hello), limit));
+    CHECK(channel.send(gradsync::net::Channel::Kind::challenge, std::string(16, 'x'), limit));
+    CHECK(channel.socket().receive_all(words + sizeof(Hello), 32, limit));
+    CHECK(channel.send(gradsync::net::Channel::Kind::welcome, std::string(words + sizeof(Hello), 32), limit));  // the caller's own proof
+    rank_1.join();
+    CHECK(is(caller, Errc::peer_failed));
+    CHECK(says(caller, "it does not know the token of this job"));
+}
+
+TEST_CASE("TcpRendezvous: off loopback, ranks need a secret or say that all may join") {
+    for (const std::string token : {"", "12345678", "slurm 123456.0"}) {
+        const Attempt a = attempt({.rank = 0, .size = 2, .address = "192.0.2.1", .token = token}, 200ms);
+        CHECK(is(a, Errc::invalid_argument));
+        CHECK(says(a, "set GRADSYNC_JOB_TOKEN"));
+        CHECK(says(a, token.empty() ? "have no token" : "too short"));
+    }
+    for (const char* const token : {"open", "0123456789abcdef"})
+        CHECK(says(attempt({.rank = 1, .size = 2, .address = "no.such.host.invalid", .token = token}, 200ms), "not to be reached"));
+}
+
+TEST_CASE("TcpRendezvous: an address that swallows calls does not keep the next one waiting") {
+    const std::uint16_t port = gradsync_test::free_port();
+    // A listener whose list is full answers no further call.
+    std::string problem;
+    const Socket full = gradsync::net::listen("127.0.0.2", port, 0, problem);
+    std::vector<Socket> queue;
+    gradsync::net::Address swallows = gradsync::net::address_of(full);
+    for (int i = 0; i < 4; ++i) {
+        queue.push_back(Socket::of_family(AF_INET));
+        CHECK(queue.back().connect(swallows.get(), swallows.size()));
+    }
+    gradsync::net::Reception reception(gradsync::net::listen("127.0.0.1", port, 4, problem), Hello{.size = 2}, {});
+    Hello hello;
+    hello.size = 2;
+    hello.from = 1;
+    gradsync::net::Answer answer;
+    std::thread caller([&] { answer = gradsync::net::call({swallows, gradsync_test::loopback(port)}, hello, {}, Clock::now() + 10s); });
+    const auto start = Clock::now();
+    CHECK(reception.answer(start + 10s, {1}).rank == 1);
+    CHECK(Clock::now() - start < 9s);
+    caller.join();
+    CHECK(answer.channel);
 }
 
 TEST_CASE("TcpRendezvous: rank 0 is not there") {
@@ -164,13 +311,11 @@ TEST_CASE("TcpRendezvous: rank 0 is not there") {
     CHECK(a.peer == 0);
     CHECK(says(a, "rank 0 was not to be reached at localhost:"));
     CHECK(says(a, "Connection refused"));
-    CHECK(says(attempt({.rank = 1, .size = 2, .address = "no.such.host.invalid"}, 200ms), "no.such.host.invalid:29500"));
+    CHECK(says(attempt({.rank = 1, .size = 2, .address = "no.such.host.invalid", .token = "open"}, 200ms), "no.such.host.invalid:29500"));
 }
 
 TEST_CASE("TcpRendezvous: the port is another's") {
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    const Socket other = gradsync::net::listen(reinterpret_cast<const sockaddr*>(&name), sizeof name, 4);
+    const Socket other = gradsync::net::listen(gradsync_test::loopback(0), 4);
     const std::uint16_t port = gradsync::net::port_of(other);
     const Attempt a = attempt({.rank = 0, .size = 2, .address = "127.0.0.1", .port = port});
     CHECK(is(a, Errc::invalid_argument));
@@ -186,7 +331,7 @@ TEST_CASE("TcpRendezvous: the port is another's") {
     });
     const Attempt b = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port});
     server.join();
-    CHECK(says(b, "is no rank 0 of gradsync"));
+    CHECK(says(b, "did not admit this rank: it does not speak as a rank of gradsync does"));
 }
 
 TEST_CASE("TcpRendezvous: whoever takes a call and hangs up is not rank 0, which is called again") {
@@ -203,29 +348,42 @@ TEST_CASE("TcpRendezvous: whoever takes a call and hangs up is not rank 0, which
 }
 
 TEST_CASE("Socket: nobody is called who is the caller itself") {
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    gradsync::net::Address own = gradsync_test::loopback(0);
     const Socket socket = Socket::of_family(AF_INET);
-    REQUIRE(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0);
-    name.sin_port = htons(gradsync::net::port_of(socket));
-    CHECK(!socket.connect(reinterpret_cast<const sockaddr*>(&name), sizeof name, Clock::now() + 1s));
+    REQUIRE(::bind(socket.get(), own.get(), own.size()) == 0);
+    own = gradsync::net::address_of(socket);
+    REQUIRE(socket.connect(own.get(), own.size()));
+    REQUIRE(socket.await(POLLOUT, Clock::now() + 1s));
+    CHECK(!socket.is_connected());
     CHECK(errno == ECONNREFUSED);
+}
+
+TEST_CASE("resolve: the limit holds, whatever the name server does") {
+    std::string problem;
+    const auto start = Clock::now();
+    (void)gradsync::net::resolve("no.such.host.invalid", 1, start + 50ms, problem);
+    CHECK(!problem.empty());
+    CHECK(Clock::now() - start < 5s);
+    for (const gradsync::net::Address& address : gradsync::net::resolve("localhost", 77, start + 10s, problem)) {
+        CHECK(address.text() == "127.0.0.1");  // nobody can answer at ::1 in rank 0's place
+        CHECK(address.port() == 77);
+    }
 }
 
 TEST_CASE("TcpRendezvous: rank 0 binds where it is told") {
     CHECK(says(attempt({.rank = 0, .size = 2, .port = gradsync_test::free_port()}, 1s, "192.0.2.1"), "cannot listen at '192.0.2.1'"));
-    const std::uint16_t port = gradsync_test::free_port();
-    Attempt first;
-    std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .port = port}, 20s, "127.0.0.1"); });
-    CHECK(attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port}).text == "");
-    rank_0.join();
-    CHECK(first.text == "");
+    for (const char* const where : {"127.0.0.1", "lo"}) {
+        const std::uint16_t port = gradsync_test::free_port();
+        Attempt first;
+        std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .address = "::1", .port = port}, 20s, where); });
+        CHECK(attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port}).text == "");
+        rank_0.join();
+        CHECK(first.text == "");
+    }
 }
 
 TEST_CASE("TcpRendezvous: what cannot be meant is refused") {
     CHECK(says(attempt({.rank = 2, .size = 2}), "rank 2 is not one of 2"));
     CHECK(says(attempt({.rank = 0, .size = 0}), "rank 0 is not one of 0"));
     CHECK(says(attempt({.rank = 0, .size = 2}, -1s), "time limit must be positive"));
-    CHECK(says(attempt({.rank = 0, .size = 2, .token = std::string(257, 'x')}), "longer than 256 bytes"));
 }

@@ -28,14 +28,15 @@ public:
     void close() noexcept {
         std::lock_guard lock(mutex_);
         const char word = 'b';
-        for (const net::Link& line : lines_)
+        for (const Line& line : lines_)
             if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
         lines_.clear();
     }
 
-    /// Begins to listen, on all of this machine's networks.
-    Address listen() {
-        reception_ = net::Reception::open();
+    /// Begins to listen, at `bind` (see net::listen).
+    Address listen(const bootstrap::AnyRendezvous& meeting, const std::string& bind) {
+        std::string problem;
+        reception_ = net::Reception::open(meeting, bind, problem);
         return reception_.contact();
     }
 
@@ -43,7 +44,7 @@ public:
     /// way. Takes up to `limit`, or a few times that if addresses lead nowhere. Returns the number of connections that there should be;
     /// `lines()` is the number that there are.
     template <class Apart>
-    std::size_t connect(int rank, const List<Address>& all, std::chrono::milliseconds limit, Apart&& apart) {
+    std::size_t connect(int rank, const List<Address>& all, std::string_view secret, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
         List<int> after, before;
         for (int distance = 1; distance <= 2 && distance < size; ++distance) {
@@ -51,8 +52,10 @@ public:
             if (apart(next)) after.push_back(next);
             if (apart(previous)) before.push_back(previous);
         }
-        lines_ = net::connect(reception_, all, rank, after, before, limit, limit / 4);
-        for (const net::Link& line : lines_) line.socket.keep_alive(std::chrono::seconds(30));
+        for (net::Link& link : net::connect(reception_, all, rank, secret, after, before, limit, limit / 4)) {
+            lines_.push_back({link.rank, link.channel.take_socket()});
+            lines_.back().socket.keep_alive(std::chrono::seconds(30));
+        }
         reception_.close();
         return after.size() + before.size();
     }
@@ -62,7 +65,7 @@ public:
         std::lock_guard lock(mutex_);
         bool gone = false;
         for (const int one : lost_) gone |= one == rank;
-        for (net::Link& line : lines_) {
+        for (Line& line : lines_) {
             if (line.rank != rank || !line.socket) continue;
             char word = 0;
             const ssize_t got = ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT);
@@ -79,9 +82,14 @@ public:
     std::size_t lines() const noexcept { return lines_.size(); }
 
 private:
+    struct Line {
+        int rank = -1;
+        net::Socket socket;
+    };
+
     net::Reception reception_;
     std::mutex mutex_;
-    List<net::Link> lines_;
+    List<Line> lines_;
     List<int> lost_;
 };
 

@@ -312,23 +312,37 @@ private:
     std::uint64_t over_ = 0;
 };
 
-/// Connects every rank that meets at the rendezvous with every other. Collective. If a connection cannot be made in time, every rank throws
-/// the same Error, which names the two ranks.
-[[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout) {
+/// Connects every rank that meets at the rendezvous with every other; each listens at `bind` (see net::listen). Collective. If a connection
+/// cannot be made in time, every rank throws the same Error, which names the two ranks.
+[[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout,
+                                                         const std::string& bind = {}) {
     const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
+    const auto fail = [&](const std::string& what, int peer) {
+        gradsync::detail::raise(Errc::peer_failed, what, {.operation = "connect_mesh", .rank = rank, .peer = peer});
+    };
     List<net::Socket> sockets(at(size));
     if (size == 1) return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
 
-    net::Reception reception = net::Reception::open();
+    std::string problem;
+    net::Reception reception = net::Reception::open(rendezvous, bind, problem);
     const List<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
     List<int> below, above;
-    for (int r = 0; r < size; ++r)
+    const auto has_no_descriptors = [&](int r) {
+        fail(text("rank ", r, " has no file descriptors left for its connections; allow it more (ulimit -n)"), r);
+    };
+    for (int r = 0; r < size; ++r) {
+        const net::Contact& contact = contacts[at(r)];
+        if (contact.count == 0 && (contact.error == EMFILE || contact.error == ENFILE)) has_no_descriptors(r);
+        if (contact.count == 0)
+            fail(text("rank ", r, " cannot listen for connections",
+                      r != rank ? "; look at its output" : text(" at ", bind.empty() ? "any address" : "'" + bind + "'", ": ", problem)),
+                 r);
         if (r != rank) (r < rank ? below : above).push_back(r);
-    for (net::Link& link :
-         net::connect(reception, contacts, rank, below, above, limit, std::chrono::ceil<std::chrono::milliseconds>(limit)))
-        sockets[at(link.rank)] = std::move(link.socket);
+    }
+    for (net::Link& link : net::connect(reception, contacts, rank, rendezvous.secret(), below, above, limit, limit))
+        sockets[at(link.rank)] = link.channel.take_socket();
 
     struct Finding {
         std::int32_t apart = -1, has_no_descriptors = 0;
@@ -338,17 +352,13 @@ private:
     if (own.apart >= 0) own.has_no_descriptors = !net::Socket::of_family(AF_INET) && (errno == EMFILE || errno == ENFILE);
     const List<Finding> all = bootstrap::exchange(rendezvous, own);
     for (int r = 0; r < size; ++r)
-        if (all[at(r)].has_no_descriptors)
-            gradsync::detail::raise(Errc::peer_failed,
-                                    text("rank ", r, " has no file descriptors left for its connections; allow it more (ulimit -n)"),
-                                    {.operation = "connect_mesh", .rank = rank, .peer = r});
+        if (all[at(r)].has_no_descriptors) has_no_descriptors(r);
     for (int r = 0; r < size; ++r)
         if (const int other = all[at(r)].apart; other >= 0)
-            gradsync::detail::raise(Errc::peer_failed,
-                                    text("ranks ", gradsync::detail::smaller(other, r), " and ", gradsync::detail::larger(other, r),
-                                         " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
-                                         "; look at the firewall and the network between their machines"),
-                                    {.operation = "connect_mesh", .rank = rank, .peer = other == rank ? r : other});
+            fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", gradsync::detail::larger(other, r),
+                      " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
+                      "; look at the firewall and the network between their machines"),
+                 other == rank ? r : other);
     return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
 }
 

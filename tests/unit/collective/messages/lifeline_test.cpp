@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/numbers_only.hpp"
+
 #if defined(__linux__)
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -34,14 +36,17 @@ struct Ring {
     gradsync::List<Lifeline::Address> addresses;
 
     explicit Ring(int size) {
-        for (int r = 0; r < size; ++r) addresses.push_back(lifelines.emplace_back(std::make_unique<Lifeline>())->listen());
+        for (int r = 0; r < size; ++r) {
+            gradsync_test::NumbersOnly meeting{r, size};
+            addresses.push_back(lifelines.emplace_back(std::make_unique<Lifeline>())->listen(meeting, {}));
+        }
     }
     template <class Apart>
     void connect(Apart&& apart, std::chrono::milliseconds limit = 20s) {
         std::vector<std::thread> threads;
         for (int r = 0; r < static_cast<int>(lifelines.size()); ++r)
             threads.emplace_back([&, r] {
-                lifelines[static_cast<std::size_t>(r)]->connect(r, addresses, limit, [&](int other) { return apart(r, other); });
+                lifelines[static_cast<std::size_t>(r)]->connect(r, addresses, {}, limit, [&](int other) { return apart(r, other); });
             });
         for (std::thread& thread : threads) thread.join();
     }
@@ -76,15 +81,15 @@ TEST_CASE("lifeline: a process that dies is lost to its neighbours") {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        ring.lifelines[1]->connect(1, ring.addresses, 20s, [](int) { return true; });
+        ring.lifelines[1]->connect(1, ring.addresses, {}, 20s, [](int) { return true; });
         for (int i = 0; i < 20000 && !ring.lifelines[1]->lost(0); ++i) ::usleep(1000);  // lives until the parent's end, or a kill
         ::_exit(0);
     }
     {
         const std::unique_ptr<Lifeline> childs = std::move(ring.lifelines[1]);  // its listener here would keep the port
     }
-    std::thread other([&] { ring.lifelines[2]->connect(2, ring.addresses, 20s, [](int) { return true; }); });
-    ring.lifelines[0]->connect(0, ring.addresses, 20s, [](int) { return true; });
+    std::thread other([&] { ring.lifelines[2]->connect(2, ring.addresses, {}, 20s, [](int) { return true; }); });
+    ring.lifelines[0]->connect(0, ring.addresses, {}, 20s, [](int) { return true; });
     other.join();
     CHECK(ring.lifelines[0]->lines() == 4);
     CHECK(!ring.lifelines[0]->lost(1));
@@ -102,7 +107,7 @@ TEST_CASE("lifeline: strangers, and addresses that lead nowhere, cost the time l
     const int stranger = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in name{};
     name.sin_family = AF_INET;
-    name.sin_port = htons(ring.addresses[0].port);
+    name.sin_port = htons(ring.addresses[0].addresses[0].port());
     name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     REQUIRE(::connect(stranger, reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0);
     const char nonsense[16] = "let me in, pls!";

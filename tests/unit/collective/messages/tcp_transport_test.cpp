@@ -90,6 +90,23 @@ TEST_CASE("TcpTransport: a rank without file descriptors is named, and not a fir
     }
 }
 
+TEST_CASE("TcpTransport: ranks bind where they are told; who cannot is named") {
+    for (const std::string where : {"lo", "127.0.0.1", "no-such-net"}) {
+        CAPTURE(where);
+        const std::uint16_t port = gradsync_test::free_port();
+        const auto reports = gradsync_test::forked(2, [&](int rank) -> std::string {
+            gradsync::TcpRendezvous meeting({.rank = rank, .size = 2, .port = port}, {.timeout = 20s});
+            (void)gradsync::message_passing::make_tcp_transport(meeting, 20s, rank == 1 ? where : std::string("127.0.0.1"));
+            return "connected";
+        });
+        for (const auto& report : reports) {
+            INFO(report.text);
+            CHECK((where == "no-such-net") == report.says("rank 1 cannot listen for connections"));
+        }
+        CHECK((where == "no-such-net") == reports[1].says("at 'no-such-net': "));
+    }
+}
+
 TEST_CASE("TcpTransport: a large message that comes early goes where its receive wants it, whenever that begins") {
     for (const auto late : {0ms, 20ms}) {  // at once, or when patience has ended and it was copied
         Pair pair;

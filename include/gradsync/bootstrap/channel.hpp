@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "hmac.hpp"
+#include "rendezvous.hpp"
+#include "socket.hpp"
+
+/// How two processes prove to each other that they belong to one job: both know a key, and neither sends it.
+///
+///     caller                                       whoever is called
+///     Hello: who calls whom, and a number  ------>
+///                                          <------ challenge: another number, or a refusal
+///     proof: HMAC(key, 'c', both)          ------>
+///                                          <------ welcome: HMAC(key, 'a', both), or a refusal
+///
+/// The two numbers are random, so that nothing that was heard earlier proves anything. All messages that follow are signed with a key that is
+/// made of all of this.
+
+namespace gradsync::inline v0_2::net {
+
+using bootstrap::Hash;
+
+struct Nonce {
+    std::uint64_t words[2] = {};
+
+    static Nonce random() { return {{bootstrap::random_token(), bootstrap::random_token()}}; }
+};
+
+/// What a caller says first. Plain bytes. Machines of one job must have one byte order: with another one, the magic number does not match.
+struct Hello {
+    std::uint64_t magic = 0x31636e7973646172u;
+    std::uint32_t version = 3;
+    std::uint32_t size = 0;         ///< number of the job's ranks
+    std::uint32_t from = 0;         ///< the rank that calls
+    std::uint32_t to = 0;           ///< the rank that it calls
+    std::uint64_t connection = 0;   ///< its number among those between the two ranks
+    std::uint64_t epoch = 0;        ///< how often the job's ranks have changed
+    std::uint64_t incarnation = 0;  ///< how often the calling rank has been started
+    Hash job = {};                  ///< of the job's name
+    Nonce nonce = {};
+};
+static_assert(sizeof(Hello) == 96 && std::is_trivially_copyable_v<Hello>);
+
+/// What the caller (role 'c') and the called (role 'a') prove that they know the key by, and the key of their session (role 's').
+inline Hash proof(const Hash& key, char role, const Hello& hello, const Nonce& challenge) noexcept {
+    return bootstrap::hmac(bootstrap::bytes_of(key), bootstrap::bytes_of(role), bootstrap::bytes_of(hello), bootstrap::bytes_of(challenge));
+}
+
+/// A connection whose messages are signed: who does not know its key can neither invent, change, repeat nor leave out one unnoticed. For one
+/// thread at a time.
+class Channel {
+public:
+    enum class Kind : std::uint32_t { blob = 1, refusal, challenge, welcome, waiting };
+    enum class Got { message, nothing, nonsense };
+
+    Channel() = default;
+    explicit Channel(Socket socket, bool calls = false) noexcept : socket_(std::move(socket)), calls_(calls) {}
+
+    explicit operator bool() const noexcept { return static_cast<bool>(socket_); }
+    const Socket& socket() const noexcept { return socket_; }
+    Socket take_socket() noexcept { return std::move(socket_); }
+
+    /// From now on, messages are signed with `key`; until then, with one that all know.
+    void secure(const Hash& key) noexcept {
+        key_ = key;
+        sent_ = received_ = 0;
+    }
+
+    /// False at the deadline or on an error, and `errno` says why, as Socket::send_all does.
+    [[gnu::cold]] bool send(Kind kind, std::string_view bytes, Clock::time_point deadline) noexcept {
+        const Header header{.kind = kind, .bytes = bytes.size()};
+        const Hash signature = sign(calls_, sent_++, header, bytes);
+        return socket_.send_all(&header, sizeof header, deadline) && socket_.send_all(bytes.data(), bytes.size(), deadline) &&
+               socket_.send_all(&signature, sizeof signature, deadline);
+    }
+
+    /// Receives the next message, of at most `largest` bytes. `nothing`: it did not come, and `errno` says why.
+    [[gnu::cold]] Got receive(Kind& kind, Blob& bytes, Clock::time_point deadline, std::size_t largest = largest_blob) {
+        Header header;
+        if (!socket_.receive_all(&header, sizeof header, deadline)) return Got::nothing;
+        if (header.magic != Header().magic || header.bytes > largest) return Got::nonsense;
+        bytes.resize(header.bytes);
+        Hash signature;
+        if (!socket_.receive_all(bytes.data(), bytes.size(), deadline) || !socket_.receive_all(&signature, sizeof signature, deadline))
+            return Got::nothing;
+        kind = header.kind;
+        return signature == sign(!calls_, received_++, header, view(bytes)) ? Got::message : Got::nonsense;
+    }
+
+    static std::string_view view(std::span<const std::byte> bytes) noexcept {
+        return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+    }
+
+private:
+    struct Header {
+        std::uint32_t magic = 0x636e7973u;
+        Kind kind = Kind::refusal;
+        std::uint64_t bytes = 0;  ///< length of the data that follows; a signature follows it
+    };
+
+    Hash sign(bool calls, std::uint64_t number, const Header& header, std::string_view bytes) const noexcept {
+        using bootstrap::bytes_of;
+        return bootstrap::hmac(bytes_of(key_), bytes_of(calls), bytes_of(number), bytes_of(header), bytes);
+    }
+
+    Socket socket_;
+    Hash key_;
+    std::uint64_t sent_ = 0, received_ = 0;
+    bool calls_ = false;
+};
+
+/// Why a rank is not admitted, or cannot go on.
+struct Refusal {
+    Errc code = Errc::peer_failed;
+    int peer = -1;  ///< the rank that is to blame
+    std::string why = {};
+
+    static constexpr std::size_t longest = 1000;  ///< text
+
+    [[gnu::cold]] void tell(Channel& channel, Clock::time_point deadline) const {
+        const std::int32_t numbers[] = {static_cast<std::int32_t>(code), peer};
+        std::string words(bootstrap::bytes_of(numbers));
+        (void)channel.send(Channel::Kind::refusal, words += why.substr(0, longest), deadline);
+    }
+    /// Nothing that was sent is taken for more than a text and two numbers.
+    [[gnu::cold]] static Refusal read(std::string_view words) {
+        std::int32_t numbers[] = {0, -1};
+        if (words.size() < sizeof numbers) return {.why = "for no reason"};
+        words.copy(reinterpret_cast<char*>(numbers), sizeof numbers);
+        const bool known = numbers[0] >= static_cast<int>(Errc::invalid_argument) && numbers[0] <= static_cast<int>(Errc::storage);
+        Refusal refusal{known ? static_cast<Errc>(numbers[0]) : Errc::peer_failed, numbers[1],
+                        std::string(words.substr(sizeof numbers, longest))};
+        for (char& c : refusal.why)
+            if (c < ' ' || c > '~') c = '?';  // it may be printed to a terminal
+        return refusal;
+    }
+};
+
+}  // namespace gradsync::inline v0_2::net
