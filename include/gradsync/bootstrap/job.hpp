@@ -15,21 +15,21 @@ struct Job {
     int local_rank = 0;                 ///< among the ranks of this machine; selects this rank's device
     std::string address = "localhost";  ///< rank 0's machine
     std::uint16_t port = 29500;
-    std::string token = {};  ///< a secret that only this job's ranks know: keeps strangers out. "open": all may join
-    std::string name = {};   ///< the same on all ranks, and on no other job: keeps jobs apart. It need not be secret
+    std::string token = {};   ///< a secret that only this job's ranks know: keeps strangers out. "open": all may join
+    std::string run_id = {};  ///< the same on all ranks, and on no other job: keeps jobs apart. It need not be secret
 
     /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher whose variables are set
     /// counts:
     ///
     /// - torchrun and many others: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK.
-    /// - mpirun, for programs without MPI too: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; the name is PMIX_NAMESPACE),
+    /// - mpirun, for programs without MPI too: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; the run id is PMIX_NAMESPACE),
     ///   or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID (MPICH and its kin).
     /// - srun of Slurm: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
     /// - None of them: one rank.
     ///
-    /// Inside Slurm, ranks meet at the first host of SLURM_STEP_NODELIST (mpirun's: of SLURM_JOB_NODELIST), with a port and a name made of
+    /// Inside Slurm, ranks meet at the first host of SLURM_STEP_NODELIST (mpirun's: of SLURM_JOB_NODELIST), with a port and a run id made of
     /// SLURM_JOB_ID. Elsewhere, mpirun's ranks meet on this machine. MASTER_ADDR and MASTER_PORT override all of these.
-    /// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the name is
+    /// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is
     /// made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is GRADSYNC_JOB_TOKEN.
     ///
     /// Throws Error(invalid_argument), which names the variable.
@@ -112,21 +112,21 @@ template <class Lookup>
         if (has("SLURM_JOB_ID")) {
             const long long id = number("SLURM_JOB_ID", 0, 1LL << 40);
             job.port = static_cast<std::uint16_t>(20000 + id % 20000);
-            job.name = text("slurm ", id);
+            job.run_id = text("slurm ", id);
             const char* const step_id = launcher == slurm ? get("SLURM_STEP_ID") : nullptr;
-            if (step_id != nullptr) (job.name += '.') += step_id;
+            if (step_id != nullptr) (job.run_id += '.') += step_id;
         }
         const char* const name = launcher == open_mpi ? get("PMIX_NAMESPACE") : nullptr;
-        if (name != nullptr) (job.name += job.name.empty() ? "mpirun " : ", mpirun ") += name;
+        if (name != nullptr) (job.run_id += job.run_id.empty() ? "mpirun " : ", mpirun ") += name;
     }
     if (const char* const address = get("MASTER_ADDR")) job.address = address;
     set_port("MASTER_PORT");
     const char* const agent = get("TORCHELASTIC_USE_AGENT_STORE");
     if (launcher == by_names && agent != nullptr && std::string_view(agent) == "True") {
         job.port = static_cast<std::uint16_t>(job.port == 65535 ? 1024 : job.port + 1);
-        job.name = "torchrun";
+        job.run_id = "torchrun";
         for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
-            if (const char* const value = get(name)) (job.name += ' ') += value;
+            if (const char* const value = get(name)) (job.run_id += ' ') += value;
     }
     set_port("GRADSYNC_PORT");
     if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;

@@ -50,7 +50,7 @@ private:
         hello.size = static_cast<std::uint32_t>(size());
         hello.from = static_cast<std::uint32_t>(from);
         bootstrap::Sha256 job;
-        job.add(job_.name);
+        job.add(job_.run_id);
         hello.job = job.end();
         return hello;
     }

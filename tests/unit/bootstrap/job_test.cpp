@@ -53,7 +53,7 @@ TEST_CASE("job: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK") {
     CHECK(job.address == "fe80::1");
     CHECK(job.port == 1234);
     CHECK(job.token == "secret");
-    CHECK(job.name.empty());
+    CHECK(job.run_id.empty());
     CHECK(job_of({{"RANK", "3"}, {"WORLD_SIZE", "4"}}).local_rank == 3);
 }
 
@@ -67,12 +67,12 @@ TEST_CASE("job: torchrun's agent has MASTER_PORT for itself") {
                                                    {"TORCHELASTIC_RUN_ID", "run7"},
                                                    {"TORCHELASTIC_RESTART_COUNT", "0"}};
     CHECK(job_of(torchrun).port == 29501);
-    CHECK(job_of(torchrun).name == "torchrun run7 0");
+    CHECK(job_of(torchrun).run_id == "torchrun run7 0");
     torchrun["TORCHELASTIC_RESTART_COUNT"] = "1";  // who is left of the run before is turned away
-    CHECK(job_of(torchrun).name == "torchrun run7 1");
+    CHECK(job_of(torchrun).run_id == "torchrun run7 1");
     torchrun["GRADSYNC_JOB_TOKEN"] = "secret";
     CHECK(job_of(torchrun).token == "secret");
-    CHECK(job_of(torchrun).name == "torchrun run7 1");
+    CHECK(job_of(torchrun).run_id == "torchrun run7 1");
     torchrun["MASTER_PORT"] = "65535";
     CHECK(job_of(torchrun).port == 1024);
     torchrun["GRADSYNC_PORT"] = "4000";
@@ -93,7 +93,7 @@ TEST_CASE("job: Slurm's variables; ours override them") {
     CHECK(job.address == "gpu-03");
     CHECK(job.port == 20000 + 123456 % 20000);
     CHECK(job.token.empty());  // whoever can guess the number is no member
-    CHECK(job.name == "slurm 123456.2");
+    CHECK(job.run_id == "slurm 123456.2");
 
     auto step = slurm;
     step["SLURM_STEP_NODELIST"] = "gpu-05";
@@ -114,7 +114,7 @@ TEST_CASE("job: what mpirun sets, also inside a job of Slurm's") {
     CHECK(job.size == 4);
     CHECK(job.local_rank == 1);
     CHECK(job.address == "localhost");
-    CHECK(job.name == "mpirun 77");
+    CHECK(job.run_id == "mpirun 77");
     // Of a batch script that calls mpirun: on its own machine, and on the other one, where a step of mpirun's has begun.
     auto elsewhere = open_mpi;
     for (const auto& [name, value] : {std::pair{"SLURM_JOB_NODELIST", "node[1-2]"}, {"SLURM_JOB_ID", "9"}})
@@ -132,14 +132,14 @@ TEST_CASE("job: what mpirun sets, also inside a job of Slurm's") {
         CHECK(job.local_rank == 1);
         CHECK(job.address == "node1");
         CHECK(job.port == 20009);
-        CHECK(job.name == "slurm 9, mpirun 77");
+        CHECK(job.run_id == "slurm 9, mpirun 77");
     }
     open_mpi["MASTER_ADDR"] = "node2";
     CHECK(job_of(open_mpi).address == "node2");
     open_mpi["RANK"] = "0";
     open_mpi["WORLD_SIZE"] = "2";
     CHECK(job_of(open_mpi).size == 2);
-    CHECK(job_of(open_mpi).name.empty());
+    CHECK(job_of(open_mpi).run_id.empty());
 
     job = job_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "0"}});
     CHECK(job.rank == 1);

@@ -104,7 +104,7 @@ TEST_CASE("TcpRendezvous: a rank of another job, and one that is there already, 
     CHECK(is(other, Errc::invalid_argument));
     CHECK(says(other, "whoever listens at localhost:" + std::to_string(port) + " did not admit this rank: the tokens differ"));
     CHECK(says(other, "GRADSYNC_JOB_TOKEN"));
-    const Attempt neighbour = attempt({.rank = 2, .size = 3, .port = port, .token = "right", .name = "slurm 7"});
+    const Attempt neighbour = attempt({.rank = 2, .size = 3, .port = port, .token = "right", .run_id = "slurm 7"});
     CHECK(says(neighbour, "it belongs to another job; give two jobs different ports"));
 
     for (Attempt& twin : twins)
