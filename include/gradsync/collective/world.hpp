@@ -64,7 +64,7 @@ class World {
 public:
     /// The part in memory that all ranks see: of this process, or mapped by several. Initially zero.
     struct State {
-        std::atomic<std::uint32_t> failed{0};  ///< 0: no; 1: being written; 2: yes
+        std::atomic<std::uint32_t> failed{0};  ///< 0: no; odd: a failure is being written; even: it has been
         std::int32_t code = 0;
         std::int32_t culprit = 0;
         char message[1200] = {};
@@ -85,21 +85,25 @@ public:
 
     /// Records the failure if it is the first, and wakes all sleepers.
     void fail(const Failure& failure) noexcept {
-        std::uint32_t none = 0;
-        if (!state_->failed.compare_exchange_strong(none, being_written, std::memory_order_acquire)) {
-            // Writing takes no time, unless its process died meanwhile: then this failure counts.
+        std::uint32_t seen = 0, own = 1;
+        while (!state_->failed.compare_exchange_strong(seen, own, std::memory_order_acquire)) {
+            // Writing takes no time, unless its process died meanwhile: then one of those that wait writes its failure.
             const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
             while (!failed() && std::chrono::steady_clock::now() < deadline) ::sched_yield();
             if (failed()) return;
+            own = seen + 2;
         }
         state_->code = static_cast<std::int32_t>(failure.code);
         state_->culprit = failure.culprit;
         state_->message[failure.message.copy(state_->message, sizeof state_->message - 1)] = '\0';
-        state_->failed.store(written, std::memory_order_seq_cst);
+        state_->failed.store(own + 1, std::memory_order_seq_cst);
         wait_queue.ring();
     }
 
-    bool failed() const noexcept { return state_->failed.load(std::memory_order_seq_cst) == written; }
+    bool failed() const noexcept {
+        const std::uint32_t word = state_->failed.load(std::memory_order_seq_cst);
+        return word != 0 && word % 2 == 0;
+    }
 
     /// The first failure; only after `failed()`.
     Failure failure() const { return {static_cast<Errc>(state_->code), state_->culprit, state_->message}; }
@@ -125,8 +129,6 @@ public:
     const bool cores_are_shared;  ///< there are more ranks than cores
 
 private:
-    static constexpr std::uint32_t being_written = 1, written = 2;
-
     const Shared<State> state_;
     const Shared<ProgressHooks> hooks_;
 };

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: TIMEOUT 60
+#include <gradsync/collective/world.hpp>
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+using gradsync::Errc;
+using gradsync::collective::World;
+using gradsync::detail::Shared;
+
+TEST_CASE("World: the first failure counts, and is whole") {
+    World world(4, Shared<World::State>::make());
+    CHECK(!world.failed());
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < 4; ++r)
+        ranks.emplace_back([&, r] { world.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
+    for (std::thread& rank : ranks) rank.join();
+    REQUIRE(world.failed());
+    const auto failure = world.failure();
+    CHECK(failure.code == Errc::timeout);
+    CHECK(failure.message == std::string(1000, static_cast<char>('a' + failure.culprit)));
+    world.fail({Errc::peer_left, 9, "later"});
+    CHECK(world.failure().culprit == failure.culprit);
+}
+
+TEST_CASE("World: if the rank that writes the failure dies, one of those that wait writes theirs, and it is whole") {
+    for (int round = 0; round < 10; ++round) {
+        const auto state = Shared<World::State>::make();
+        state->failed = 1;  // somebody was about to write it
+        World world(4, state);
+        std::vector<std::thread> ranks;
+        for (int r = 0; r < 4; ++r)
+            ranks.emplace_back([&, r] { world.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
+        for (std::thread& rank : ranks) rank.join();
+        REQUIRE(world.failed());
+        CHECK(state->failed == 4);  // written once
+        CHECK(world.failure().message == std::string(1000, static_cast<char>('a' + world.failure().culprit)));
+    }
+}
