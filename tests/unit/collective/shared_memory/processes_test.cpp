@@ -213,6 +213,23 @@ TEST_CASE("processes: a rank that is killed is named by all others, long before 
     }
 }
 
+TEST_CASE("processes: a start that waits for a slot names the killed rank that holds it, long before the limit") {
+    const auto ends = run_processes(2, 60s, [](Rank& rank) {
+        for (std::size_t i = 0; i < sm::Board::slots; ++i) rank.seat.start({});
+        if (rank.rank == 1) {  // once the other has done all without it
+            while (!rank.seat.board().done(sm::Board::slots - 1)) ::usleep(1000);
+            ::kill(::getpid(), SIGKILL);
+        }
+        try {
+            rank.seat.start({});
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::peer_failed && error.context().peer == 1, error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>{"ok", "signal 9"});
+}
+
 TEST_CASE("processes: a rank that stops is named at the time limit") {
     const auto ends = run_processes(3, 30s, [](Rank& rank) {
         const auto failed = [&] { return rank.seat.board().world().failed(); };
