@@ -31,7 +31,8 @@ std::vector<std::string> beside_a_stall(bool waits) {
             auto work = comm.all_reduce({memory.data(), 1024, gs::DType::f32, gs::MemorySpace::device}, gs::ReduceOp::sum);
             try {
                 if (waits || host.rank() == 1) work.wait();
-                while (!work.test()) {}
+                while (!work.test()) {
+                }
             } catch (const gs::Error& error) {
                 return (error.errc() == gs::Errc::timeout ? "timeout: " : "other: ") + std::string(error.what());
             }

@@ -134,18 +134,17 @@ TEST_CASE("ThreadBackend: a start that waits for a slot names the rank that hold
     constexpr std::size_t slots = gs::shared_memory::Board::slots;
     std::string said;
     try {
-        gs::run_threads(
-            2,
-            [&](gs::ThreadBackend comm) {
-                std::vector<gs::ThreadWork> works;
-                try {
-                    for (std::size_t i = 0; i < slots + (comm.rank() == 0); ++i) works.push_back(comm.barrier());
-                } catch (const gs::Error& error) {
-                    said = std::to_string(error.context().peer) + ": " + error.what();
-                }
-                while (!comm.failed()) std::this_thread::yield();  // rank 1 is stuck: it has started all, and works on none
-            },
-            {.timeout = std::chrono::milliseconds(300)});
+        gs::run_threads(2,
+                        [&](gs::ThreadBackend comm) {
+                            std::vector<gs::ThreadWork> works;
+                            try {
+                                for (std::size_t i = 0; i < slots + (comm.rank() == 0); ++i) works.push_back(comm.barrier());
+                            } catch (const gs::Error& error) {
+                                said = std::to_string(error.context().peer) + ": " + error.what();
+                            }
+                            while (!comm.failed()) std::this_thread::yield();  // rank 1 is stuck: it has started all, and works on none
+                        },
+                        {.timeout = std::chrono::milliseconds(300)});
     } catch (const gs::Error&) {
     }
     CAPTURE(said);

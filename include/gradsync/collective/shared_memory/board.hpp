@@ -155,7 +155,8 @@ public:
         Late who{.did = Late::Did::not_go_on};
         for (int r = 0; r < board_.size(); ++r) {
             const Board::Presence& presence = board_.presence(r);
-            if (r == rank_ || presence.left.load(std::memory_order_acquire) || presence.retired.load(std::memory_order_acquire) > n) continue;
+            if (r == rank_ || presence.left.load(std::memory_order_acquire) || presence.retired.load(std::memory_order_acquire) > n)
+                continue;
             who.ranks.push_back(board_.world_rank(r));
             if (limit == limit.zero() && !board_.world().alive(who.ranks.back()))
                 return board_.world().fail(collective::died(name(n), who.ranks.back()));

@@ -252,6 +252,23 @@ TEST_CASE("processes: a rank that stops is named at the time limit") {
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
 
+TEST_CASE("processes: a rank that was paused itself, longer than its limit, does not blame the one that it waits for") {
+    const auto ends = run_processes(2, 1s, [](Rank& rank) {
+        rank.own[0] = static_cast<float>(::getpid());
+        rank.wait({});
+        if (rank.rank == 1) {
+            const auto other = static_cast<pid_t>(*(rank.own - elements));
+            ::usleep(100'000);  // it waits
+            ::kill(other, SIGSTOP);
+            ::usleep(1'500'000);
+            ::kill(other, SIGCONT);
+            ::usleep(200'000);
+        }
+        rank.wait({});
+    });
+    CHECK(ends == std::vector<std::string>(2, "ok"));
+}
+
 TEST_CASE("processes: a rank that stops in the middle of some work is named, whosever share it is") {
     const auto ends = run_processes(3, 30s, [](Rank& rank) {
         sm::Board& board = rank.seat.board();
