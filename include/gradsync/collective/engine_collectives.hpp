@@ -48,7 +48,7 @@ public:
     bool poll() {
         if (!engine_) return true;
         check_maker(engine_);
-        if (engine_->test(number_)) engine_.reset();
+        if (engine_->test(number_)) end();
         return !engine_;
     }
 
@@ -57,7 +57,7 @@ public:
         if (!engine_) return;
         check_maker(engine_);
         engine_->wait(number_);
-        engine_.reset();
+        end();
     }
 
     /// Makes a device's stream wait until the collective is complete, and returns at once. From then on the Work counts as complete, and
@@ -68,10 +68,16 @@ public:
         if (!engine_) return;
         check_maker(engine_);
         engine_->wait_on(number_, stream);
-        engine_.reset();
+        end();
     }
 
 private:
+    void end() noexcept {
+        if constexpr (requires { engine_->flights(); })
+            if (auto* const flights = engine_->flights()) flights->end(number_);
+        engine_.reset();
+    }
+
     Shared<Engine> engine_;
     std::uint64_t number_ = 0;
     collective::Deadline deadline_;  ///< time limit of repeated tests
@@ -204,15 +210,21 @@ protected:
         if (!engine_) refuse_moved_from();
         check_maker(engine_);
     }
-    explicit EngineCollectives(Shared<Engine> engine) noexcept : engine_(std::move(engine)) {}
+    explicit EngineCollectives(Shared<Engine> engine) : engine_(std::move(engine)) {
+        if constexpr (records) engine_->record_flights();
+    }
 
     Shared<Engine> engine_;
 
 private:
+    static constexpr bool records = requires(Engine& engine) { engine.record_flights(); };
+
     WorkT start(Call call) {
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
-        return {engine_, engine_->start(call)};
+        const std::uint64_t number = engine_->start(call);
+        if constexpr (records) engine_->flights()->start(number, call);
+        return {engine_, number};
     }
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse_moved_from() {

@@ -150,7 +150,7 @@ public:
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
-        collective::raise_failure(board_->world().failure(), operation, own_world_rank());
+        collective::raise_failure(board_->world().failure(), operation, own_world_rank(), flights());
     }
 
 private:
