@@ -24,7 +24,7 @@ public:
 
 private:
     std::atomic<std::uint32_t> owners_{1};
-    const Maker maker_;
+    Maker maker_;
     SharedCount* next_copied_ = nullptr;
     static inline std::atomic<SharedCount*> copied_{nullptr};  ///< a forked child's, linked for leak checkers
 };
