@@ -3,8 +3,8 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdio>
 #include <csignal>
+#include <cstdio>
 
 #include <sys/wait.h>
 #include <unistd.h>
