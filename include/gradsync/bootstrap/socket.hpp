@@ -16,9 +16,7 @@
 #include <cstring>
 
 #include "../core/clock.hpp"
-#include "../core/list.hpp"
-#include "../core/math.hpp"
-#include "../core/shared.hpp"
+#include "../core/forked.hpp"
 #include "../core/unique_handle.hpp"
 
 /// TCP sockets; none of them ever blocks without a limit. POSIX; Linux.
@@ -27,10 +25,11 @@ namespace gradsync::inline v0_2::net {
 
 using Clock = std::chrono::steady_clock;
 
-/// Owns a descriptor that does not block, and is closed in programs that this one starts.
-class Socket : public UniqueHandle<int, ::close, -1> {
+/// Owns a descriptor that does not block, and is closed in programs that this one starts, and in its forked children.
+class Socket : public UniqueHandle<int, gradsync::detail::close_descriptor, -1> {
 public:
-    using UniqueHandle::UniqueHandle;
+    Socket() = default;
+    explicit Socket(int descriptor) noexcept : UniqueHandle(gradsync::detail::keep_from_children(descriptor)) {}
 
     static Socket of_family(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 

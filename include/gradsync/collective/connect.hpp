@@ -104,7 +104,10 @@ public:
     std::string describe() const { return paths_->describe() + this->engine_->remark(); }
 
     /// Returns memory in which collectives are fastest; see the concept. Collective.
-    collective::Memory allocate(std::size_t bytes) { return this->engine_->allocate(bytes); }
+    collective::Memory allocate(std::size_t bytes) {
+        this->check_handle();
+        return this->engine_->allocate(bytes);
+    }
 
 protected:
     explicit ProcessBackend(Connection connection)

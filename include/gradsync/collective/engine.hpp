@@ -75,7 +75,7 @@ protected:
     /// Throws the world's failure, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         fail(world().failure());
-        raise_failure(world().failure(), operation, own_world_rank());
+        raise_failure(world().failure(), operation, own_world_rank(), flights());
     }
 
     /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or returns nothing if it must wait until

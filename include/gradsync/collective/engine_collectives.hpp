@@ -8,6 +8,17 @@
 
 namespace gradsync::inline v0_2::detail {
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_copied(pid_t maker) {
+    raise(Errc::invalid_argument, text("this communicator belongs to process ", maker, ", of which process ", ::getpid(),
+                                       " is a forked child; make another one in the child, or do not use it there"));
+}
+/// Throws Error(invalid_argument) if this process only copied the object, by fork.
+template <class T>
+void check_maker(const Shared<T>& object) {
+    if (!object.maker().is_here()) [[unlikely]]
+        refuse_copied(object.maker().number());
+}
+
 /// A collective that is known to its engine by number. See the concept `Work`.
 template <class Engine>
 class [[nodiscard]] NumberedWork {
@@ -22,7 +33,7 @@ public:
         return *this;
     }
     [[gnu::noinline]] ~NumberedWork() {
-        if (engine_) engine_->abandon(number_);
+        if (engine_ && engine_.maker().is_here()) engine_->abandon(number_);
     }
 
     /// Makes progress without blocking; returns true if the collective is complete. Throws Error if the communicator has failed, a rank has
@@ -30,23 +41,23 @@ public:
     /// sixteenth of the limit if that is less.)
     bool test() {
         if (poll()) return true;
-        if constexpr (requires { engine_->look(number_, deadline_); }) {
-            deadline_.forgive(engine_->timeout());
-            engine_->look(number_, deadline_);
-        }
+        if constexpr (requires { engine_->look(number_, deadline_); }) engine_->look(number_, deadline_);
         return false;
     }
     /// The same without the time limit and the liveness check, for callers that wait or test later.
     bool poll() {
-        if (engine_ && engine_->test(number_)) engine_.reset();
+        if (!engine_) return true;
+        check_maker(engine_);
+        if (engine_->test(number_)) end();
         return !engine_;
     }
 
     /// Returns when the collective is complete. Throws Error, at the latest when the backend's time limit is reached.
     void wait() {
         if (!engine_) return;
+        check_maker(engine_);
         engine_->wait(number_);
-        engine_.reset();
+        end();
     }
 
     /// Makes a device's stream wait until the collective is complete, and returns at once. From then on the Work counts as complete, and
@@ -55,11 +66,18 @@ public:
         requires requires(Engine& engine, Stream stream) { engine.wait_on(std::uint64_t{}, stream); }
     void wait_on(Stream stream) {
         if (!engine_) return;
+        check_maker(engine_);
         engine_->wait_on(number_, stream);
-        engine_.reset();
+        end();
     }
 
 private:
+    void end() noexcept {
+        if constexpr (requires { engine_->flights(); })
+            if (auto* const flights = engine_->flights()) flights->end(number_);
+        engine_.reset();
+    }
+
     Shared<Engine> engine_;
     std::uint64_t number_ = 0;
     collective::Deadline deadline_;  ///< time limit of repeated tests
@@ -166,7 +184,9 @@ public:
     std::chrono::nanoseconds timeout() const noexcept { return engine_->timeout(); }
 
     /// Works on this rank's share of everything that all ranks have started; never blocks.
-    void progress() noexcept { engine_->progress(); }
+    void progress() noexcept {
+        if (engine_.maker().is_here()) engine_->progress();
+    }
 
     /// The time that this rank has spent on work in `progress()` and `test()` so far.
     std::chrono::nanoseconds progress_time() const noexcept { return engine_->progress_time(); }
@@ -182,24 +202,31 @@ public:
     /// Returns once no rank touches another's buffers.
     [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
         const int culprit = engine_->own_world_rank();
-        engine_->fail({Errc::peer_failed, culprit, text("rank ", culprit, " failed: ", what)});
+        if (engine_.maker().is_here()) engine_->fail({Errc::peer_failed, culprit, text("rank ", culprit, " failed: ", what)});
     }
 
 protected:
-    explicit EngineCollectives(Shared<Engine> engine) noexcept : engine_(std::move(engine)) {}
+    void check_handle() const {
+        if (!engine_) refuse_moved_from();
+        check_maker(engine_);
+    }
+    explicit EngineCollectives(Shared<Engine> engine) : engine_(std::move(engine)) {
+        if constexpr (records) engine_->record_flights();
+    }
 
     Shared<Engine> engine_;
 
 private:
+    static constexpr bool records = requires(Engine& engine) { engine.record_flights(); };
+
     WorkT start(Call call) {
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
-        return {engine_, engine_->start(call)};
+        const std::uint64_t number = engine_->start(call);
+        if constexpr (records) engine_->flights()->start(number, call);
+        return {engine_, number};
     }
 
-    void check_handle() const {
-        if (!engine_) refuse_moved_from();
-    }
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse_moved_from() {
         raise(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
     }

@@ -4,7 +4,7 @@
 #include <exception>
 
 #include "../core/collective_tag.hpp"
-#include "call.hpp"
+#include "flight_recorder.hpp"
 #include "world.hpp"
 
 /// The texts in which engines say what ended a world. All ranks are world ranks; `what` is a `name_of(call, n)`.
@@ -69,9 +69,12 @@ struct Late {
     return {Errc::abandoned, self, text("rank ", self, " dropped ", what, " before it was complete; keep the Work and wait() for it")};
 }
 
-/// Throws the failure as rank `self` sees it in `operation`.
-[[noreturn]] inline void raise_failure(const Failure& failure, Operation operation, int self) {
-    gradsync::detail::raise(failure.code, text("rank ", self, ": ", failure.message),
+/// Throws the failure as rank `self` sees it in `operation`. `flights`: its collectives, or null.
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_failure(const Failure& failure, Operation operation, int self,
+                                                                 FlightRecorder* flights = nullptr) {
+    if (flights != nullptr) flights->write(self);
+    gradsync::detail::raise(failure.code,
+                            text("rank ", self, ": ", failure.message, flights != nullptr ? flights->summary() : std::string()),
                             {.operation = name_of(operation).data(), .rank = self, .peer = failure.culprit});
 }
 

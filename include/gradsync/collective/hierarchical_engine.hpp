@@ -100,7 +100,7 @@ public:
             if (is_complete(n) || world().failed()) return;
             if (started_[n].stage == Stage::meeting) met = started_[n].met;
         }
-        if (met) return flat_->look(*met, deadline);  // finds out which ranks are missing
+        if (met) return look_for_missing(*met, deadline);
         deadline.look(
             timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
     }
@@ -350,6 +350,15 @@ private:
     }
 
     // All functions below must not hold the mutex.
+
+    /// Several ranks that did not start a collective may all wait, in the stages of an earlier one, for one of them: that one is known to its
+    /// own team, which gets some time to report first.
+    [[gnu::cold]] void look_for_missing(std::uint64_t met, collective::Deadline& deadline) {
+        const auto on_limit = [&](std::chrono::nanoseconds by) {
+            if (flat_->late(met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3)) flat_->look(met, deadline);
+        };
+        deadline.look(timeout(), on_limit, [&] { flat_->look_for_missing(); });
+    }
 
     [[gnu::cold]] void report_dead() {
         const int culprit = flat_->first_dead();

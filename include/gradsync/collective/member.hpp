@@ -2,6 +2,8 @@
 #pragma once
 
 #include "../core/list.hpp"
+#include "../core/unique_handle.hpp"
+#include "flight_recorder.hpp"
 #include "world.hpp"
 
 namespace gradsync::inline v0_2::collective {
@@ -109,6 +111,12 @@ public:
     /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
     std::size_t next_number() noexcept { return numbers_++; }
 
+    /// Records this rank's collectives, for its errors; null unless it was asked for.
+    FlightRecorder* flights() const noexcept { return flights_.get(); }
+    void record_flights() {
+        if (!flights_) flights_ = Owner<FlightRecorder>(new FlightRecorder);
+    }
+
 protected:
     ~Member() = default;
 
@@ -117,6 +125,7 @@ private:
     const int rank_;
     std::atomic<std::chrono::nanoseconds> timeout_;
     std::size_t numbers_ = 0;
+    Owner<FlightRecorder> flights_;
 };
 
 }  // namespace gradsync::inline v0_2::collective

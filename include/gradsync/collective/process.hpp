@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "../core/math.hpp"
 
@@ -22,15 +24,20 @@ inline std::size_t read_beginning(const char* path, char* text, std::size_t size
     return length;
 }
 
-/// Returns whether a process has died but its parent has not waited for it: it keeps its number until then.
-inline bool is_zombie(std::int64_t process) noexcept {
-    char path[48], text[256];
-    std::snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(process));
-    const std::size_t length = read_beginning(path, text, sizeof text);
-    // Format: "number (name) state ...". The name may contain anything, so the last parenthesis counts.
-    std::size_t at = length;
-    while (at > 0 && text[at - 1] != ')') --at;
-    return at != 0 && at + 1 < length && (text[at + 1] == 'Z' || text[at + 1] == 'X');
+/// The time at which a process began, in ticks of the system. 0: it has died, but its parent has not waited for it (it keeps its number until
+/// then). -1: unknown.
+inline std::int64_t start_of(pid_t process) noexcept {
+    char path[48], text[512];
+    std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(process));
+    const std::size_t length = read_beginning(path, text, sizeof text - 1);
+    text[length] = '\0';
+    // Format: "number (name) state ...", the start in the 20th field from the state on. The name may contain anything, so the last parenthesis
+    // counts.
+    const char* at = std::strrchr(text, ')');
+    if (at == nullptr || at[1] == '\0') return -1;
+    if (at[2] == 'Z' || at[2] == 'X') return 0;
+    for (int field = 0; field < 20 && at != nullptr; ++field) at = std::strchr(at + 1, ' ');
+    return at == nullptr ? -1 : std::strtoll(at, nullptr, 10);
 }
 
 }  // namespace detail
@@ -39,28 +46,37 @@ inline bool is_zombie(std::int64_t process) noexcept {
 struct ProcessIdentity {
     std::uint64_t machine = 0;  ///< the running system: its cores and its clock; 0: unknown
     std::uint64_t system = 0;   ///< the same with the process namespace, in which numbers mean the same; 0: unknown
-    std::int64_t number = 0;
-    std::int64_t cores = 0;  ///< the machine's cores; 0: unknown
+    std::int64_t number = 0;    ///< of the process, and above `number_bits` its start: numbers are reused
+    std::int64_t cores = 0;     ///< the machine's cores; 0: unknown
 
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;
         identity.cores = ::sysconf(_SC_NPROCESSORS_ONLN);
-        identity.number = ::getpid();
+        identity.number = ::getpid() | gradsync::detail::larger<std::int64_t>(detail::start_of(::getpid()), 0) << number_bits;
         char text[128];
         const std::size_t length = detail::read_beginning("/proc/sys/kernel/random/boot_id", text, sizeof text);
         if (length == 0) return identity;
         identity.machine = gradsync::detail::fnv1a(text, length);
-        const ssize_t linked = ::readlink("/proc/self/ns/pid", text, sizeof text);
-        if (linked > 0) identity.system = gradsync::detail::fnv1a(text, static_cast<std::size_t>(linked), identity.machine);
+        const auto within = [&](const char* space, std::uint64_t outer) -> std::uint64_t {
+            const ssize_t linked = ::readlink(space, text, sizeof text);
+            return linked > 0 ? gradsync::detail::fnv1a(text, static_cast<std::size_t>(linked), outer) : 0;
+        };
+        const std::uint64_t clock = within("/proc/self/ns/time", identity.machine);  // in which starts mean the same
+        identity.system = within("/proc/self/ns/pid", clock != 0 ? clock : identity.machine);
         return identity;
     }
 
     /// False once it has died; true if this process cannot know.
     bool alive(const ProcessIdentity& self) const noexcept {
         if (system == 0 || system != self.system) return true;
-        if (::kill(static_cast<pid_t>(number), 0) != 0 && errno == ESRCH) return false;
-        return !detail::is_zombie(number);
+        const auto process = static_cast<pid_t>(number & ((std::int64_t{1} << number_bits) - 1));
+        if (process == 0 || (::kill(process, 0) != 0 && errno == ESRCH)) return false;
+        const std::int64_t start = detail::start_of(process), known = number >> number_bits;
+        return start != 0 && (start < 0 || known == 0 || start == known);
     }
+
+private:
+    static constexpr int number_bits = 22;  ///< Linux has no process numbers of more
 };
 
 }  // namespace gradsync::inline v0_2::collective

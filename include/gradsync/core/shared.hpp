@@ -1,24 +1,32 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <utility>
 
+#include "forked.hpp"
+
 namespace gradsync::inline v0_2::detail {
 
-/// Counts the owners of an object, which is in a derived class. The last one deletes it.
+/// Counts the owners of an object, which is in a derived class. The last one deletes it, except in a forked child: the object would say
+/// good-bye for the parent, or wait for locks and threads that the child does not have.
 class SharedCount {
 public:
     virtual ~SharedCount() = default;
     void add() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
     [[gnu::noinline]] void drop() noexcept {
-        if (owners_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+        if (owners_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        if (maker_.is_here()) delete this;
+        else next_copied_ = copied_.exchange(this);
     }
+    const Maker& maker() const noexcept { return maker_; }
 
 private:
-    std::atomic<std::size_t> owners_{1};
+    std::atomic<std::uint32_t> owners_{1};
+    Maker maker_;
+    SharedCount* next_copied_ = nullptr;
+    static inline std::atomic<SharedCount*> copied_{nullptr};  ///< a forked child's, linked for leak checkers
 };
 
 template <class T>
@@ -87,6 +95,8 @@ public:
         return Shared<Derived>(*this, static_cast<Derived*>(object_));
     }
     void reset() noexcept { *this = Shared(); }
+    /// The process that made the object; only if there is one.
+    const Maker& maker() const noexcept { return count_->maker(); }
     void swap(Shared& other) noexcept {
         std::swap(object_, other.object_);
         std::swap(count_, other.count_);

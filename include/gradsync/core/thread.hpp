@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <pthread.h>
-
 #include <system_error>
+
+#include "forked.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
-/// A thread that its destructor joins. In place of std::thread, which compiles fifty functions for each function that it runs.
+/// A thread that its destructor joins, except in a forked child, which does not have it. In place of std::thread, which compiles fifty
+/// functions for each function that it runs.
 class Thread {
 public:
     Thread() = default;
@@ -28,13 +29,14 @@ public:
     }
     bool joinable() const noexcept { return joinable_; }
     void join() noexcept {
-        ::pthread_join(thread_, nullptr);
+        if (maker_.is_here()) ::pthread_join(thread_, nullptr);
         joinable_ = false;
     }
 
 private:
     pthread_t thread_{};
     bool joinable_ = false;
+    Maker maker_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

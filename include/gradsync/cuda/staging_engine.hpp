@@ -9,6 +9,7 @@
 #include "../collective/in_flight.hpp"
 #include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
+#include "../core/leak_until_exit.hpp"
 #include "device_watch.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -45,6 +46,10 @@ public:
     ~StagingEngine() {
         watch_->hooks.dismiss(*this);
         settle_copies();
+        if (!stalled_) return;
+        for (std::uint64_t place = 0; place < most_pieces; ++place)  // a copy may still come, and freeing would wait for it
+            for (auto* memory : {&pieces_[place].in_memory, &pieces_[place].out_memory})
+                leak_until_exit(Shared<cuda::PinnedMemory>::make(std::move(*memory)));
     }
     StagingEngine& operator=(StagingEngine&&) = delete;
 
@@ -84,10 +89,12 @@ public:
         return false;
     }
 
-    /// Repeated tests time out in the host's backend, which knows the limit and which rank to name.
-    void look(std::uint64_t n, collective::Deadline&) {
+    /// Repeated tests time out in the host's backend, which knows which rank to name, or here, if a stream stalls.
+    void look(std::uint64_t n, collective::Deadline& deadline) {
         const std::lock_guard lock(mutex_);
-        if (!started_.is_over(n) && !failed_ && is_reducing()) keep_error([&] { pieces_.oldest().work.test(); });
+        if (started_.is_over(n) || failed_) return;
+        if (is_reducing()) keep_error([&] { pieces_.oldest().work.test(); });
+        else look_for_stall(deadline);
     }
 
     void wait(std::uint64_t n) {
@@ -118,7 +125,7 @@ public:
         fail(text("dropped ", what, " before it was complete; keep the Work and wait() for it"));
     }
 
-    /// Buffers of collectives are not touched afterwards.
+    /// Buffers of collectives are not touched afterwards, unless a stream has stalled for the time limit.
     void fail(const std::string& what) noexcept {
         host_.fail(what);
         settle_copies();
@@ -248,6 +255,7 @@ private:
     template <class Predicate>
     void wait_until(Predicate&& over) {
         constexpr int spins = 200;
+        collective::Deadline deadline;
         for (int idle = 0;; ++idle) {
             {
                 const std::lock_guard lock(mutex_);
@@ -256,16 +264,42 @@ private:
                 if (over()) return;
                 if (failed_) throw Error(*failed_);
                 if (moves() != before) idle = 0;
+                if (idle == 0) deadline = {};
                 if (idle >= spins && is_reducing()) keep_error([&] { pieces_.oldest().work.wait(); });
+                else if (idle >= spins) look_for_stall(deadline);
             }
             if (idle < spins) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
     }
 
+    /// For waits in which no piece is being reduced.
+    void look_for_stall(collective::Deadline& deadline) {
+        deadline.look(
+            timeout(), [this](std::chrono::nanoseconds) { report_stall(); }, [] {});
+    }
+    /// Fails because the oldest piece has not got on for the time limit.
+    [[gnu::cold]] void report_stall() {
+        const Piece& oldest = pieces_.oldest();
+        const Started& started = started_[oldest.number];
+        const char* const where = oldest.returning               ? "its copies back to the device"
+                                  : cuda::is_over(started.ready) ? "its copies to the host"
+                                                                 : "the earlier work on the compute stream";
+        stalled_ = true;
+        const std::string what =
+            text(collective::name_of(started.call, oldest.number), ": ", where, " did not end within ", format_duration(timeout()),
+                 "; find out what its stream waits for, or raise the limit with set_timeout()");
+        host_.fail(what);
+        failed_ = std::make_unique<Error>(Errc::timeout, text("rank ", rank(), ": ", what),
+                                          ErrorContext{.operation = name_of(started.call.operation).data(), .rank = rank()});
+    }
+
+    /// Waits for the copies, up to the time limit if no stream has stalled so far.
     void settle_copies() noexcept {
-        cudaStreamSynchronize(down_.get());
-        cudaStreamSynchronize(up_.get());
+        const auto until = Clock::now() + (stalled_ ? std::chrono::nanoseconds::zero() : timeout());
+        for (const cuda::Stream* stream : {&down_, &up_})
+            while (cuda::answer(cudaStreamQuery(stream->get())) == cudaErrorNotReady && !(stalled_ = Clock::now() >= until))
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
 
     static void make_room(cuda::PinnedMemory& memory, std::size_t bytes) {
@@ -284,6 +318,7 @@ private:
     std::uint64_t opening_ = 0;                        ///< the collective whose pieces leave
     std::uint64_t reducing_ = 0;                       ///< the first piece that has not started on the host
     std::unique_ptr<Error> failed_;
+    std::atomic<bool> stalled_{false};  ///< a stream's work did not end within the time limit
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -129,3 +129,25 @@ TEST_CASE("a dtype that is written into a view brings no loops: every rank is to
     for (const std::string& text : texts) CHECK(text.find("no code for elements of f8e5m2 is in this program") == 0);
     gs::kernel::detail::tables[static_cast<std::size_t>(gs::DType::f8e5m2)] = registered;
 }
+
+TEST_CASE("ThreadBackend: a start that waits for a slot names the rank that holds it, at the time limit") {
+    constexpr std::size_t slots = gs::shared_memory::Board::slots;
+    std::string said;
+    try {
+        gs::run_threads(2,
+                        [&](gs::ThreadBackend comm) {
+                            std::vector<gs::ThreadWork> works;
+                            try {
+                                for (std::size_t i = 0; i < slots + (comm.rank() == 0); ++i) works.push_back(comm.barrier());
+                            } catch (const gs::Error& error) {
+                                said = std::to_string(error.context().peer) + ": " + error.what();
+                            }
+                            while (!comm.failed()) std::this_thread::yield();  // rank 1 is stuck: it has started all, and works on none
+                        },
+                        {.timeout = std::chrono::milliseconds(300)});
+    } catch (const gs::Error&) {
+    }
+    CAPTURE(said);
+    CHECK(said.starts_with("1: "));
+    CHECK(said.find("collective #0: rank 1 started it, as all did, but did not go on while rank 0 waited") != std::string::npos);
+}

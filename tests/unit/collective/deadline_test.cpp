@@ -40,6 +40,20 @@ TEST_CASE("deadline: says how long ago it saw its limit pass, and looks at who i
     CHECK(last == 0ns);
 }
 
+TEST_CASE("deadline: a pause of the caller's own process counts as 100 ms of a short limit") {
+    Deadline deadline;
+    bool over = false;
+    const auto look = [&] {
+        deadline.look(
+            500ms, [&](std::chrono::nanoseconds) { over = true; }, [] {});
+    };
+    look();
+    std::this_thread::sleep_for(600ms);
+    look();
+    CHECK(!over);
+    CHECK(deadline.begun());
+}
+
 TEST_CASE("deadline: who may wait for one that waits leaves the others a twentieth of the limit a stage") {
     CHECK(Deadline::too_early(0s, 20s));
     CHECK(Deadline::too_early(999ms, 20s));

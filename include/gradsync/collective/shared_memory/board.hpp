@@ -149,6 +149,22 @@ public:
         }
     }
 
+    /// Ends the world because some ranks do not let go of collective n, which is complete: at the time limit, or (`limit` is 0) if one of them
+    /// is dead, which the system is asked.
+    [[gnu::cold, gnu::noinline]] void report_holders(std::uint64_t n, std::chrono::nanoseconds limit) const {
+        Late who{.did = Late::Did::not_go_on};
+        for (int r = 0; r < board_.size(); ++r) {
+            const Board::Presence& presence = board_.presence(r);
+            if (r == rank_ || presence.left.load(std::memory_order_acquire) || presence.retired.load(std::memory_order_acquire) > n)
+                continue;
+            who.ranks.push_back(board_.world_rank(r));
+            if (limit == limit.zero() && !board_.world().alive(who.ranks.back()))
+                return board_.world().fail(collective::died(name(n), who.ranks.back()));
+        }
+        if (limit != limit.zero() && !who.ranks.empty())
+            board_.world().fail(collective::timed_out(name(n), who, board_.world_rank(rank_), limit));
+    }
+
     /// Ends the world if a rank is dead that collective n, which is waited for, still needs. Asks the system.
     [[gnu::cold, gnu::noinline]] void report_dead(std::uint64_t unstarted, std::uint64_t n, const Whole* whole) const {
         for (int r = 0; r < board_.size(); ++r) {

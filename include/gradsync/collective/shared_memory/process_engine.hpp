@@ -185,9 +185,13 @@ public:
 private:
     /// A segment of `bytes` bytes that rank `creator` makes, and the number that its region has everywhere. Collective.
     [[gnu::cold]] SharedSegment share(int creator, std::size_t bytes) {
-        const bool creates = rank() == creator;
-        return SharedSegment::share([this](const auto& own) { return exchange(own); }, rank(), creator,
-                                    [&] { return Segment::create(bytes); }, creates ? world_->next_region() : 0);
+        const auto for_huge_pages = timeout() / 8;  // others wait meanwhile
+        const auto create = [&] {
+            if (bytes > Regions::largest) throw std::runtime_error(text("cannot share ", bytes, " bytes at once"));
+            return Segment::create(bytes, for_huge_pages);
+        };
+        return SharedSegment::share([this](const auto& own) { return exchange(own); }, rank(), creator, create,
+                                    rank() == creator ? world_->next_region() : 0, for_huge_pages);
     }
 
     struct Started {

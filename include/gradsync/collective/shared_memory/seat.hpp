@@ -150,7 +150,7 @@ public:
     /// Throws the world's failure as seen from this rank, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         quiesce();
-        collective::raise_failure(board_->world().failure(), operation, own_world_rank());
+        collective::raise_failure(board_->world().failure(), operation, own_world_rank(), flights());
     }
 
 private:
@@ -311,13 +311,21 @@ private:
             }
             if (backoff.patient()) {
                 world.advance_hooks();
-                look(n, deadline, whole);
+                if (until == Until::retired && board_->done(n)) look_for_holders(n, deadline);
+                else look(n, deadline, whole);
             }
             backoff.wait_a_little(world.wait_queue, [&] {
                 const std::uint64_t own = own_.load(std::memory_order_relaxed);
                 return complete() || world.failed() || (own <= n && board_->all_arrived(own));
             });
         }
+    }
+
+    /// Collective n is complete, and others have not retired it.
+    [[gnu::cold]] void look_for_holders(std::uint64_t n, collective::Deadline& deadline) noexcept {
+        deadline.look(
+            timeout(), [&](std::chrono::nanoseconds) { detector_.report_holders(n, timeout()); },
+            [&] { detector_.report_holders(n, std::chrono::nanoseconds::zero()); });
     }
 
     /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because a destructor may be the

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "../../bootstrap/rendezvous.hpp"
+#include "../../core/clock.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shared.hpp"
 #include "../../core/text.hpp"
@@ -36,15 +37,18 @@ public:
 
     Segment() = default;
 
-    /// Creates a segment of `bytes` bytes. Throws std::system_error if the system has no such memory, or not enough.
-    [[gnu::cold]] static Segment create(std::size_t bytes) {
+    /// Creates a segment of `bytes` bytes. Throws std::system_error if the system has no such memory, or not enough. A process that asks
+    /// for huge pages makes others wait: it stops after `for_huge_pages`, with small pages for the rest.
+    [[gnu::cold]] static Segment create(std::size_t bytes, std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         Segment segment;
-        segment.descriptor_ = Descriptor(::memfd_create("gradsync", MFD_CLOEXEC));
+        segment.descriptor_ = Descriptor(::memfd_create("gradsync", MFD_CLOEXEC | MFD_ALLOW_SEALING));
         const int descriptor = segment.descriptor_.get();
         if (descriptor < 0) refuse("cannot make shared memory");
         const std::size_t whole = bytes + data_offset(bytes);
-        if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0) refuse(text("cannot make shared memory of ", whole, " bytes"));
-        void* const mapping = segment.map(descriptor, bytes);
+        // Sealed: if one process could cut it, the others would die of SIGBUS.
+        if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0 || ::fcntl(descriptor, F_ADD_SEALS, seals) != 0)
+            refuse(text("cannot make shared memory of ", whole, " bytes"));
+        void* const mapping = segment.map(descriptor, bytes, for_huge_pages);
         segment.ipc_handle_ = {bytes, bootstrap::random_token(), ::getpid(), descriptor};
         std::memcpy(mapping, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
         return segment;
@@ -52,16 +56,17 @@ public:
 
     /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another process namespace,
     /// another user.
-    [[gnu::cold]] static Segment open(const IpcHandle& handle) {
+    [[gnu::cold]] static Segment open(const IpcHandle& handle, std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         const std::string path = text("/proc/", handle.process, "/fd/", handle.descriptor);
         const Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
         if (!descriptor) refuse("cannot open the shared memory " + path);
         // In another process namespace the same number is another process.
         Segment segment;
         struct stat status {};
-        if (::fstat(descriptor.get(), &status) != 0 ||
+        if (::fstat(descriptor.get(), &status) != 0 || handle.bytes > static_cast<std::uint64_t>(status.st_size) ||
             static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes) ||
-            std::memcmp(segment.map(descriptor.get(), handle.bytes), &handle.token, sizeof handle.token) != 0)
+            ::fcntl(descriptor.get(), F_GET_SEALS) != seals ||
+            std::memcmp(segment.map(descriptor.get(), handle.bytes, for_huge_pages), &handle.token, sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
                                     path + " is not the shared memory that was meant");
         segment.ipc_handle_ = handle;
@@ -77,6 +82,7 @@ public:
 
 private:
     using Descriptor = UniqueHandle<int, ::close, -1>;
+    static constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
     /// Offset of the data, behind the token that identifies the segment. Large data begin at a huge page, behind a hole.
     static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
@@ -86,7 +92,7 @@ private:
     }
 
     /// Returns the mapping, which begins before the data.
-    [[gnu::cold]] void* map(int descriptor, std::size_t bytes) {
+    [[gnu::cold]] void* map(int descriptor, std::size_t bytes, std::chrono::nanoseconds for_huge_pages) {
         const std::size_t offset = data_offset(bytes), whole = offset + bytes;
         void* address = nullptr;
         if (offset == huge_page) {
@@ -106,14 +112,16 @@ private:
         if (address == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
         memory_ =
             Shared<std::byte>::of(static_cast<std::byte*>(address) + offset, [address, whole](std::byte*) { ::munmap(address, whole); });
-        if (offset == huge_page) use_huge_pages(bytes);
+        if (offset == huge_page) use_huge_pages(bytes, for_huge_pages);
         return address;
     }
 
-    /// Many systems give shared memory huge pages only on request, page by page, once it was touched.
-    void use_huge_pages(std::size_t bytes) const noexcept {
+    /// Many systems give shared memory huge pages only on request, page by page, once it was touched. Each takes 0.2 ms, or 40 ms if memory
+    /// is fragmented. Passes over memory of huge pages take half the time or less.
+    void use_huge_pages(std::size_t bytes, std::chrono::nanoseconds limit) const noexcept {
+        const auto until = std::chrono::steady_clock::now() + limit;
         constexpr int collapse = 25;  // MADV_COLLAPSE, since Linux 6.1: not in all headers
-        for (std::size_t at = 0; at + huge_page <= bytes; at += huge_page) {
+        for (std::size_t at = 0; at + huge_page <= bytes && std::chrono::steady_clock::now() < until; at += huge_page) {
             std::byte* const begin = data() + at;
             static_cast<void>(*static_cast<volatile std::byte*>(begin));
             if (::madvise(begin, huge_page, collapse) != 0) return;  // small pages work, too
@@ -135,7 +143,8 @@ struct SharedSegment {
     /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along. `exchange(value)` returns the values
     /// of all ranks, of which several may create; the creators keep theirs until all have opened them. Collective.
     template <class Exchange, class Make>
-    [[gnu::cold]] static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make, std::uint64_t number = 0) {
+    [[gnu::cold]] static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make, std::uint64_t number = 0,
+                                             std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         struct Offer {
             Segment::IpcHandle handle;
             std::uint64_t number;
@@ -152,7 +161,7 @@ struct SharedSegment {
         };
         const Segment created = rank == creator ? attempt(make) : Segment();
         const Offer offer = exchange(Offer{created.ipc_handle(), number})[static_cast<std::size_t>(creator)];
-        if (offer.handle.descriptor >= 0) shared.segment = attempt([&] { return Segment::open(offer.handle); });
+        if (offer.handle.descriptor >= 0) shared.segment = attempt([&] { return Segment::open(offer.handle, for_huge_pages); });
         shared.number = offer.number;
         const auto good = exchange(static_cast<std::uint8_t>(shared.segment.data() != nullptr));
         for (std::size_t r = good.size(); r-- > 0;)

@@ -78,16 +78,22 @@ TEST_CASE("lifeline: ranks that see one another's processes need none") {
 
 TEST_CASE("lifeline: a process that dies is lost to its neighbours") {
     Ring ring(3);
+    int ends[2] = {-1, -1};
+    REQUIRE(::pipe(ends) == 0);
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        ring.lifelines[1]->connect(1, ring.addresses, {}, 20s, [](int) { return true; });
-        for (int i = 0; i < 20000 && !ring.lifelines[1]->lost(0); ++i) ::usleep(1000);  // lives until the parent's end, or a kill
+        Lifeline own;  // a child has no sockets of its parent
+        gradsync_test::NumbersOnly meeting{1, 3};
+        ring.addresses[1] = own.listen(meeting, {});
+        if (::write(ends[1], &ring.addresses[1], sizeof ring.addresses[1]) < 0) ::_exit(1);
+        own.connect(1, ring.addresses, {}, 20s, [](int) { return true; });
+        for (int i = 0; i < 20000 && !own.lost(0); ++i) ::usleep(1000);  // lives until the parent's end, or a kill
         ::_exit(0);
     }
-    {
-        const std::unique_ptr<Lifeline> childs = std::move(ring.lifelines[1]);  // its listener here would keep the port
-    }
+    ring.lifelines[1].reset();
+    REQUIRE(::read(ends[0], &ring.addresses[1], sizeof ring.addresses[1]) == sizeof ring.addresses[1]);
+    for (const int end : ends) ::close(end);
     std::thread other([&] { ring.lifelines[2]->connect(2, ring.addresses, {}, 20s, [](int) { return true; }); });
     ring.lifelines[0]->connect(0, ring.addresses, {}, 20s, [](int) { return true; });
     other.join();

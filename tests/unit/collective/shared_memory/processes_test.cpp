@@ -25,6 +25,7 @@
 #include <vector>
 
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -213,6 +214,23 @@ TEST_CASE("processes: a rank that is killed is named by all others, long before 
     }
 }
 
+TEST_CASE("processes: a start that waits for a slot names the killed rank that holds it, long before the limit") {
+    const auto ends = run_processes(2, 60s, [](Rank& rank) {
+        for (std::size_t i = 0; i < sm::Board::slots; ++i) rank.seat.start({});
+        if (rank.rank == 1) {  // once the other has done all without it
+            while (!rank.seat.board().done(sm::Board::slots - 1)) ::usleep(1000);
+            ::kill(::getpid(), SIGKILL);
+        }
+        try {
+            rank.seat.start({});
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(error.errc() == gs::Errc::peer_failed && error.context().peer == 1, error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>{"ok", "signal 9"});
+}
+
 TEST_CASE("processes: a rank that stops is named at the time limit") {
     const auto ends = run_processes(3, 30s, [](Rank& rank) {
         const auto failed = [&] { return rank.seat.board().world().failed(); };
@@ -233,6 +251,23 @@ TEST_CASE("processes: a rank that stops is named at the time limit") {
         }
     });
     CHECK(ends == std::vector<std::string>(3, "ok"));
+}
+
+TEST_CASE("processes: a rank that was paused itself, longer than its limit, does not blame the one that it waits for") {
+    const auto ends = run_processes(2, 1s, [](Rank& rank) {
+        rank.own[0] = static_cast<float>(::getpid());
+        rank.wait({});
+        if (rank.rank == 1) {
+            const auto other = static_cast<pid_t>(*(rank.own - elements));
+            ::usleep(100'000);  // it waits
+            ::kill(other, SIGSTOP);
+            ::usleep(1'500'000);
+            ::kill(other, SIGCONT);
+            ::usleep(200'000);
+        }
+        rank.wait({});
+    });
+    CHECK(ends == std::vector<std::string>(2, "ok"));
 }
 
 TEST_CASE("processes: a rank that stops in the middle of some work is named, whosever share it is") {
@@ -434,4 +469,52 @@ TEST_CASE("Segment: opened by its handle, refused where it is not the one that w
     own = {};
     again.data()[0] = std::byte{1};  // a mapping outlives its creator's
     CHECK(again.data()[999] == std::byte{7});
+}
+
+TEST_CASE("Segment: nobody can cut it, and one that could be cut is refused") {
+    const sm::Segment own = sm::Segment::create(1000);
+    const std::string path = "/proc/self/fd/" + std::to_string(own.ipc_handle().descriptor);
+    CHECK(::truncate(path.c_str(), 0) != 0);
+    CHECK(own.data()[999] == std::byte{0});
+
+    const int other = ::memfd_create("gradsync", MFD_ALLOW_SEALING);
+    sm::Segment::IpcHandle handle = own.ipc_handle();
+    handle.descriptor = other;
+    REQUIRE(::ftruncate(other, 1000 + 4096) == 0);
+    REQUIRE(::pwrite(other, &handle.token, sizeof handle.token, 0) == sizeof handle.token);
+    CHECK_THROWS_AS(sm::Segment::open(handle), std::system_error);
+    ::close(other);
+}
+
+TEST_CASE("Segment: asks for huge pages as long as it may, and no longer") {
+    const auto huge = [](const sm::Segment& segment) {  // the kilobytes of it that are in huge pages
+        std::FILE* const maps = std::fopen("/proc/self/smaps", "r");
+        char line[512];
+        unsigned long begin = 0, end = 0, kilobytes = 0, found = 0;
+        const auto at = reinterpret_cast<unsigned long>(segment.data());
+        while (std::fgets(line, sizeof line, maps) != nullptr) {
+            unsigned long from = 0, to = 0;
+            if (std::sscanf(line, "%lx-%lx ", &from, &to) == 2) begin = from, end = to;
+            if (begin <= at && at < end && std::sscanf(line, "ShmemPmdMapped: %lu", &kilobytes) == 1) found = kilobytes;
+        }
+        std::fclose(maps);
+        return found;
+    };
+    constexpr std::size_t bytes = 16 * sm::Segment::huge_page;
+    if (huge(sm::Segment::create(bytes, 30s)) == 0) return;  // this system has none
+    char mode[64] = {};
+    std::FILE* const file = std::fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "r");
+    if (file == nullptr || std::fgets(mode, sizeof mode, file) == nullptr || std::strstr(mode, "[never]") == nullptr) return;
+    std::fclose(file);
+    CHECK(huge(sm::Segment::create(bytes, 0s)) == 0);
+}
+
+TEST_CASE("Regions: an address in a region of the largest size stays in it; a larger one is refused") {
+    sm::Regions regions;
+    auto* const base = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 44);  // of none that is touched
+    CHECK_THROWS_AS(regions.add(1, base, sm::Regions::largest + 1), gs::Error);
+    regions.add(0, base, sm::Regions::largest);
+    const void* published = nullptr;
+    REQUIRE(regions.publish(base + sm::Regions::largest - 1, 1, published));
+    CHECK(regions.resolve(published) == base + sm::Regions::largest - 1);
 }

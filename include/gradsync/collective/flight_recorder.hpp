@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <time.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+#include "../core/clock.hpp"
+#include "../core/collective_tag.hpp"
+#include "call.hpp"
+
+namespace gradsync::inline v0_2::collective {
+
+/// The last collectives that one rank has started in a communicator, for its errors: what it waited for, and what it had done. It costs two
+/// looks at the system's coarse clock a collective. For any thread.
+class FlightRecorder {
+public:
+    void start(std::uint64_t number, const Call& call) noexcept {
+        Entry& entry = entries_[number % kept];
+        entry.call = std::uint64_t(static_cast<std::uint32_t>(call.root)) << 32 | std::uint64_t(call.dtype) << 16 |
+                     std::uint64_t(call.op) << 8 | std::uint64_t(call.operation);
+        entry.count = gradsync::detail::larger(call.in_count, call.out_count);
+        entry.started = now();
+        entry.ended = 0;
+        entry.number = number + 1;
+    }
+    void end(std::uint64_t number) noexcept {
+        if (Entry& entry = entries_[number % kept]; entry.number == number + 1) entry.ended = now();
+    }
+
+    /// "; the last that ended here: ...; in flight here: ..."
+    [[gnu::cold, gnu::noinline]] std::string summary() const {
+        const Entry* last = nullptr;
+        List<const Entry*> open;
+        for (const Entry& entry : entries_) {
+            if (entry.number == 0) continue;
+            if (entry.ended == 0) open.push_back(&entry);
+            else if (last == nullptr || entry.number > last->number) last = &entry;
+        }
+        std::string said = last == nullptr ? "" : "; the last that ended here: " + describe(*last);
+        for (std::size_t i = 0; i < open.size() && i < 3; ++i) said += (i == 0 ? "; in flight here: " : ", ") + describe(*open[i]);
+        if (open.size() > 3) said += text(", and ", open.size() - 3, " more");
+        return said;
+    }
+
+    /// Writes all entries to the file PREFIX.RANK, once, if the environment has GRADSYNC_FLIGHT_RECORDER=PREFIX.
+    [[gnu::cold, gnu::noinline]] void write(int rank) noexcept {
+        const char* const prefix = std::getenv("GRADSYNC_FLIGHT_RECORDER");
+        if (prefix == nullptr || written_.exchange(true)) return;
+        try {
+            std::FILE* const file = std::fopen(text(prefix, ".", rank).c_str(), "ae");
+            if (file == nullptr) return;
+            for (const Entry& entry : entries_)
+                if (entry.number != 0) std::fprintf(file, "%s\n", describe(entry).c_str());
+            std::fclose(file);
+        } catch (const std::exception&) {
+            // There is no memory for its texts.
+        }
+    }
+
+private:
+    static constexpr std::size_t kept = 64;
+
+    template <class T>
+    struct Field {  // read while another thread writes: then the entry is of no use, but it is only for people
+        std::atomic<T> value{0};
+        void operator=(T other) noexcept { value.store(other, std::memory_order_relaxed); }
+        operator T() const noexcept { return value.load(std::memory_order_relaxed); }
+    };
+    struct Entry {
+        Field<std::uint64_t> number, call, count;  ///< number: of the collective + 1; 0: none
+        Field<std::int64_t> started, ended;        ///< 0: in flight
+    };
+
+    static std::int64_t now() noexcept {
+        timespec time{};
+        ::clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+        return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+    }
+
+    [[gnu::cold]] static std::string describe(const Entry& entry) {
+        const std::uint64_t bits = entry.call;
+        Call call{.root = static_cast<int>(bits >> 32),
+                  .operation = Operation(bits & 255),
+                  .op = ReduceOp(bits >> 8 & 255),
+                  .dtype = DType(bits >> 16 & 255)};
+        (call.operation == Operation::gather ? call.in_count : call.out_count) = entry.count;
+        const auto ago = [](std::int64_t at) { return gradsync::detail::format_duration(std::chrono::nanoseconds(now() - at)) + " ago"; };
+        return text("#", entry.number - 1, " ", collective::describe(call),
+                    is_rooted(call.operation) || call.root == 0 ? std::string() : " for " + CollectiveTag::text_of(call.root), " (started ",
+                    ago(entry.started), entry.ended == 0 ? ")" : ", ended " + ago(entry.ended) + ")");
+    }
+
+    Entry entries_[kept];
+    std::atomic<bool> written_{false};
+};
+
+}  // namespace gradsync::inline v0_2::collective

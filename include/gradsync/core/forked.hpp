@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+/// What a forked child must not do with the objects that it has copied: their connections and shared memory are the parent's.
+
+namespace gradsync::inline v0_2::detail {
+
+/// Bits by number: descriptors that children must not keep. As long as one has a socket, the other end does not learn that the parent died.
+inline std::atomic<std::uint64_t> not_for_children[1024];
+
+inline std::atomic<pid_t>& this_process() noexcept;
+
+/// In a new child. What it closes stays taken, because copied objects may close it again.
+[[gnu::cold]] inline void leave_parent() noexcept {
+    this_process().store(::getpid(), std::memory_order_relaxed);
+    const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    for (int i = 0; i < 64 * 1024; ++i) {
+        if (not_for_children[i / 64].load(std::memory_order_relaxed) == 0) i |= 63;
+        else if ((not_for_children[i / 64].load(std::memory_order_relaxed) >> i % 64 & 1) != 0)
+            static_cast<void>(nothing < 0 ? ::close(i) : ::dup3(nothing, i, O_CLOEXEC));
+    }
+    if (nothing >= 0) ::close(nothing);
+}
+
+/// The number of the process, without a system call.
+inline std::atomic<pid_t>& this_process() noexcept {
+    static std::atomic<pid_t> number{(::pthread_atfork(nullptr, nullptr, leave_parent), ::getpid())};
+    return number;
+}
+
+/// The process that made an object.
+class Maker {
+public:
+    bool is_here() const noexcept { return number_ == this_process().load(std::memory_order_relaxed); }
+    pid_t number() const noexcept { return number_; }
+
+private:
+    pid_t number_ = this_process().load(std::memory_order_relaxed);
+};
+
+/// Has forked children close a descriptor, from now until `close_descriptor`. Returns it; negative ones are none.
+[[gnu::cold]] inline int keep_from_children(int descriptor) noexcept {
+    this_process();
+    if (descriptor >= 0 && descriptor < 64 * 1024)
+        not_for_children[descriptor / 64].fetch_or(std::uint64_t{1} << descriptor % 64, std::memory_order_relaxed);
+    return descriptor;
+}
+[[gnu::cold]] inline void close_descriptor(int descriptor) noexcept {
+    if (descriptor < 64 * 1024)
+        not_for_children[descriptor / 64].fetch_and(~(std::uint64_t{1} << descriptor % 64), std::memory_order_relaxed);
+    ::close(descriptor);
+}
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 60
+// StagingBackend beside a stream that stalls, over the CUDA runtime of support/fake; the conformance suite shows the rest.
+#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/staging.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "support/fake/fake.hpp"
+
+namespace gs = gradsync;
+
+namespace {
+
+/// What each of 2 ranks says of an all-reduce. Rank 0's compute stream stalls, and goes on once its backend is gone.
+std::vector<std::string> beside_a_stall(bool waits) {
+    return gs::run_threads(
+        2,
+        [&](gs::ThreadBackend host) -> std::string {
+            const gs::cuda::Stream stream = gs::cuda::make_stream();
+            const gs::cuda::DeviceMemory memory(4096);
+            std::optional<gradsync_fake::Busy> stalled;
+            if (host.rank() == 0) stalled.emplace(stream.get());
+            gs::StagingBackend<gs::ThreadBackend> comm(host, {.stream = stream.get()});
+            comm.set_timeout(std::chrono::milliseconds(host.rank() == 0 ? 300 : 30'000));
+            auto work = comm.all_reduce({memory.data(), 1024, gs::DType::f32, gs::MemorySpace::device}, gs::ReduceOp::sum);
+            try {
+                if (waits || host.rank() == 1) work.wait();
+                while (!work.test()) {
+                }
+            } catch (const gs::Error& error) {
+                return (error.errc() == gs::Errc::timeout ? "timeout: " : "other: ") + std::string(error.what());
+            }
+            return "";
+        },
+        {.timeout = std::chrono::seconds(30)});
+}
+
+}  // namespace
+
+TEST_CASE("StagingBackend: a stream that stalls is named at the time limit, and neither waits nor destructors wait longer for it") {
+    for (const bool waits : {true, false}) {
+        const auto said = beside_a_stall(waits);
+        CAPTURE(said[0]);
+        CAPTURE(said[1]);
+        CHECK(said[0].starts_with("timeout: rank 0: all_reduce(sum, f32, 1024 elements)"));
+        CHECK(said[0].find(": the earlier work on the compute stream did not end within ") != std::string::npos);
+        CHECK(said[1].find("rank 0 failed: all_reduce") != std::string::npos);
+    }
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/collective/flight_recorder.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/ranks.hpp"
+#include "support/temporary_directory.hpp"
+
+namespace gs = gradsync;
+using gs::collective::Call;
+using gs::collective::FlightRecorder;
+
+TEST_CASE("FlightRecorder: says what ended last, and what has not ended") {
+    FlightRecorder flights;
+    CHECK(flights.summary().empty());
+    Call call{.in_count = 25, .out_count = 25, .operation = gs::collective::Operation::all_reduce, .dtype = gs::DType::bf16};
+    call.root = gs::CollectiveTag(gs::CollectiveTag::Kind::bucket, 1, 3).code();
+    for (std::uint64_t n = 0; n < 100; ++n) {
+        flights.start(n, call);
+        if (n < 98) flights.end(n);
+    }
+    flights.end(7);  // no longer kept
+    const std::string said = flights.summary();
+    CAPTURE(said);
+    const std::string what = " all_reduce(sum, bf16, 25 elements) for bucket 3 of Reducer #1 (started ";
+    CHECK(said.find("; the last that ended here: #97" + what) == 0);
+    CHECK(said.find("; in flight here: #") != std::string::npos);
+    for (const char* const open : {"#98", "#99"}) CHECK(said.find(open + what) != std::string::npos);
+}
+
+TEST_CASE("FlightRecorder: an error says what its rank was in, and the environment has all of it written to files") {
+    const gradsync_test::TemporaryDirectory directory;
+    const std::string prefix = directory.file("flights");
+    ::setenv("GRADSYNC_FLIGHT_RECORDER", prefix.c_str(), 1);
+    const auto outcomes = gradsync_test::outcomes(2,
+                                                  [](gs::ThreadBackend comm) {
+                                                      std::vector<float> ten(10);
+                                                      comm.all_reduce(gs::buffer(ten), gs::ReduceOp::sum).wait();
+                                                      if (comm.rank() == 1)
+                                                          return std::this_thread::sleep_for(std::chrono::milliseconds(600));
+                                                      comm.broadcast(gs::buffer(ten), 1).wait();
+                                                  },
+                                                  {.timeout = std::chrono::milliseconds(300)});
+    ::unsetenv("GRADSYNC_FLIGHT_RECORDER");
+    CAPTURE(outcomes[0].text);
+    CHECK(outcomes[0].says("the last that ended here: #0 all_reduce(sum, f32, 10 elements) (started "));
+    CHECK(outcomes[0].says("; in flight here: #1 broadcast(f32, 10 elements, root 1) (started "));
+    std::ifstream file(prefix + ".0");
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    REQUIRE(lines.size() == 2);
+    CHECK(lines[0].find("#0 all_reduce") == 0);
+    CHECK(lines[1].find("#1 broadcast") == 0);
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/collective/process.hpp>
+
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <cstdio>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+using gradsync::collective::ProcessIdentity;
+
+namespace {
+
+/// A process that does nothing but say who it is.
+struct Child {
+    pid_t process = -1;
+    ProcessIdentity identity;
+
+    Child() {
+        int ends[2] = {-1, -1};
+        REQUIRE(::pipe(ends) == 0);
+        process = ::fork();
+        if (process == 0) {
+            const ProcessIdentity own = ProcessIdentity::own();
+            if (::write(ends[1], &own, sizeof own) < 0) ::_exit(1);
+            for (;;) ::pause();
+        }
+        REQUIRE(::read(ends[0], &identity, sizeof identity) == sizeof identity);
+        for (const int end : ends) ::close(end);
+    }
+    void kill() const { ::kill(process, SIGKILL); }
+    void bury() const { ::waitpid(process, nullptr, 0); }
+};
+
+/// Has the system give the next process this number, if it lets us.
+bool reuse(pid_t number) {
+    std::FILE* const file = std::fopen("/proc/sys/kernel/ns_last_pid", "w");
+    if (file == nullptr) return false;
+    std::fprintf(file, "%d", number - 1);
+    return std::fclose(file) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("ProcessIdentity: a process is alive until it dies, also if nobody waits for it, or if another one has its number") {
+    const ProcessIdentity self = ProcessIdentity::own();
+    CHECK(self.alive(self));
+    const Child first;
+    CHECK(first.identity.alive(self));
+    first.kill();
+    for (int i = 0; i < 20'000 && first.identity.alive(self); ++i) ::usleep(1000);
+    CHECK(!first.identity.alive(self));
+    first.bury();
+    CHECK(!first.identity.alive(self));
+
+    ::usleep(30'000);  // starts are counted in ticks of 10 ms
+    if (!reuse(first.process)) return;
+    const Child second;
+    CHECK(second.identity.alive(self));
+    if (second.process == first.process) CHECK(!first.identity.alive(self));
+    else MESSAGE("another process took the number");
+    second.kill();
+    second.bury();
+}
