@@ -126,10 +126,10 @@ public:
                                                                                                         // collectives
     }
 
-    /// The first rank that has died without a good-bye, or -1. Opens files.
-    int first_dead() {
+    /// The first rank that has died without a good-bye, as the failure of the collective `what`. Opens files.
+    [[gnu::cold]] std::optional<Failure> first_death(const std::string& what) {
         std::lock_guard lock(world_->mutex());
-        return detector_.first_dead();
+        return detector_.first_death(what);
     }
 
     /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one
@@ -320,10 +320,9 @@ private:
     [[gnu::cold]] void find_dead() noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
-            if (const int dead = detector_.first_dead(); dead >= 0)
-                world_->fail(
-                    collective::died(pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number()),
-                                     world_rank(dead)));
+            const std::string what =
+                pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number());
+            if (const auto death = detector_.first_death(what)) world_->fail(*death);
             try {
                 world_->poll();
             } catch (const std::exception&) {

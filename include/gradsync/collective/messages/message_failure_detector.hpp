@@ -46,15 +46,15 @@ public:
             if (r == self_.rank()) continue;
             const auto left = world_.left(communicator_, world_rank(r));
             if (left && *left <= oldest.number()) return world_.fail(collective::left_early(what, world_rank(r)));
-            if (!left && is_dead(r)) return world_.fail(collective::died(what, world_rank(r)));
+            if (!left && is_dead(r)) return world_.fail(world_.end_of(world_rank(r), what));
         }
     }
 
-    /// The first rank that has died without a good-bye, or -1. Opens files.
-    int first_dead() {
+    /// The first rank that has died without a good-bye, as the failure of the collective `what`. Opens files.
+    [[gnu::cold]] std::optional<collective::Failure> first_death(const std::string& what) {
         for (int r = 0; r < size(); ++r)
-            if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && is_dead(r)) return r;
-        return -1;
+            if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && is_dead(r)) return world_.end_of(world_rank(r), what);
+        return std::nullopt;
     }
 
     /// Called repeatedly once the time limit has passed, `by` ago. An uncertain rank waits for a better informed one to report first.

@@ -4,8 +4,8 @@
 #include <exception>
 #include <optional>
 
+#include "../failures.hpp"
 #include "../process.hpp"
-#include "../world.hpp"
 #include "lifeline.hpp"
 #include "transport.hpp"
 
@@ -44,6 +44,12 @@ public:
         return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !lifeline_.lost(world_rank);
     }
 
+    /// The end of a rank that is not alive any more, while `what` was under way. Requires the mutex.
+    [[gnu::cold]] collective::Failure end_of(int world_rank, const std::string& what) {
+        const bool silent = transport_->silent(world_rank) || lifeline_.silent(world_rank);
+        return silent ? collective::vanished(what, world_rank, net::answer_limit) : collective::died(what, world_rank);
+    }
+
     /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
         const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
@@ -66,23 +72,18 @@ public:
 
     std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
 
-    /// After the world has failed: tells the others if this rank found out. Waits for delivery up to a second, and only once.
+    /// After the world has failed: tells the others, and waits until the news has reached their systems, up to a second and only once. When
+    /// a process ends with messages that it has not read, its system drops what it has not sent.
     [[gnu::cold]] void deliver() noexcept {
         if (transport_->refusal() != nullptr) return;
         const bool again = delivered_.exchange(true, std::memory_order_relaxed);
         const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : std::chrono::seconds(1));
         try {
-            for (;;) {
-                {
-                    std::lock_guard lock(mutex());
-                    poll();
-                    bool any = false;
-                    for (const Outgoing& outgoing : outgoing_) any = any || listens(outgoing.rank);
-                    if (!any) return;
-                }
-                if (std::chrono::steady_clock::now() > deadline) return;
-                ::sched_yield();
-            }
+            do {
+                std::lock_guard lock(mutex());
+                poll();
+                if (is_delivered()) return;
+            } while (std::chrono::steady_clock::now() <= deadline && ::sched_yield() == 0);
         } catch (const std::exception&) {
             // Ranks that cannot be told will time out.
         }
@@ -190,6 +191,15 @@ private:
     /// Is that rank there to receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
+    /// Has everything that was sent reached the ranks that are there? Requires the mutex.
+    [[gnu::cold]] bool is_delivered() noexcept {
+        for (const Outgoing& outgoing : outgoing_)
+            if (listens(outgoing.rank)) return false;
+        for (int r = 0; r < transport_->size(); ++r)
+            if (r != transport_->rank() && !transport_->arrived(r) && listens(r)) return false;
+        return true;
+    }
+
     [[gnu::cold]] void post(int rank, const ControlMessage& message) {
         auto copy = Shared<ControlMessage>::make(message);
         copy->sender = transport_->rank();
@@ -222,7 +232,6 @@ private:
             !is_rank(message.sender) || (fails && (!names_errc || (message.culprit != -1 && !is_rank(message.culprit)))))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {
-            announced_.store(true, std::memory_order_relaxed);  // the sender tells the others
             fail({static_cast<Errc>(message.code), message.culprit, {message.text, ::strnlen(message.text, sizeof message.text)}});
         } else if (message.kind == ControlMessage::has_left) {
             leavers_.push_back({message.communicator, message.sender, message.next});

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/uio.h>
 
 #include "../../bootstrap/reception.hpp"
@@ -23,7 +25,10 @@ public:
 
     /// `sockets[r]`: the connection to rank r.
     TcpTransport(List<net::Socket> sockets, int rank) : peers_(sockets.size()), rank_(rank) {
-        for (std::size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = std::move(sockets[r]);
+        for (std::size_t r = 0; r < sockets.size(); ++r) {
+            peers_[r].socket = std::move(sockets[r]);
+            peers_[r].socket.keep_alive();
+        }
     }
 
     int rank() const noexcept override { return rank_; }
@@ -31,7 +36,20 @@ public:
     int last_stream() const noexcept override { return 1 << 20; }
     const char* refusal() const noexcept override { return nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
-    bool lost(int rank) const noexcept override { return peers_[at(rank)].lost; }
+    [[gnu::cold]] bool lost(int rank) noexcept override {
+        Peer& peer = peers_[at(rank)];
+        if (!peer.lost && is_unanswered(peer.socket)) {
+            peer.silent = true;
+            lose(peer);
+        }
+        return peer.lost;
+    }
+    bool silent(int rank) const noexcept override { return peers_[at(rank)].silent; }
+    [[gnu::cold]] bool arrived(int rank) const noexcept override {
+        const Peer& peer = peers_[at(rank)];
+        int bytes = 0;
+        return peer.lost || ::ioctl(peer.socket.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+    }
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
         Peer& peer = peers_[at(rank)];
@@ -160,6 +178,7 @@ private:
     struct Peer {
         net::Socket socket;
         bool lost = false;
+        bool silent = false;  ///< the system has given up on its host
         Queue<Moving> outgoing;
         Incoming incoming;
         Clock::time_point held_up_since = {};
@@ -201,6 +220,15 @@ private:
         return posted;
     }
 
+    /// Has the other side's system not acknowledged data for too long? This one would go on asking for a quarter of an hour.
+    /// (TCP_USER_TIMEOUT is no help: it also ends the connection to a process that is stopped, and whose buffer is full.)
+    [[gnu::cold]] static bool is_unanswered(const net::Socket& socket) noexcept {
+        tcp_info info{};
+        socklen_t size = sizeof info;
+        return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+               (info.tcpi_unacked != 0 || info.tcpi_probes > 1) && info.tcpi_last_ack_recv >= 1000 * net::answer_limit.count();
+    }
+
     void lose(Peer& peer) noexcept {
         peer.lost = true;
         peer.socket = {};
@@ -220,7 +248,8 @@ private:
             const ssize_t sent = ::sendmsg(peer.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
             if (sent < 0) {
                 if (errno == EINTR) continue;
-                if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+                if (net::may_pass(errno)) return;
+                peer.silent |= net::is_silence(errno);
                 return stop_sending(peer);
             }
             front.moved += static_cast<std::size_t>(sent);
@@ -247,11 +276,14 @@ private:
             const std::size_t bytes = (in_header ? header : incoming.all()) - incoming.moved;
             const ssize_t got = ::recv(peer.socket.get(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;
-            if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            if (got < 0 && net::may_pass(errno)) {
                 if (incoming.moved == 0) peer.takes_all = false;
                 return;
             }
-            if (got <= 0) return lose(peer);
+            if (got <= 0) {
+                peer.silent |= got < 0 && net::is_silence(errno);
+                return lose(peer);
+            }
             incoming.moved += static_cast<std::size_t>(got);
             if (in_header && incoming.moved == header && !choose_place(rank, peer)) return;
             if (incoming.moved >= header && incoming.moved == incoming.all()) arrive(rank, incoming);

@@ -46,8 +46,12 @@ public:
     /// asks the receiver before it leaves.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
-    /// Has `poll` found that a rank's process is gone? A transport that cannot tell returns false.
-    virtual bool lost(int /*rank*/) const noexcept { return false; }
+    /// Is a rank's process gone, after all that it sent? A transport that cannot tell returns false.
+    virtual bool lost(int /*rank*/) noexcept { return false; }
+    /// If it is `lost`: because its host no longer answers?
+    virtual bool silent(int /*rank*/) const noexcept { return false; }
+    /// Has everything that `finish` calls over reached the rank's system? It can then be read even if this process ends.
+    virtual bool arrived(int /*rank*/) const noexcept { return true; }
 
     virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes) = 0;
     /// `bytes`: the largest message that may come.
