@@ -23,14 +23,19 @@ public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
     /// Calls `on_limit(by)` if `limit` has passed; `by` is the time since that was first seen. Calls `liveness_check()` only every few
-    /// milliseconds, because it opens files.
+    /// milliseconds, because it opens files. Counts at most a second, or a sixteenth of the limit if that is less, of the time since the last
+    /// look as waiting: before it, the caller did something else, or its process was stopped, and the others may have waited for it.
     template <class OnLimit, class OnLivenessCheck>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check) {
         const auto now = Clock::now();
         if (!begun()) {
+            last_ = now;
             deadline_ = now + limit;
             liveness_check_ = now + interval;
         }
+        const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16, std::chrono::seconds(1));
+        if (now - last_ > most) deadline_ += now - last_ - most;
+        last_ = now;
         if (now >= deadline_) {
             if (limit_seen_ == Clock::time_point{}) limit_seen_ = now;
             on_limit(now - limit_seen_);
@@ -39,15 +44,6 @@ public:
             liveness_check();
             liveness_check_ = now + interval;
         }
-    }
-
-    /// Counts at most a second, or a sixteenth of the limit if that is less, of the time since the last look as waiting. For callers that
-    /// do something else between looks.
-    void forgive(std::chrono::nanoseconds limit) noexcept {
-        const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16, std::chrono::seconds(1));
-        const auto now = Clock::now();
-        if (begun() && now - last_ > most) deadline_ += now - last_ - most;
-        last_ = now;
     }
 
     /// Returns whether it is too early to name a rank that may be waiting itself, `by` after the limit was seen to have passed. Ranks that
@@ -59,7 +55,7 @@ public:
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
     Clock::time_point deadline_{}, liveness_check_{};
-    Clock::time_point last_{};        ///< last call of `forgive`
+    Clock::time_point last_{};        ///< the last look
     Clock::time_point limit_seen_{};  ///< when the limit was first seen to have passed; later than the deadline if the rank was off its
                                       ///< core
 };

@@ -30,10 +30,7 @@ public:
     /// sixteenth of the limit if that is less.)
     bool test() {
         if (poll()) return true;
-        if constexpr (requires { engine_->look(number_, deadline_); }) {
-            deadline_.forgive(engine_->timeout());
-            engine_->look(number_, deadline_);
-        }
+        if constexpr (requires { engine_->look(number_, deadline_); }) engine_->look(number_, deadline_);
         return false;
     }
     /// The same without the time limit and the liveness check, for callers that wait or test later.
