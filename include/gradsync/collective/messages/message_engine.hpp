@@ -147,7 +147,7 @@ public:
             const std::lock_guard lock(world_->mutex());
             ended_ = true;
         }
-        world_->deliver();
+        world_->deliver(timeout());
     }
 
     /// Memory that messages go from and to without a copy. (If a message may still be written into it, it stays until the process ends.)

@@ -43,6 +43,20 @@ struct Pair {
         for (const int descriptor : ends) ::setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
         return {ends[0], ends[1]};
     }
+    static std::pair<int, int> over_tcp() {
+        namespace net = gradsync::net;
+        sockaddr_in name{};
+        name.sin_family = AF_INET;
+        name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        const auto* const address = reinterpret_cast<const sockaddr*>(&name);
+        const net::Socket listener = net::listen(address, sizeof name, 1);
+        name.sin_port = htons(net::port_of(listener));
+        net::Socket caller = net::Socket::of_family(AF_INET);
+        const auto deadline = net::Clock::now() + 10s;
+        REQUIRE(caller.connect(address, sizeof name, deadline));
+        net::Socket called = listener.accept(deadline);
+        return {caller.release(), called.release()};
+    }
     explicit Pair(std::pair<int, int> ends = connected()) : to_one(ends.second), zero(end(0, ends.first), 0), one(end(1, ends.second), 1) {}
 
     /// Bytes that rank 1 has not read.
@@ -88,6 +102,31 @@ TEST_CASE("TcpTransport: a rank without file descriptors is named, and not a fir
         INFO(report.text);
         CHECK(report.says("rank 1 has no file descriptors left"));
     }
+}
+
+TEST_CASE("TcpTransport: the system asks hosts that are quiet whether they are there, and gives up within 10 s") {
+    Pair pair(Pair::over_tcp());
+    const auto option = [&](int level, int name) {
+        int value = 0;
+        socklen_t size = sizeof value;
+        CHECK(::getsockopt(pair.to_one, level, name, &value, &size) == 0);
+        return value;
+    };
+    CHECK(option(SOL_SOCKET, SO_KEEPALIVE) == 1);
+    CHECK(option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPCNT) * option(IPPROTO_TCP, TCP_KEEPINTVL) < 10);
+    CHECK(option(IPPROTO_TCP, TCP_USER_TIMEOUT) == 0);  // a rank that is stopped would be taken for gone, as soon as its buffer is full
+}
+
+TEST_CASE("TcpTransport: a rank that reads nothing is there, and a message for it waits") {
+    Pair pair(Pair::over_tcp());
+    const Bytes sent = filled(TcpTransport::largest_message, 7);
+    auto out = pair.zero.send(1, 3, sent.data(), sent.size());
+    for (const auto until = std::chrono::steady_clock::now() + 11s; std::chrono::steady_clock::now() < until; std::this_thread::sleep_for(5ms)) {
+        pair.zero.poll();
+        if (pair.zero.lost(1)) break;
+    }
+    CHECK(!pair.zero.lost(1));
+    CHECK(!pair.zero.finish_one(out));
 }
 
 TEST_CASE("TcpTransport: a large message that comes early goes where its receive wants it, whenever that begins") {
