@@ -40,6 +40,8 @@ public:
           combiner_(this->world_ranks()->size()),
           rounds_(route_, combiner_),
           detector_(*world_, *this, communicator, rounds_) {
+        const std::lock_guard lock(world_->mutex());
+        world_->enlist(communicator);
         world_->hooks().enlist(*this);
     }
     ~MessageEngine() override {
@@ -59,7 +61,8 @@ public:
                 // Ranks that wait for this rank will time out.
             }
         }
-        world_->forget(route_.communicator);
+        world_->dismiss(route_.communicator);
+        route_.forget();
     }
 
     MessageWorld& world() const noexcept override { return *world_; }
@@ -158,9 +161,9 @@ public:
     [[gnu::cold]] collective::Memory lend(collective::Memory memory, std::size_t bytes) {
         void* const data = memory.data();
         known_->add(data, bytes);
-        const auto take_back = [world = world_, known = known_, memory = std::move(memory)](void* lent) {
+        const auto take_back = [world = world_, known = known_, memory = std::move(memory), bytes](void* lent) {
             known->remove(lent);
-            if (world->failed()) leak_until_exit(Shared<collective::Memory>::make(memory));
+            if (world->failed() && !world->release(lent, bytes)) leak_until_exit(Shared<collective::Memory>::make(memory));
         };
         return collective::Memory(Shared<void>::of(data, take_back));
     }
@@ -170,11 +173,12 @@ public:
         // a time, see the concept.)
         int number = 0;
         for (const int proposal : exchange(world_->next_communicator.load())) number = larger(number, proposal);
-        if (number >= world_->transport().last_stream() / Route::streams)
+        if (number < 0 || number >= world_->transport().last_stream() / Route::streams)
             gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
                                      own_world_rank());
+        auto made = Shared<MessageEngine>::make(world_, world_ranks_of(group), group.rank, number, known_, timeout());
         world_->next_communicator = number + 1;
-        return Shared<MessageEngine>::make(world_, world_ranks_of(group), group.rank, number, known_, timeout());
+        return made;
     }
 
 private:
@@ -259,6 +263,8 @@ private:
     void try_move(F&& move) noexcept {
         try {
             move();
+        } catch (const Nonsense& error) {
+            world_->fail({Errc::peer_failed, error.rank, error.what()});
         } catch (const CallFailed& error) {
             find_dead();
             fail_transport(error);
