@@ -352,13 +352,15 @@ private:
     // All functions below must not hold the mutex.
 
     [[gnu::cold]] void report_dead() {
+        const int culprit = flat_->first_dead();
+        if (culprit < 0) return;
         std::string what;
         {
             std::lock_guard lock(mutex_);
             if (started_.empty()) return;
             what = collective::name_of(started_.oldest().call, started_.first());
         }
-        if (const auto death = flat_->first_death(what)) fail(*death);
+        fail(flat_->end_of(culprit, what));
     }
 
     /// Called repeatedly once the time limit has passed. A rank in a later stage may wait for one that waits itself for the rank that

@@ -61,7 +61,9 @@ public:
         return room;
     }
     void keep(List<std::byte> block) {
-        if (blocks_.size() < most) blocks_.push_back(std::move(block));
+        if (blocks_.size() < most) return blocks_.push_back(std::move(block));
+        for (List<std::byte>& one : blocks_)  // the longer ones are worth more
+            if (one.capacity() < block.capacity()) std::swap(one, block);
     }
 
 private:

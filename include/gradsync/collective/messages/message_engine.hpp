@@ -129,10 +129,14 @@ public:
                                                                                                         // collectives
     }
 
-    /// The first rank that has died without a good-bye, as the failure of the collective `what`. Opens files.
-    [[gnu::cold]] std::optional<Failure> first_death(const std::string& what) {
+    /// The world rank of the first rank that has died without a good-bye, or -1. Opens files.
+    int first_dead() {
         std::lock_guard lock(world_->mutex());
-        return detector_.first_death(what);
+        return detector_.first_dead();
+    }
+    [[gnu::cold]] Failure end_of(int world_rank, const std::string& what) {
+        std::lock_guard lock(world_->mutex());
+        return world_->end_of(world_rank, what);
     }
 
     /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one
@@ -326,9 +330,9 @@ private:
     [[gnu::cold]] void find_dead() noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
-            const std::string what =
-                pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number());
-            if (const auto death = detector_.first_death(what)) world_->fail(*death);
+            if (const int dead = detector_.first_dead(); dead >= 0)
+                world_->fail(world_->end_of(dead, pending_.empty() ? "a collective"
+                                                                   : collective::name_of(oldest_open().call(), oldest_open().number())));
             try {
                 world_->poll();
             } catch (const std::exception&) {
