@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 180
+// ctest: ALONE TIMEOUT 180
 // What backends that send messages leave behind: operator new counts. The conformance suite shows the rest.
 #include <gradsync/backend/tcp.hpp>
 
