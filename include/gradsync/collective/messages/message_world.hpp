@@ -73,14 +73,14 @@ public:
     std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
 
     /// After the world has failed: tells the others, and waits until the news has reached their systems, only once, and for one to ten
-    /// seconds at most: for `limit` between them. A rank that computes reads nothing, and when a process ends with messages that it has not
-    /// read, its system drops what it has not sent.
+    /// seconds at most: for a thirtieth of `limit` between them. A rank that computes reads nothing, and when a process ends with messages
+    /// that it has not read, its system drops what it has not sent.
     [[gnu::cold]] void deliver(std::chrono::nanoseconds limit = {}) noexcept {
         using gradsync::detail::larger, gradsync::detail::smaller;
         if (transport_->refusal() != nullptr) return;
         const std::chrono::nanoseconds least = std::chrono::seconds(1), most = std::chrono::seconds(10);
         const bool again = delivered_.exchange(true, std::memory_order_relaxed);
-        const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : larger(least, smaller(limit, most)));
+        const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : larger(least, smaller(limit / 30, most)));
         try {
             do {
                 std::lock_guard lock(mutex());
