@@ -107,3 +107,38 @@ TEST_CASE("TcpBackend: options that differ are refused on every rank") {
     });
     for (const auto& report : reports) CHECK(report.text == "TcpBackend: rank 2 has other TcpOptions than rank 0; give all ranks the same");
 }
+
+namespace {
+
+/// A rank whose build sends something else in the first exchange.
+struct OtherBuild {
+    gradsync::TcpRendezvous& rendezvous;
+    bool first = true;
+
+    int rank() const { return rendezvous.rank(); }
+    int size() const { return rendezvous.size(); }
+    std::vector<gradsync::Blob> all_gather(std::span<const std::byte> own) {
+        std::vector<std::byte> changed(own.begin(), own.end());
+        if (std::exchange(first, false)) changed[0] ^= std::byte{1};
+        return rendezvous.all_gather(changed);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("TcpBackend: a rank of another build is refused by name, on every rank") {
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
+        gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
+        OtherBuild other{rendezvous};
+        try {
+            if (rank == 2) gradsync::TcpBackend{other};
+            else gradsync::TcpBackend{rendezvous};
+            return "nothing was thrown";
+        } catch (const gradsync::Error& error) {
+            return error.context().peer == 2 ? error.what() : "another rank is blamed";
+        }
+    });
+    for (const auto& report : reports)
+        CHECK(report.text == "rank 2 runs another build of gradsync than rank 0; start all ranks from one version of it");
+}

@@ -201,3 +201,81 @@ TEST_CASE("TcpTransport: what a rank has sent before it was lost is received, la
     for (const auto until = std::chrono::steady_clock::now() + 10s; !one.lost(0) && std::chrono::steady_clock::now() < until;) one.poll();
     CHECK(one.lost(0));
 }
+
+namespace {
+
+/// Rank 0 is a stranger who writes to rank 1 what it likes.
+struct Stranger {
+    std::pair<int, int> ends = Pair::connected();
+    gradsync::net::Socket zero{ends.first};
+    TcpTransport one{Pair::end(1, ends.second), 1};
+
+    void write(std::uint32_t stream, std::uint32_t bytes) const {
+        const std::uint32_t header[] = {stream, bytes};
+        REQUIRE(::send(zero.get(), header, sizeof header, MSG_NOSIGNAL) == sizeof header);
+    }
+    /// What rank 1 says, once it has read all.
+    std::string refusal() {
+        try {
+            for (const auto until = std::chrono::steady_clock::now() + 200ms; std::chrono::steady_clock::now() < until;) one.poll();
+        } catch (const gradsync::message_passing::Nonsense& error) {
+            return error.rank == 0 ? error.what() : "another rank is blamed";
+        }
+        return "";
+    }
+};
+
+}  // namespace
+
+TEST_CASE("TcpTransport: a header of a stranger takes no memory, and one that no rank sends ends the connection") {
+    for (const auto& [stream, bytes] : {std::pair<std::uint32_t, std::uint32_t>{(1u << 20) + 1, 8}, {3, 1u << 30}, {~0u, ~0u}}) {
+        Stranger stranger;
+        stranger.write(stream, bytes);
+        CHECK(stranger.refusal().find("rank 0 sent a message that no stream has") == 0);
+        CHECK(stranger.one.lost(0));
+    }
+    rusage before{}, after{};
+    ::getrusage(RUSAGE_SELF, &before);
+    Stranger stranger;
+    stranger.write(1u << 20, 0);  // the last stream
+    CHECK(stranger.refusal().empty());
+    ::getrusage(RUSAGE_SELF, &after);
+    CHECK(after.ru_maxrss - before.ru_maxrss < 100'000);  // KiB
+}
+
+TEST_CASE("TcpTransport: a message that is longer than its receive is an error that names the rank") {
+    for (const bool early : {false, true}) {
+        Stranger stranger;
+        Bytes room = filled(4, 0);
+        if (!early) (void)stranger.one.receive(0, 3, room.data(), room.size());
+        stranger.write(3, 5);
+        REQUIRE(::send(stranger.zero.get(), "12345", 5, MSG_NOSIGNAL) == 5);
+        std::string said = stranger.refusal();
+        if (early) try {
+                (void)stranger.one.receive(0, 3, room.data(), room.size());
+            } catch (const gradsync::message_passing::Nonsense& error) {
+                said = error.what();
+            }
+        CHECK(said.find("rank 0 sent a message of 5 bytes where 4 were due at most") == 0);
+    }
+}
+
+TEST_CASE("TcpTransport: messages that nobody asks for are kept up to a bound") {
+    Pair pair;
+    const Bytes sent = filled(TcpTransport::largest_message, 7);
+    std::size_t messages = 0;
+    std::string said;
+    try {
+        for (; messages <= TcpTransport::most_kept / sent.size(); ++messages) {
+            auto out = pair.zero.send(1, 3, sent.data(), sent.size());
+            while (!pair.zero.finish_one(out)) {
+                pair.zero.poll();
+                pair.one.poll();
+            }
+        }
+    } catch (const gradsync::message_passing::Nonsense& error) {
+        said = error.what();
+    }
+    CHECK(said.find("rank 0 sent more than 256 MiB that this rank has not asked for") == 0);
+    CHECK(messages > 100);
+}
