@@ -331,8 +331,8 @@ private:
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
             if (const int dead = detector_.first_dead(); dead >= 0)
-                world_->fail(world_->end_of(dead, pending_.empty() ? "a collective"
-                                                                   : collective::name_of(oldest_open().call(), oldest_open().number())));
+                world_->fail(world_->end_of(
+                    dead, pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number())));
             try {
                 world_->poll();
             } catch (const std::exception&) {

@@ -80,7 +80,8 @@ public:
         if (transport_->refusal() != nullptr) return;
         const std::chrono::nanoseconds least = std::chrono::seconds(1), most = std::chrono::seconds(10);
         const bool again = delivered_.exchange(true, std::memory_order_relaxed);
-        const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : larger(least, smaller(limit / 30, most)));
+        const auto deadline =
+            std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : larger(least, smaller(limit / 30, most)));
         try {
             do {
                 std::lock_guard lock(mutex());
@@ -241,8 +242,8 @@ private:
         const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
         const bool fails = message.kind == ControlMessage::has_failed;
         const bool names_errc = message.code >= static_cast<int>(Errc::invalid_argument) && message.code <= static_cast<int>(Errc::storage);
-        if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed || message.kind > ControlMessage::is_gone ||
-            message.communicator < 0 || !is_rank(message.sender) ||
+        if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed ||
+            message.kind > ControlMessage::is_gone || message.communicator < 0 || !is_rank(message.sender) ||
             (fails && (!names_errc || (message.culprit != -1 && !is_rank(message.culprit)))))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {

@@ -272,7 +272,7 @@ private:
     bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it leaves from `in`, or is one message, which asks the
                                  ///< receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    List<std::byte> hellos_;  ///< by rank; empty: its room is not zeroed, because most of it may never be used
+    List<std::byte> hellos_;        ///< by rank; empty: its room is not zeroed, because most of it may never be used
     List<std::size_t> due_, came_;  ///< by rank: bytes of its hello, with the rest
     List<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };

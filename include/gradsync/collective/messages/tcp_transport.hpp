@@ -226,8 +226,8 @@ private:
     [[gnu::cold]] static bool is_unanswered(const net::Socket& socket) noexcept {
         tcp_info info{};
         socklen_t size = sizeof info;
-        return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
-               (info.tcpi_unacked != 0 || info.tcpi_probes > 1) && info.tcpi_last_ack_recv >= 1000 * net::answer_limit.count();
+        return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && (info.tcpi_unacked != 0 || info.tcpi_probes > 1) &&
+               info.tcpi_last_ack_recv >= 1000 * net::answer_limit.count();
     }
 
     void lose(Peer& peer) noexcept {
@@ -347,7 +347,7 @@ private:
     Inbox control_;
     TicketBook<bool> tickets_;  ///< by ticket: the message is over
     SpareMemory spare_;
-    List<pollfd> waiting_;      ///< scratch
+    List<pollfd> waiting_;  ///< scratch
     std::uint64_t over_ = 0;
 };
 

@@ -20,7 +20,8 @@ struct CallFailed : std::runtime_error {
 /// A rank has sent what no rank of this build sends.
 struct Nonsense : std::runtime_error {
     Nonsense(int sender, const std::string& what)
-        : std::runtime_error(text("rank ", sender, " sent ", what, "; give all ranks the same build, and look at that rank's machine")), rank(sender) {}
+        : std::runtime_error(text("rank ", sender, " sent ", what, "; give all ranks the same build, and look at that rank's machine")),
+          rank(sender) {}
     /// Throws if a rank has sent fewer or more bytes than were due.
     static void check_length(int sender, std::size_t bytes, std::size_t due) {
         if (bytes != due) throw Nonsense(sender, text("a message of ", bytes, " bytes where ", due, " were due"));

@@ -107,10 +107,9 @@ TEST_CASE("message_world: news of a failure is read even if its sender ends at o
     const auto reports = gradsync_test::forked(2, [&](int rank) -> std::string {
         gradsync::List<net::Socket> sockets(2);
         sockets[static_cast<std::size_t>(1 - rank)] = connection(rank, port);
-        const auto own =
-            MessageWorld::make(gradsync::Owner<gradsync::message_passing::Transport>(
-                                   new gradsync::message_passing::TcpTransport(std::move(sockets), rank)),
-                               gradsync::List<gradsync::collective::ProcessIdentity>(2), 2);
+        const auto own = MessageWorld::make(
+            gradsync::Owner<gradsync::message_passing::Transport>(new gradsync::message_passing::TcpTransport(std::move(sockets), rank)),
+            gradsync::List<gradsync::collective::ProcessIdentity>(2), 2);
         std::vector<std::byte> data(200'000);
         const auto send = [&](std::size_t bytes) {
             std::lock_guard lock(own->mutex());

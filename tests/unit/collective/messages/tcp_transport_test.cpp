@@ -122,7 +122,8 @@ TEST_CASE("TcpTransport: a rank that reads nothing is there, and a message for i
     const Bytes sent = filled(TcpTransport::largest_message, 7);
     for (int i = 0; i < 20; ++i) (void)pair.zero.send(1, 3, sent.data(), sent.size());
     auto out = pair.zero.send(1, 3, sent.data(), sent.size());
-    for (const auto until = std::chrono::steady_clock::now() + 11s; std::chrono::steady_clock::now() < until; std::this_thread::sleep_for(5ms)) {
+    for (const auto until = std::chrono::steady_clock::now() + 11s; std::chrono::steady_clock::now() < until;
+         std::this_thread::sleep_for(5ms)) {
         pair.zero.poll();
         if (pair.zero.lost(1)) break;
     }
