@@ -269,6 +269,8 @@ private:
             move();
         } catch (const Nonsense& error) {
             world_->fail({Errc::peer_failed, error.rank, error.what()});
+        } catch (const std::bad_alloc&) {
+            world_->fail({Errc::peer_failed, own_world_rank(), "out of memory"});  // a text that needs none
         } catch (const CallFailed& error) {
             find_dead();
             fail_transport(error);
