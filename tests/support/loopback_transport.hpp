@@ -40,12 +40,12 @@ public:
         box.has_news = true;
         return ticket;
     }
-    Ticket receive(int from, int to, int stream, void* data, std::size_t bytes) {
+    Ticket receive(int from, int to, int stream, void* data, std::size_t bytes, std::size_t* came) {
         refuse_if_broken();
         Box& box = box_of(to);
         std::lock_guard lock(box.mutex);
         const Ticket ticket = next_++;
-        box.receives[{from, stream}].push_back({static_cast<std::byte*>(data), bytes, ticket});
+        box.receives[{from, stream}].push_back({static_cast<std::byte*>(data), bytes, ticket, came});
         box.has_news = true;
         return ticket;
     }
@@ -69,6 +69,7 @@ public:
                         throw std::runtime_error("a message is larger than the buffer of its receive");
                     }
                     if (coming.front().bytes != 0) std::memcpy(waiting.front().data, coming.front().data, coming.front().bytes);
+                    if (waiting.front().came != nullptr) *waiting.front().came += coming.front().bytes;
                     box.done.add(waiting.front().ticket);
                     box_of(source).done.add(coming.front().ticket);
                     waiting.pop_front();
@@ -98,6 +99,7 @@ private:
         Byte* data;
         std::size_t bytes;
         Ticket ticket;
+        std::size_t* came = nullptr;
     };
     using Route = std::pair<int, int>;  // from, stream
 
@@ -154,8 +156,8 @@ public:
     std::size_t quick_bytes() const noexcept override { return network_->quick_bytes; }
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= 8 * network_->quick_bytes; }
     Ticket send(int to, int stream, const void* data, std::size_t bytes) override { return network_->send(rank_, to, stream, data, bytes); }
-    Ticket receive(int from, int stream, void* data, std::size_t bytes) override {
-        return network_->receive(from, rank_, stream, data, bytes);
+    Ticket receive(int from, int stream, void* data, std::size_t bytes, std::size_t* came) override {
+        return network_->receive(from, rank_, stream, data, bytes, came);
     }
     bool poll() override { return network_->poll(rank_); }
     bool finish(Ticket ticket) override { return network_->finish(rank_, ticket); }

@@ -11,6 +11,7 @@
 #include <mpi.h>
 
 #include <sched.h>
+#include <climits>
 #include <mutex>
 
 #include "../core/leak_until_exit.hpp"
@@ -99,6 +100,16 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     return *made.release();
 }
 
+/// Writes where each rank's bytes begin among those of all, as far as an int tells; returns their number.
+[[gnu::cold]] inline std::int64_t add_up(const List<int>& counts, List<int>& offsets) noexcept {
+    std::int64_t bytes = 0;
+    for (std::size_t r = 0; r < counts.size(); ++r) {
+        offsets[r] = static_cast<int>(gradsync::detail::smaller<std::int64_t>(bytes, INT_MAX));
+        bytes += counts[r];
+    }
+    return bytes;
+}
+
 /// While it lives, errors in a communicator are returned, whatever its error handler is: MPI's default ends the process.
 class MpiErrorsReturned {
 public:
@@ -185,8 +196,10 @@ public:
         finish(buffers, "MPI_Iallgather", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgather(&b.bytes, 1, MPI_INT, b.counts.data(), 1, MPI_INT, comm_, request);
         });
-        int bytes = 0;
-        for (std::size_t r = 0; r < b.counts.size(); ++r) b.offsets[r] = std::exchange(bytes, bytes + b.counts[r]);
+        const std::int64_t bytes = bootstrap::add_up(b.counts, b.offsets);
+        if (bytes > INT_MAX)
+            refuse(Errc::invalid_argument, bootstrap::text("the ranks bring ", bytes, " bytes together, and MPI takes ", INT_MAX,
+                                                           "; bring less, and use a backend's collectives for data"));
         b.together.resize(static_cast<std::size_t>(bytes));
         finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_,

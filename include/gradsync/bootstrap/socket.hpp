@@ -17,6 +17,9 @@
 
 #include "../core/clock.hpp"
 #include "../core/forked.hpp"
+#include "../core/list.hpp"
+#include "../core/math.hpp"
+#include "../core/shared.hpp"
 #include "../core/unique_handle.hpp"
 
 /// TCP sockets; none of them ever blocks without a limit. POSIX; Linux.
@@ -24,6 +27,18 @@
 namespace gradsync::inline v0_2::net {
 
 using Clock = std::chrono::steady_clock;
+
+/// A host that answers nothing for so long is taken for gone. See `keep_alive`.
+inline constexpr std::chrono::seconds answer_limit{9};
+
+/// The other side's host, or the network to it, does not answer.
+constexpr bool is_silence(int error) noexcept {
+    return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
+}
+/// The same call may succeed later.
+constexpr bool may_pass(int error) noexcept {
+    return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == ENOBUFS || error == ENOMEM;
+}
 
 /// Owns a descriptor that does not block, and is closed in programs that this one starts, and in its forked children.
 class Socket : public UniqueHandle<int, gradsync::detail::close_descriptor, -1> {
@@ -88,12 +103,12 @@ public:
     void set(int level, int option, int value) const noexcept { ::setsockopt(get(), level, option, &value, sizeof value); }
     /// Makes small messages leave at once.
     void send_without_delay() const noexcept { set(IPPROTO_TCP, TCP_NODELAY, 1); }
-    /// Makes the system probe the other end when it has been quiet for `quiet`, and take it for dead if no answer comes within half a
-    /// minute.
-    void keep_alive(std::chrono::seconds quiet) const noexcept {
+    /// Makes the system probe a quiet other end, and take its host for gone if no answer comes for `answer_limit`. The host of a process that
+    /// is stopped answers.
+    void keep_alive() const noexcept {
         set(SOL_SOCKET, SO_KEEPALIVE, 1);
-        set(IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(quiet.count()));
-        set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
+        set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
+        set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
         set(IPPROTO_TCP, TCP_KEEPCNT, 3);
     }
 

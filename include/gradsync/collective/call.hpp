@@ -38,6 +38,12 @@ constexpr bool is_rooted(Operation operation) noexcept {
            operation == Operation::scatter;
 }
 
+/// Is it a call at all, in a communicator of `size` ranks? One that another process sent may be anything.
+constexpr bool is_valid(const Call& call, int size) noexcept {
+    return call.operation <= Operation::barrier && call.op <= ReduceOp::mean && call.dtype <= DType::f8e5m2 &&
+           (!is_rooted(call.operation) || (call.root >= 0 && call.root < size));
+}
+
 constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
 
 /// "all_reduce(sum, f32, 1000 elements)"

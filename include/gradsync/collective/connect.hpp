@@ -4,6 +4,7 @@
 #include "engine_collectives.hpp"
 #include "messages/transport.hpp"
 #include "placement.hpp"
+#include "process.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -73,11 +74,34 @@ Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, con
     return connection;
 }
 
+/// What must be the same in all ranks' builds: what travels between them, as bytes. Raise the first number if its meaning changes.
+constexpr std::uint64_t build() noexcept {
+    std::uint64_t hash = 1;
+    for (const std::size_t part : {sizeof(collective::Call), offsetof(collective::Call, root), sizeof(collective::World::State),
+                                   sizeof(collective::ProcessIdentity), static_cast<std::size_t>(collective::Operation::barrier),
+                                   static_cast<std::size_t>(ReduceOp::mean), static_cast<std::size_t>(DType::f8e5m2), sizeof(void*)})
+        hash = (hash ^ part) * 1099511628211u;
+    return hash;
+}
+
 /// Returns the options of all ranks, by rank, one byte each; `own` is the part that only this backend has. A rank without a valid time
-/// limit takes part, so that the others learn of it, and then throws. Collective.
-inline List<std::uint8_t> exchange_options(bootstrap::AnyRendezvous meeting, const ProcessOptions& options, int own = 0) {
+/// limit takes part, so that the others learn of it, and then throws. Throws Error(parameter_mismatch) on every rank if one of them runs
+/// another build of this library. Collective.
+[[gnu::cold]] inline List<std::uint8_t> exchange_options(bootstrap::AnyRendezvous meeting, const ProcessOptions& options, int own = 0) {
+    struct Opening {
+        std::uint64_t build;
+        std::uint64_t options;
+    };
     const int common = collective::is_limit(options.timeout) * 2 + options.shared_memory;
-    List<std::uint8_t> all = bootstrap::exchange(meeting, static_cast<std::uint8_t>(own * 4 + common));
+    List<std::uint8_t> all;
+    const List<Opening> openings = bootstrap::exchange(meeting, Opening{build(), static_cast<std::uint64_t>(own * 4 + common)});
+    for (std::size_t r = 0; r < openings.size(); ++r) {
+        if (openings[r].build != openings[0].build)
+            raise(Errc::parameter_mismatch,
+                  text("rank ", r, " runs another build of gradsync than rank 0; start all ranks from one version of it"),
+                  {.operation = "rendezvous", .rank = meeting.rank(), .peer = static_cast<int>(r)});
+        all.push_back(static_cast<std::uint8_t>(openings[r].options));
+    }
     collective::check_limit(options.timeout);
     return all;
 }

@@ -23,8 +23,8 @@ public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
     /// Calls `on_limit(by)` if `limit` has passed; `by` is the time since that was first seen. Calls `liveness_check()` only every few
-    /// milliseconds, because it opens files. The time between two looks counts as a second at most, or as a sixteenth of the limit if that
-    /// is less (but 100 ms): the caller did something else meanwhile, or its process was stopped and knows nothing of the others.
+    /// milliseconds, because it opens files. Counts at most a second, or a sixteenth of the limit if that is less, of the time since the last
+    /// look as waiting: before it, the caller did something else, or its process was stopped, and the others may have waited for it.
     template <class OnLimit, class OnLivenessCheck>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check) {
         const auto now = Clock::now();
@@ -33,9 +33,7 @@ public:
             deadline_ = now + limit;
             liveness_check_ = now + interval;
         }
-        using gradsync::detail::larger, gradsync::detail::smaller;
-        const auto most = smaller<std::chrono::nanoseconds>(larger<std::chrono::nanoseconds>(limit / 16, std::chrono::milliseconds(100)),
-                                                            std::chrono::seconds(1));
+        const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16, std::chrono::seconds(1));
         if (now - last_ > most) deadline_ += now - last_ - most;
         last_ = now;
         if (now >= deadline_) {
@@ -57,7 +55,7 @@ public:
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
     Clock::time_point deadline_{}, liveness_check_{};
-    Clock::time_point last_{};        ///< last look
+    Clock::time_point last_{};        ///< the last look
     Clock::time_point limit_seen_{};  ///< when the limit was first seen to have passed; later than the deadline if the rank was off its
                                       ///< core
 };

@@ -62,6 +62,13 @@ struct Late {
                  " was under way; look at its own output, or at the system's log, for the cause")};
 }
 
+/// The connection to that rank broke: its host has left everything unanswered for `silence`.
+[[gnu::cold, gnu::noinline]] inline Failure vanished(const std::string& what, int rank, std::chrono::seconds silence) {
+    return {Errc::peer_failed, rank,
+            text("the host of rank ", rank, " no longer answers (no answer for ", silence.count(), " s) while ", what,
+                 " was under way; look at its machine and the network")};
+}
+
 /// The collective was abandoned by the calling thread.
 [[gnu::cold, gnu::noinline]] inline Failure abandoned(const std::string& what, int self) {
     if (std::uncaught_exceptions() > 0)

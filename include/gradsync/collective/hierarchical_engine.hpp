@@ -369,7 +369,7 @@ private:
             if (started_.empty()) return;
             what = collective::name_of(started_.oldest().call, started_.first());
         }
-        fail(collective::died(what, world_rank(culprit)));
+        fail(flat_->end_of(culprit, what));
     }
 
     /// Called repeatedly once the time limit has passed. A rank in a later stage may wait for one that waits itself for the rank that

@@ -49,3 +49,10 @@ TEST_CASE("MpiRendezvous: who does not come is named, whatever was said in earli
     for (const int missing : {2, 1, 0, 2}) check_missing(comm, missing);
     MPI_Comm_free(&comm);
 }
+
+TEST_CASE("MpiRendezvous: more bytes than an int counts are counted") {
+    constexpr int most = 2147483647;
+    List<int> offsets(4);
+    CHECK(bootstrap::add_up({1, 2, most, 4}, offsets) == most + std::int64_t{7});
+    CHECK(offsets == List<int>{0, 1, 3, most});
+}

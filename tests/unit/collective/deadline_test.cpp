@@ -28,11 +28,12 @@ TEST_CASE("deadline: says how long ago it saw its limit pass, and looks at who i
     CHECK(deadline.begun());
     CHECK(alarms == 0);
     CHECK(liveness_checks == 0);
-    std::this_thread::sleep_for(30ms);
-    look();
-    CHECK(alarms == 1);
+    while (alarms == 0) {
+        std::this_thread::sleep_for(1ms);
+        look();
+    }
     CHECK(by == 0ns);  // however late it was seen
-    CHECK(liveness_checks == 1);
+    CHECK(liveness_checks >= 1);
     std::this_thread::sleep_for(1ms);
     look();
     CHECK(alarms == 2);
@@ -40,18 +41,15 @@ TEST_CASE("deadline: says how long ago it saw its limit pass, and looks at who i
     CHECK(last == 0ns);
 }
 
-TEST_CASE("deadline: a pause of the caller's own process counts as 100 ms of a short limit") {
+TEST_CASE("deadline: a pause between two looks is no waiting, except for a sixteenth of the limit") {
     Deadline deadline;
-    bool over = false;
-    const auto look = [&] {
+    int alarms = 0;
+    for (int i = 0; i < 5; ++i) {
         deadline.look(
-            500ms, [&](std::chrono::nanoseconds) { over = true; }, [] {});
-    };
-    look();
-    std::this_thread::sleep_for(600ms);
-    look();
-    CHECK(!over);
-    CHECK(deadline.begun());
+            160ms, [&](std::chrono::nanoseconds) { ++alarms; }, [] {});
+        std::this_thread::sleep_for(170ms);
+    }
+    CHECK(alarms == 0);
 }
 
 TEST_CASE("deadline: who may wait for one that waits leaves the others a twentieth of the limit a stage") {

@@ -12,9 +12,9 @@ namespace gradsync::inline v0_2::message_passing {
 /// Notices when a process on another machine dies in any state: its system then closes its connections. Every rank has a connection to the
 /// two ranks after it, and so watches four others; all ranks learn what one sees.
 ///
-/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after half a minute of silence. So
-/// firewalls that forget quiet connections keep these, and a machine that lost its power is noticed. Without a connection, a death shows by
-/// the time limit only. `lost` is thread-safe.
+/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after a few seconds of silence. So
+/// firewalls that forget quiet connections keep these, and a machine that no longer answers is noticed. Without a connection, a death shows
+/// by the time limit only. `lost` and `silent` are thread-safe.
 class Lifeline {
 public:
     using Address = net::Contact;  ///< the address at which a rank listens
@@ -54,7 +54,7 @@ public:
         }
         for (net::Link& link : net::connect(reception_, all, rank, secret, after, before, limit, limit / 4)) {
             lines_.push_back({link.rank, link.channel.take_socket()});
-            lines_.back().socket.keep_alive(std::chrono::seconds(30));
+            lines_.back().socket.keep_alive();
         }
         reception_.close();
         return after.size() + before.size();
@@ -64,33 +64,39 @@ public:
     bool lost(int rank) noexcept {
         std::lock_guard lock(mutex_);
         bool gone = false;
-        for (const int one : lost_) gone |= one == rank;
         for (Line& line : lines_) {
-            if (line.rank != rank || !line.socket) continue;
+            if (line.rank != rank) continue;
             char word = 0;
-            const ssize_t got = ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT);
-            if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-            if (got != 1) {
-                lost_.push_back(rank);
-                gone = true;
+            const ssize_t got = line.socket ? ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT) : 1;
+            if (got < 0 && net::may_pass(errno)) continue;
+            if (got == 1) {
+                line.socket = {};  // a byte is a good-bye
+                continue;
             }
-            line.socket = {};  // a byte is a good-bye
+            line.silent |= got < 0 && net::is_silence(errno);
+            gone = true;
         }
         return gone;
     }
-
+    /// If it is lost: because its host no longer answers?
+    bool silent(int rank) noexcept {
+        std::lock_guard lock(mutex_);
+        bool silent = false;
+        for (const Line& line : lines_) silent |= line.rank == rank && line.silent;
+        return silent;
+    }
     std::size_t lines() const noexcept { return lines_.size(); }
 
 private:
     struct Line {
         int rank = -1;
-        net::Socket socket;
+        net::Socket socket = {};
+        bool silent = false;  ///< the system has given up on its host
     };
 
     net::Reception reception_;
     std::mutex mutex_;
     List<Line> lines_;
-    List<int> lost_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

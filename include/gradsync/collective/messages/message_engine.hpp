@@ -40,6 +40,8 @@ public:
           combiner_(this->world_ranks()->size()),
           rounds_(route_, combiner_),
           detector_(*world_, *this, communicator, rounds_) {
+        const std::lock_guard lock(world_->mutex());
+        world_->enlist(communicator);
         world_->hooks().enlist(*this);
     }
     ~MessageEngine() override {
@@ -59,7 +61,8 @@ public:
                 // Ranks that wait for this rank will time out.
             }
         }
-        world_->forget(route_.communicator);
+        world_->dismiss(route_.communicator);
+        route_.forget();
     }
 
     MessageWorld& world() const noexcept override { return *world_; }
@@ -126,10 +129,14 @@ public:
                                                                                                         // collectives
     }
 
-    /// The first rank that has died without a good-bye, or -1. Opens files.
+    /// The world rank of the first rank that has died without a good-bye, or -1. Opens files.
     int first_dead() {
         std::lock_guard lock(world_->mutex());
         return detector_.first_dead();
+    }
+    [[gnu::cold]] Failure end_of(int world_rank, const std::string& what) {
+        std::lock_guard lock(world_->mutex());
+        return world_->end_of(world_rank, what);
     }
 
     /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one
@@ -147,7 +154,7 @@ public:
             const std::lock_guard lock(world_->mutex());
             ended_ = true;
         }
-        world_->deliver();
+        world_->deliver(timeout());
     }
 
     /// Memory that messages go from and to without a copy. (If a message may still be written into it, it stays until the process ends.)
@@ -158,9 +165,9 @@ public:
     [[gnu::cold]] collective::Memory lend(collective::Memory memory, std::size_t bytes) {
         void* const data = memory.data();
         known_->add(data, bytes);
-        const auto take_back = [world = world_, known = known_, memory = std::move(memory)](void* lent) {
+        const auto take_back = [world = world_, known = known_, memory = std::move(memory), bytes](void* lent) {
             known->remove(lent);
-            if (world->failed()) leak_until_exit(Shared<collective::Memory>::make(memory));
+            if (world->failed() && !world->release(lent, bytes)) leak_until_exit(Shared<collective::Memory>::make(memory));
         };
         return collective::Memory(Shared<void>::of(data, take_back));
     }
@@ -170,11 +177,12 @@ public:
         // a time, see the concept.)
         int number = 0;
         for (const int proposal : exchange(world_->next_communicator.load())) number = larger(number, proposal);
-        if (number >= world_->transport().last_stream() / Route::streams)
+        if (number < 0 || number >= world_->transport().last_stream() / Route::streams)
             gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
                                      own_world_rank());
+        auto made = Shared<MessageEngine>::make(world_, world_ranks_of(group), group.rank, number, known_, timeout());
         world_->next_communicator = number + 1;
-        return Shared<MessageEngine>::make(world_, world_ranks_of(group), group.rank, number, known_, timeout());
+        return made;
     }
 
 private:
@@ -259,6 +267,10 @@ private:
     void try_move(F&& move) noexcept {
         try {
             move();
+        } catch (const Nonsense& error) {
+            world_->fail({Errc::peer_failed, error.rank, error.what()});
+        } catch (const std::bad_alloc&) {
+            world_->fail({Errc::peer_failed, own_world_rank(), "out of memory"});  // a text that needs none
         } catch (const CallFailed& error) {
             find_dead();
             fail_transport(error);
@@ -321,9 +333,8 @@ private:
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
             if (const int dead = detector_.first_dead(); dead >= 0)
-                world_->fail(
-                    collective::died(pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number()),
-                                     world_rank(dead)));
+                world_->fail(world_->end_of(
+                    dead, pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number())));
             try {
                 world_->poll();
             } catch (const std::exception&) {

@@ -41,19 +41,19 @@ public:
     /// Ends the world if a rank does not start `oldest`, the first incomplete collective, because it has left or died. Opens files, and may
     /// send messages.
     [[gnu::cold]] void report_missing(const PendingCollective& oldest) {
-        const std::string what = collective::name_of(oldest.call(), oldest.number());
+        const auto what = [&] { return collective::name_of(oldest.call(), oldest.number()); };
         for (int r = 0; r < size(); ++r) {
             if (r == self_.rank()) continue;
             const auto left = world_.left(communicator_, world_rank(r));
-            if (left && *left <= oldest.number()) return world_.fail(collective::left_early(what, world_rank(r)));
-            if (!left && is_dead(r)) return world_.fail(collective::died(what, world_rank(r)));
+            if (left && *left <= oldest.number()) return world_.fail(collective::left_early(what(), world_rank(r)));
+            if (!left && is_dead(r)) return world_.fail(world_.end_of(world_rank(r), what()));
         }
     }
 
-    /// The first rank that has died without a good-bye, or -1. Opens files.
+    /// The world rank of the first rank that has died without a good-bye, or -1. Opens files.
     int first_dead() {
         for (int r = 0; r < size(); ++r)
-            if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && is_dead(r)) return r;
+            if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && is_dead(r)) return world_rank(r);
         return -1;
     }
 

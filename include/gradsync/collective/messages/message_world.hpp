@@ -4,8 +4,8 @@
 #include <exception>
 #include <optional>
 
+#include "../failures.hpp"
 #include "../process.hpp"
-#include "../world.hpp"
 #include "lifeline.hpp"
 #include "transport.hpp"
 
@@ -21,7 +21,7 @@ public:
     /// both fail together, and have the same hooks.
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
-    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is never destroyed.
+    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news of it has arrived, if its transport may go then; otherwise never.
     static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
                                      const World* twin = nullptr) {
         sweep();
@@ -44,6 +44,12 @@ public:
         return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !lifeline_.lost(world_rank);
     }
 
+    /// The end of a rank that is not alive any more, while `what` was under way. Requires the mutex.
+    [[gnu::cold]] collective::Failure end_of(int world_rank, const std::string& what) {
+        const bool silent = transport_->silent(world_rank) || lifeline_.silent(world_rank);
+        return silent ? collective::vanished(what, world_rank, net::answer_limit) : collective::died(what, world_rank);
+    }
+
     /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
         const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
@@ -57,7 +63,7 @@ public:
     void poll() {
         if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
         while (transport_->finish_one(incoming_ticket_)) {
-            take_in(incoming_);
+            take_in(incoming_, std::exchange(incoming_bytes_, 0));
             listen();
         }
         if (!announced_.load(std::memory_order_relaxed) && failed()) send_failure();
@@ -66,23 +72,22 @@ public:
 
     std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
 
-    /// After the world has failed: tells the others if this rank found out. Waits for delivery up to a second, and only once.
-    [[gnu::cold]] void deliver() noexcept {
+    /// After the world has failed: tells the others, and waits until the news has reached their systems, only once, and for one to ten
+    /// seconds at most: for a thirtieth of `limit` between them. A rank that computes reads nothing, and when a process ends with messages
+    /// that it has not read, its system drops what it has not sent.
+    [[gnu::cold]] void deliver(std::chrono::nanoseconds limit = {}) noexcept {
+        using gradsync::detail::larger, gradsync::detail::smaller;
         if (transport_->refusal() != nullptr) return;
+        const std::chrono::nanoseconds least = std::chrono::seconds(1), most = std::chrono::seconds(10);
         const bool again = delivered_.exchange(true, std::memory_order_relaxed);
-        const auto deadline = std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : std::chrono::seconds(1));
+        const auto deadline =
+            std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : larger(least, smaller(limit / 30, most)));
         try {
-            for (;;) {
-                {
-                    std::lock_guard lock(mutex());
-                    poll();
-                    bool any = false;
-                    for (const Outgoing& outgoing : outgoing_) any = any || listens(outgoing.rank);
-                    if (!any) return;
-                }
-                if (std::chrono::steady_clock::now() > deadline) return;
-                ::sched_yield();
-            }
+            do {
+                std::lock_guard lock(mutex());
+                poll();
+                if (is_delivered()) return;
+            } while (std::chrono::steady_clock::now() <= deadline && ::sched_yield() == 0);
         } catch (const std::exception&) {
             // Ranks that cannot be told will time out.
         }
@@ -106,9 +111,18 @@ public:
             if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
         return std::nullopt;
     }
-    /// Forgets which ranks left a communicator that is gone. Requires the mutex.
-    void forget(int communicator) noexcept {
+    /// A communicator of this rank begins, or ends: then it forgets which ranks left it. Requires the mutex.
+    void enlist(int communicator) { communicators_.push_back(communicator); }
+    void dismiss(int communicator) noexcept {
+        communicators_.erase_if([&](int one) { return one == communicator; });
         leavers_.erase_if([&](const Leaver& leaver) { return leaver.communicator == communicator; });
+    }
+
+    /// Memory goes that messages of a world that has failed may be from or to. Returns false if they may still touch it.
+    [[gnu::cold]] bool release(const void* data, std::size_t bytes) noexcept {
+        if (transport_->refusal() != nullptr) return false;
+        std::lock_guard lock(mutex());
+        return transport_->release(data, bytes);
     }
 
 private:
@@ -122,45 +136,46 @@ private:
         listen();
     }
 
-    /// Destroys the worlds without owners that are quiet by now, and keeps another one.
+    /// Keeps another world without owners, and destroys those that are quiet by now.
     [[gnu::cold]] static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
         static auto& worlds = *new List<MessageWorld*>;
         std::lock_guard lock(mutex);
+        if (another != nullptr) worlds.push_back(another);
         worlds.erase_if([](MessageWorld* world) {
             const bool quiet = world->is_quiet();
             if (quiet) delete world;
             return quiet;
         });
-        if (another != nullptr) worlds.push_back(another);
     }
 
     [[gnu::cold]] void retire() noexcept {
         if (failed()) deliver();
         lifeline_.close();
-        if (transport_->refusal() == nullptr) {
-            try {
+        try {
+            if (transport_->refusal() == nullptr) {
                 std::lock_guard lock(mutex());
                 // Ranks that have said good-bye still wait for this rank's.
                 for (int r = 0; r < transport_->size(); ++r)
                     if (r != transport_->rank() && alive(r)) post(r, {.kind = ControlMessage::is_gone});
                 poll();
-            } catch (const std::exception&) {
-                // The world stays, then.
             }
+            sweep(this);
+        } catch (const std::exception&) {
+            // The world stays, then.
         }
-        sweep(this);
     }
 
     /// Will no more messages come, and have all arrived?
     [[gnu::cold]] bool is_quiet() noexcept {
-        if (failed() || transport_->refusal() != nullptr) return false;
+        if (transport_->refusal() != nullptr) return false;
         try {
             std::lock_guard lock(mutex());
             poll();
+            if (failed()) return transport_->ends_alone() && is_delivered();
             int gone = 0;
             for (const bool one : gone_) gone += one;
-            return !failed() && outgoing_.empty() && gone == transport_->size() - 1 && transport_->give_up(incoming_ticket_);
+            return outgoing_.empty() && gone == transport_->size() - 1 && transport_->give_up(incoming_ticket_);
         } catch (const std::exception&) {
             return false;
         }
@@ -190,6 +205,15 @@ private:
     /// Is that rank there to receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
+    /// Has everything that was sent reached the ranks that are there? Requires the mutex.
+    [[gnu::cold]] bool is_delivered() noexcept {
+        for (const Outgoing& outgoing : outgoing_)
+            if (listens(outgoing.rank)) return false;
+        for (int r = 0; r < transport_->size(); ++r)
+            if (r != transport_->rank() && !transport_->arrived(r) && listens(r)) return false;
+        return true;
+    }
+
     [[gnu::cold]] void post(int rank, const ControlMessage& message) {
         auto copy = Shared<ControlMessage>::make(message);
         copy->sender = transport_->rank();
@@ -214,24 +238,30 @@ private:
         }
     }
 
-    [[gnu::cold]] void take_in(const ControlMessage& message) {
+    [[gnu::cold]] void take_in(const ControlMessage& message, std::size_t bytes) {
         const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
         const bool fails = message.kind == ControlMessage::has_failed;
         const bool names_errc = message.code >= static_cast<int>(Errc::invalid_argument) && message.code <= static_cast<int>(Errc::storage);
-        if (message.kind < ControlMessage::has_failed || message.kind > ControlMessage::is_gone || message.communicator < 0 ||
-            !is_rank(message.sender) || (fails && (!names_errc || (message.culprit != -1 && !is_rank(message.culprit)))))
+        if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed ||
+            message.kind > ControlMessage::is_gone || message.communicator < 0 || !is_rank(message.sender) ||
+            (fails && (!names_errc || (message.culprit != -1 && !is_rank(message.culprit)))))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {
-            announced_.store(true, std::memory_order_relaxed);  // the sender tells the others
-            fail({static_cast<Errc>(message.code), message.culprit, {message.text, ::strnlen(message.text, sizeof message.text)}});
+            const std::size_t room = bytes - offsetof(ControlMessage, text);
+            fail({static_cast<Errc>(message.code), message.culprit, {message.text, ::strnlen(message.text, room)}});
         } else if (message.kind == ControlMessage::has_left) {
-            leavers_.push_back({message.communicator, message.sender, message.next});
+            bool matters = message.communicator >= next_communicator;
+            for (const int communicator : communicators_) matters |= communicator == message.communicator;
+            if (matters) leavers_.push_back({message.communicator, message.sender, message.next});
         } else {
             gone_[static_cast<std::size_t>(message.sender)] = true;
         }
     }
 
-    void listen() { incoming_ticket_ = transport_->receive(Transport::any_rank, Transport::control_stream, &incoming_, sizeof incoming_); }
+    void listen() {
+        incoming_ticket_ =
+            transport_->receive(Transport::any_rank, Transport::control_stream, &incoming_, sizeof incoming_, &incoming_bytes_);
+    }
 
     Owner<Transport> transport_;
     const List<collective::ProcessIdentity> processes_;
@@ -240,8 +270,10 @@ private:
     std::atomic<std::uint64_t> arrivals_{0};
     std::atomic<bool> announced_{false}, delivered_{false};
     ControlMessage incoming_;
+    std::size_t incoming_bytes_ = 0;
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     List<Outgoing> outgoing_;
+    List<int> communicators_;  ///< of this rank
     List<Leaver> leavers_;
     List<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
 };

@@ -83,30 +83,37 @@ public:
         begin(ticket, rank, stream, const_cast<void*>(data), bytes);
         return ticket;
     }
-    Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
-        const Ticket ticket = tickets_.add({.receives = true});
+    Ticket receive(int rank, int stream, void* data, std::size_t bytes, std::size_t* came = nullptr) override {
+        const Ticket ticket = tickets_.add({.receives = true, .came = came});
         begin(ticket, rank, stream, data, bytes);
         return ticket;
     }
 
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= max_parts * quick_bytes(); }
     Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
-        return begin_parts(false, rank, stream, const_cast<void*>(data), bytes, bytes);
+        return begin_parts({.receives = false}, rank, stream, const_cast<void*>(data), bytes, bytes);
     }
-    Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room) override {
+    Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room, std::size_t* came = nullptr) override {
         assert(bytes <= room);
-        return begin_parts(true, rank, stream, data, bytes, room);
+        return begin_parts({.receives = true, .came = came}, rank, stream, data, bytes, room);
     }
 
     bool poll() override {
         if (requests_.empty()) return false;
         finished_.resize(requests_.size());
+        statuses_.resize(requests_.size());
         int count = 0;
         int code = MPI_SUCCESS;
         // Open MPI looks first, and moves messages only if none is over: the second look sees what it has moved.
         for (int looks = 0; looks < 2 && count == 0 && code == MPI_SUCCESS; ++looks)
-            code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), MPI_STATUSES_IGNORE);
+            code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), statuses_.data());
         if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
+        for (int i = 0; i < count && code == MPI_SUCCESS; ++i) {
+            int bytes = 0;
+            std::size_t* const came = tickets_[request_tickets_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])]].came;
+            if (came != nullptr && MPI_Get_count(&statuses_[static_cast<std::size_t>(i)], MPI_BYTE, &bytes) == MPI_SUCCESS)
+                *came += static_cast<std::size_t>(bytes);
+        }
         // Completed requests are null now, even if another one has failed.
         std::size_t kept = 0;
         for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -148,15 +155,16 @@ public:
 private:
     struct Entry {
         bool receives = false;
-        std::uint32_t open = 0;  ///< requests that are not over
+        std::uint32_t open = 0;       ///< requests that are not over
+        std::size_t* came = nullptr;  ///< see `receive`
     };
 
     /// More parts than this take longer than asking the receiver and copying once from memory to memory (measured, docs/performance.md).
     static constexpr std::size_t max_parts = 5;
 
     /// Begins the parts of a message of `bytes` bytes; `room`: bytes that may be touched at `data`.
-    Ticket begin_parts(bool receives, int rank, int stream, void* data, std::size_t bytes, std::size_t room) {
-        const Ticket ticket = tickets_.add({.receives = receives});
+    Ticket begin_parts(Entry entry, int rank, int stream, void* data, std::size_t bytes, std::size_t room) {
+        const Ticket ticket = tickets_.add(entry);
         const std::size_t part = in_parts(bytes) ? quick_bytes() : bytes;
         try {
             for (std::size_t from = 0; from < bytes; from += part)
@@ -208,6 +216,7 @@ private:
     List<MPI_Request> requests_;    ///< requests that are not over
     List<Ticket> request_tickets_;  ///< tickets of these requests
     List<int> finished_;            ///< scratch
+    List<MPI_Status> statuses_;     ///< scratch
 };
 
 }  // namespace gradsync::inline v0_2::detail

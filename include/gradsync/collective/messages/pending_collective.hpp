@@ -36,6 +36,8 @@ public:
           few_owners_(few_owners),
           first_(smaller(sizeof(Call) + room, larger(sizeof(Call), route.transport.quick_bytes()))),
           place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))),
+          due_(calls_.size()),
+          came_(calls_.size()),
           hellos_in_(calls_.size(), Transport::no_ticket),
           hellos_out_(hellos_in_),
           rests_in_(hellos_in_),
@@ -64,11 +66,12 @@ public:
         by_way_of_one_ = ranks_ > 2 && owners_ == 1 && !call.elsewhere && call.operation != Operation::barrier;
 
         for (int r = 0; r < ranks_; ++r) {
+            came_[index(r)] = due_[index(r)] = 0;
             if (!talks_to(r)) continue;
             const int stream = waits_for_hub() ? Route::answers : Route::hellos;
-            hellos_in_[index(r)] = route_.receive(r, stream, hello_of(r), first_);
-            if (const std::size_t all = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r)); all > first_)
-                rests_in_[index(r)] = receive_rest(r, stream, hello_of(r) + first_, all - first_);
+            const std::size_t all = due_[index(r)] = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r));
+            hellos_in_[index(r)] = route_.receive(r, stream, hello_of(r), first_, &came_[index(r)]);
+            if (all > first_) rests_in_[index(r)] = receive_rest(r, stream, hello_of(r) + first_, all - first_, &came_[index(r)]);
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
@@ -85,9 +88,15 @@ public:
     const Call& call() const noexcept { return call_; }
 
     /// Have all ranks started it? From then on `calls()` is valid. If the hub said so, it holds the calls of the hub and of this rank only.
+    /// Throws Nonsense if a rank has sent what is no call.
     bool hear() {
         if (!sent_ || !route_.transport.finish_all(hellos_in_)) return false;
-        for (int r = 0; r < ranks_; ++r) std::memcpy(&calls_[index(r)], hello_of(waits_for_hub() && r != rank_ ? 0 : r), sizeof(Call));
+        for (int r = 0; r < ranks_; ++r) {
+            const int from = waits_for_hub() && r != rank_ ? 0 : r;
+            std::memcpy(static_cast<void*>(&calls_[index(r)]), hello_of(from), sizeof(Call));
+            if (from != rank_ && (came_[index(from)] < sizeof(Call) || !collective::is_valid(calls_[index(r)], ranks_)))
+                throw Nonsense(route_.other(from), "what is no call");
+        }
         return true;
     }
     /// Has that rank started it, as far as is known? True for ranks that this rank does not hear.
@@ -114,6 +123,7 @@ public:
     /// first. (This rank may do something else for long once the collective is complete, and they must not wait for that.)
     bool is_all_here() {
         const bool here = route_.transport.finish_all(rests_in_);
+        for (int r = 0; here && r < ranks_; ++r) route_.check_length(r, came_[index(r)], due_[index(r)]);
         return (!has_to_leave_ || route_.transport.finish_all(rests_out_)) && here;
     }
 
@@ -226,10 +236,10 @@ private:
         }
     }
 
-    Transport::Ticket receive_rest(int from, int stream, std::byte* to, std::size_t bytes) const {
+    Transport::Ticket receive_rest(int from, int stream, std::byte* to, std::size_t bytes, std::size_t* came) const {
         const std::size_t room = place_ - first_;
-        return route_.transport.in_parts(bytes) ? route_.receive_known(from, stream + 1, to, bytes, room)
-                                                : route_.receive(from, stream + 2, to, room);
+        return route_.transport.in_parts(bytes) ? route_.receive_known(from, stream + 1, to, bytes, room, came)
+                                                : route_.receive(from, stream + 2, to, room, came);
     }
 
     /// Bytes of `rank`'s result that come with rank 0's answer.
@@ -262,7 +272,8 @@ private:
     bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it leaves from `in`, or is one message, which asks the
                                  ///< receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    List<std::byte> hellos_;  ///< by rank; empty: its room is not zeroed, because most of it may never be used
+    List<std::byte> hellos_;        ///< by rank; empty: its room is not zeroed, because most of it may never be used
+    List<std::size_t> due_, came_;  ///< by rank: bytes of its hello, with the rest
     List<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
 };
 

@@ -28,6 +28,8 @@ public:
           contributions_in_(contributions_out_),
           results_out_(contributions_out_),
           results_in_(contributions_out_),
+          contributions_came_(contributions_out_.size()),
+          results_came_(contributions_out_.size()),
           inputs_(contributions_out_.size()) {}
 
     static std::size_t count(const PendingCollective& pending, std::size_t piece_bytes) noexcept {
@@ -123,6 +125,11 @@ private:
         return static_cast<std::byte*>(area.data()) + index(rank) * piece_bytes_;
     }
 
+    Transport::Ticket receive(int from, int stream, void* to, ElementRange range, List<std::size_t>& came) {
+        came[index(from)] = 0;
+        return route_.receive_known(from, stream, to, bytes(range), bytes(range), &came[index(from)]);
+    }
+
     /// Begins to receive the contributions of the other ranks to this rank's share.
     void receive_contributions() {
         hearing_ = true;
@@ -135,7 +142,7 @@ private:
             } else {
                 std::byte* const to = place(hearing_area_, r);
                 inputs_[index(r)] = to;
-                contributions_in_[index(r)] = route_.receive_known(r, Route::contributions, to, bytes(range), bytes(range));
+                contributions_in_[index(r)] = receive(r, Route::contributions, to, range, contributions_came_);
             }
         }
     }
@@ -145,6 +152,9 @@ private:
         combined_ = true;
         const ElementRange range = part(route_.rank);
         if (range.size() == 0) return;
+        for (int r = 0; r < route_.size(); ++r)
+            if (r != route_.rank && collective::contributes(pending_->calls()[index(r)], r, route_.rank))
+                route_.check_length(r, contributions_came_[index(r)], bytes(range));
         const Call& call = pending_->call();
         const bool keeps = collective::receives(call, route_.rank, route_.rank);
         bool sends = false;
@@ -180,16 +190,17 @@ private:
             const ElementRange range = part(owner);
             if (owner == route_.rank || range.size() == 0 || !collective::receives(pending_->call(), route_.rank, owner)) continue;
             void* const to = pending_->out_is_known() ? pending_->output(range) : place(taking_area_, owner);
-            results_in_[index(owner)] = route_.receive_known(owner, Route::results, to, bytes(range), bytes(range));
+            results_in_[index(owner)] = receive(owner, Route::results, to, range, results_came_);
         }
     }
 
     void land() {
         for (int owner = 0; owner < route_.size(); ++owner) {
             Transport::Ticket& ticket = results_in_[index(owner)];
-            if (ticket == Transport::no_ticket || !route_.transport.finish_one(ticket) || pending_->out_is_known()) continue;
+            if (ticket == Transport::no_ticket || !route_.transport.finish_one(ticket)) continue;
             const ElementRange range = part(owner);
-            std::memcpy(pending_->output(range), place(taking_area_, owner), bytes(range));
+            route_.check_length(owner, results_came_[index(owner)], bytes(range));
+            if (!pending_->out_is_known()) std::memcpy(pending_->output(range), place(taking_area_, owner), bytes(range));
         }
     }
 
@@ -200,6 +211,7 @@ private:
     std::size_t piece_ = 0;
     bool hearing_ = false, combined_ = false, taking_ = false;
     Tickets contributions_out_, contributions_in_, results_out_, results_in_;
+    List<std::size_t> contributions_came_, results_came_;  ///< bytes, by rank
     List<const void*> inputs_;
     kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< allocated when first needed
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/uio.h>
 
 #include "../../bootstrap/reception.hpp"
@@ -9,7 +11,7 @@
 #include "../../core/clock.hpp"
 #include "../../core/error.hpp"
 #include "../../core/math.hpp"
-#include "transport.hpp"
+#include "inboxes.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -19,11 +21,16 @@ class TcpTransport final : public Transport {
     using Clock = std::chrono::steady_clock;
 
 public:
-    static constexpr std::size_t largest_message = std::size_t{64} << 20;
+    static constexpr std::size_t largest_message = std::size_t{2} << 20;
+    /// The most bytes of one rank that are kept until their receives begin. Communicators keep a small part of it.
+    static constexpr std::size_t most_kept = std::size_t{256} << 20;
 
     /// `sockets[r]`: the connection to rank r.
     TcpTransport(List<net::Socket> sockets, int rank) : peers_(sockets.size()), rank_(rank) {
-        for (std::size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = std::move(sockets[r]);
+        for (std::size_t r = 0; r < sockets.size(); ++r) {
+            peers_[r].socket = std::move(sockets[r]);
+            peers_[r].socket.keep_alive();
+        }
     }
 
     int rank() const noexcept override { return rank_; }
@@ -31,7 +38,20 @@ public:
     int last_stream() const noexcept override { return 1 << 20; }
     const char* refusal() const noexcept override { return nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
-    bool lost(int rank) const noexcept override { return peers_[at(rank)].lost; }
+    [[gnu::cold]] bool lost(int rank) noexcept override {
+        Peer& peer = peers_[at(rank)];
+        if (!peer.lost && is_unanswered(peer.socket)) {
+            peer.silent = true;
+            lose(peer);
+        }
+        return peer.lost;
+    }
+    bool silent(int rank) const noexcept override { return peers_[at(rank)].silent; }
+    [[gnu::cold]] bool arrived(int rank) const noexcept override {
+        const Peer& peer = peers_[at(rank)];
+        int bytes = 0;
+        return peer.lost || ::ioctl(peer.socket.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
+    }
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
         Peer& peer = peers_[at(rank)];
@@ -45,16 +65,16 @@ public:
         return ticket;
     }
 
-    Ticket receive(int rank, int stream, void* data, std::size_t bytes) override {
+    Ticket receive(int rank, int stream, void* data, std::size_t bytes, std::size_t* came = nullptr) override {
         const Ticket ticket = tickets_.add(false);
         Inbox& inbox = inbox_of(rank, stream);
-        const Posted posted{static_cast<std::byte*>(data), bytes, ticket};
+        const Posted posted{static_cast<std::byte*>(data), bytes, ticket, came};
         if (inbox.kept.empty()) {
             inbox.posted.push_back(posted);
         } else {
-            const List<std::byte> message = std::move(inbox.kept.front());
+            Kept message = std::move(inbox.kept.front());
             inbox.kept.pop_front();
-            copy(message, posted);
+            hand_over(message, posted);
             tickets_[ticket] = true;
         }
         return ticket;
@@ -83,55 +103,38 @@ public:
         return true;
     }
 
-    /// Messages that are half sent or half received go on in memory of their own.
     [[gnu::cold]] bool give_up(Ticket ticket) noexcept override {
         if (tickets_[ticket]) return finish(ticket);
         tickets_[ticket] = true;
-        for (Peer& peer : peers_) {
-            for (Moving& outgoing : peer.outgoing)
-                if (outgoing.ticket == ticket && outgoing.moved != 0) outgoing.detach();
-            peer.outgoing.erase(ticket);
-            if (peer.incoming.ticket == ticket) peer.incoming.detach();
-            for (Inbox& inbox : peer.inboxes) inbox.posted.erase(ticket);
-        }
-        control_.posted.erase(ticket);
+        let_go([&](const auto& message) { return message.ticket == ticket; });
         return finish(ticket);
     }
+    [[gnu::cold]] bool release(const void* data, std::size_t bytes) noexcept override {
+        const auto begin = reinterpret_cast<std::uintptr_t>(data);
+        let_go([&](const auto& message) { return reinterpret_cast<std::uintptr_t>(message.data) - begin < bytes; });
+        return true;
+    }
+    [[gnu::cold]] void forget(int first, int last) noexcept override {
+        for (Peer& peer : peers_) {
+            for (Inbox& inbox : peer.inboxes)
+                if (inbox.stream >= first && inbox.stream <= last)
+                    for (const Kept& message : inbox.kept) peer.kept -= cost(message.bytes.size());
+            peer.inboxes.forget(first, last);
+        }
+    }
+    bool ends_alone() const noexcept override { return true; }
 
 private:
     struct Header {
         std::uint32_t stream = 0;
         std::uint32_t bytes = 0;
     };
-    /// First in, first out. Keeps its memory.
-    template <class T>
-    class Queue {
-    public:
-        bool empty() const noexcept { return first_ == all_.size(); }
-        T& front() noexcept { return all_[first_]; }
-        T* begin() noexcept { return all_.begin() + first_; }
-        T* end() noexcept { return all_.end(); }
-        void push_back(T element) { all_.push_back(std::move(element)); }
-        void pop_front() {
-            if (2 * ++first_ < all_.size()) return;
-            std::size_t kept = 0;
-            while (!empty()) all_[kept++] = std::move(all_[first_++]);
-            all_.resize(kept);
-            first_ = 0;
-        }
-        void erase(Ticket ticket) {
-            all_.erase_if([&, i = std::size_t{0}](const T& element) mutable { return i++ >= first_ && element.ticket == ticket; });
-        }
-
-    private:
-        List<T> all_;
-        std::size_t first_ = 0;  ///< those before have left
-    };
     /// A message on its way, from or to `data`.
     struct Moving {
         Header header = {};
         std::byte* data = nullptr;
         Ticket ticket = no_ticket;
+        std::size_t* came = nullptr;
         std::size_t moved = 0;  ///< bytes of header and data together
         List<std::byte> own = {};
 
@@ -141,30 +144,23 @@ private:
             own = List<std::byte>(std::span<const std::byte>(data, header.bytes));
             data = own.data();
             ticket = no_ticket;
+            came = nullptr;
         }
     };
     struct Incoming : Moving {
         bool keep = false;     ///< no receive had begun: `own` is for a later one
         bool held_up = false;  ///< its header has come, but the rest has no destination yet
     };
-    struct Posted {
-        std::byte* data;
-        std::size_t bytes;
-        Ticket ticket;
-    };
-    /// The receives that have begun, or the messages that came before their receives: one of the two is empty.
-    struct Inbox {
-        Queue<Posted> posted;
-        Queue<List<std::byte>> kept;
-    };
     struct Peer {
         net::Socket socket;
         bool lost = false;
+        bool silent = false;  ///< the system has given up on its host
         Queue<Moving> outgoing;
         Incoming incoming;
         Clock::time_point held_up_since = {};
         bool takes_all = false;  ///< patience has ended: nothing is held up until everything that has arrived by then is read
-        List<Inbox> inboxes;     ///< by stream
+        std::size_t kept = 0;    ///< cost of its messages that are kept
+        Inboxes inboxes;
     };
 
     static constexpr std::size_t max_copied_at_once = std::size_t{128} << 10;
@@ -178,27 +174,60 @@ private:
     }
 
     /// The inbox of the control stream takes messages from any rank.
-    Inbox& inbox_of(int rank, int stream) {
-        if (stream == control_stream) return control_;
-        List<Inbox>& inboxes = peers_[at(rank)].inboxes;
-        if (inboxes.size() <= at(stream)) inboxes.resize(at(stream) + 1);
-        return inboxes[at(stream)];
-    }
+    Inbox& inbox_of(int rank, int stream) { return stream == control_stream ? control_ : peers_[at(rank)].inboxes[stream]; }
 
-    static void check_room(std::size_t bytes, const Posted& posted) {
-        if (bytes > posted.bytes)
-            throw std::runtime_error(text("a message of ", bytes, " bytes came where ", posted.bytes, " were due at most"));
+    /// What it costs to keep a message, so that empty ones are no gift.
+    static constexpr std::size_t cost(std::size_t bytes) noexcept { return bytes + 256; }
+
+    /// A rank that sends nonsense is heard no more.
+    [[noreturn, gnu::cold]] void refuse(int rank, const std::string& what) {
+        lose(peers_[at(rank)]);
+        throw Nonsense(rank, what);
     }
-    static void copy(const List<std::byte>& message, const Posted& posted) {
-        check_room(message.size(), posted);
-        if (!message.empty()) std::memcpy(posted.data, message.data(), message.size());
+    void check_room(int rank, std::size_t bytes, const Posted& posted) {
+        if (bytes > posted.bytes) refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
+    }
+    /// Gives a message that was kept to its receive.
+    void hand_over(Kept& message, const Posted& posted) {
+        const std::size_t bytes = message.bytes.size();
+        check_room(message.rank, bytes, posted);
+        if (bytes != 0) std::memcpy(posted.data, message.bytes.data(), bytes);
+        if (posted.came != nullptr) *posted.came += bytes;
+        peers_[at(message.rank)].kept -= cost(bytes);
+        spare_.keep(std::move(message.bytes));
     }
     /// Takes the receive that has begun first, for a message of `bytes` bytes.
-    static Posted take_posted(Inbox& inbox, std::size_t bytes) {
+    Posted take_posted(int rank, Inbox& inbox, std::size_t bytes) {
         const Posted posted = inbox.posted.front();
-        check_room(bytes, posted);
+        check_room(rank, bytes, posted);
         inbox.posted.pop_front();
         return posted;
+    }
+
+    /// Forgets messages. Those that are half sent or half received go on in memory of their own.
+    template <class Concerned>
+    [[gnu::cold]] void let_go(Concerned&& concerned) noexcept {
+        for (Peer& peer : peers_) {
+            try {
+                for (Moving& outgoing : peer.outgoing)
+                    if (outgoing.moved != 0 && concerned(outgoing)) outgoing.detach();
+                if (concerned(peer.incoming)) peer.incoming.detach();
+            } catch (const std::exception&) {  // there is no memory for it
+                lose(peer);
+            }
+            peer.outgoing.erase_if(concerned);
+            for (Inbox& inbox : peer.inboxes) inbox.posted.erase_if(concerned);
+        }
+        control_.posted.erase_if(concerned);
+    }
+
+    /// Has the other side's system not acknowledged data for too long? This one would go on asking for a quarter of an hour.
+    /// (TCP_USER_TIMEOUT is no help: it also ends the connection to a process that is stopped, and whose buffer is full.)
+    [[gnu::cold]] static bool is_unanswered(const net::Socket& socket) noexcept {
+        tcp_info info{};
+        socklen_t size = sizeof info;
+        return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && (info.tcpi_unacked != 0 || info.tcpi_probes > 1) &&
+               info.tcpi_last_ack_recv >= 1000 * net::answer_limit.count();
     }
 
     void lose(Peer& peer) noexcept {
@@ -220,7 +249,8 @@ private:
             const ssize_t sent = ::sendmsg(peer.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
             if (sent < 0) {
                 if (errno == EINTR) continue;
-                if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+                if (net::may_pass(errno)) return;
+                peer.silent |= net::is_silence(errno);
                 return stop_sending(peer);
             }
             front.moved += static_cast<std::size_t>(sent);
@@ -247,11 +277,14 @@ private:
             const std::size_t bytes = (in_header ? header : incoming.all()) - incoming.moved;
             const ssize_t got = ::recv(peer.socket.get(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;
-            if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            if (got < 0 && net::may_pass(errno)) {
                 if (incoming.moved == 0) peer.takes_all = false;
                 return;
             }
-            if (got <= 0) return lose(peer);
+            if (got <= 0) {
+                peer.silent |= got < 0 && net::is_silence(errno);
+                return lose(peer);
+            }
             incoming.moved += static_cast<std::size_t>(got);
             if (in_header && incoming.moved == header && !choose_place(rank, peer)) return;
             if (incoming.moved >= header && incoming.moved == incoming.all()) arrive(rank, incoming);
@@ -264,7 +297,7 @@ private:
     bool choose_place(int rank, Peer& peer) {
         Incoming& incoming = peer.incoming;
         if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
-            throw std::runtime_error(text("rank ", rank, " sent nonsense"));
+            refuse(rank, "a message that no stream has");
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
         if (incoming.keep && incoming.header.bytes > max_copied_at_once && !peer.takes_all) {
@@ -275,13 +308,16 @@ private:
         }
         incoming.held_up = false;
         if (incoming.keep) {
-            incoming.own.resize(incoming.header.bytes);
+            peer.kept += cost(incoming.header.bytes);
+            if (peer.kept > most_kept) refuse(rank, text("more than ", most_kept >> 20, " MiB that this rank has not asked for"));
+            incoming.own = spare_.take(incoming.header.bytes);
             incoming.data = incoming.own.data();
             incoming.ticket = no_ticket;
         } else {
-            const Posted posted = take_posted(inbox, incoming.header.bytes);
+            const Posted posted = take_posted(rank, inbox, incoming.header.bytes);
             incoming.data = posted.data;
             incoming.ticket = posted.ticket;
+            incoming.came = posted.came;
         }
         return true;
     }
@@ -290,14 +326,16 @@ private:
         if (incoming.keep) {
             // A receive may have begun since its first byte came.
             Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
+            Kept message{rank, std::move(incoming.own)};
             if (inbox.posted.empty()) {
-                inbox.kept.push_back(std::move(incoming.own));
+                inbox.kept.push_back(std::move(message));
             } else {
-                const Posted posted = take_posted(inbox, incoming.own.size());
-                copy(incoming.own, posted);
+                const Posted posted = take_posted(rank, inbox, message.bytes.size());
+                hand_over(message, posted);
                 set_over(posted.ticket);
             }
         } else {
+            if (incoming.came != nullptr) *incoming.came += incoming.header.bytes;
             set_over(incoming.ticket);
         }
         incoming = {};
@@ -308,7 +346,8 @@ private:
     std::mutex mutex_;
     Inbox control_;
     TicketBook<bool> tickets_;  ///< by ticket: the message is over
-    List<pollfd> waiting_;      ///< scratch
+    SpareMemory spare_;
+    List<pollfd> waiting_;  ///< scratch
     std::uint64_t over_ = 0;
 };
 

@@ -17,11 +17,23 @@ struct CallFailed : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+/// A rank has sent what no rank of this build sends.
+struct Nonsense : std::runtime_error {
+    Nonsense(int sender, const std::string& what)
+        : std::runtime_error(text("rank ", sender, " sent ", what, "; give all ranks the same build, and look at that rank's machine")),
+          rank(sender) {}
+    /// Throws if a rank has sent fewer or more bytes than were due.
+    static void check_length(int sender, std::size_t bytes, std::size_t due) {
+        if (bytes != due) throw Nonsense(sender, text("a message of ", bytes, " bytes where ", due, " were due"));
+    }
+    int rank;
+};
+
 /// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which they were sent;
 /// receives match them in the order in which they began. Messages move only inside these calls.
 ///
 /// Buffers belong to the transport until `finish` returns true for the message's ticket. Calls throw std::exception if the transport itself
-/// has failed. The caller must hold `mutex()`.
+/// has failed, and Nonsense if a rank breaks the rules. The caller must hold `mutex()`.
 class Transport {
 public:
     using Ticket = std::uint32_t;
@@ -46,20 +58,24 @@ public:
     /// asks the receiver before it leaves.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
-    /// Has `poll` found that a rank's process is gone? A transport that cannot tell returns false.
-    virtual bool lost(int /*rank*/) const noexcept { return false; }
+    /// Is a rank's process gone, after all that it sent? A transport that cannot tell returns false.
+    virtual bool lost(int /*rank*/) noexcept { return false; }
+    /// If it is `lost`: because its host no longer answers?
+    virtual bool silent(int /*rank*/) const noexcept { return false; }
+    /// Has everything that `finish` calls over reached the rank's system? It can then be read even if this process ends.
+    virtual bool arrived(int /*rank*/) const noexcept { return true; }
 
     virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes) = 0;
-    /// `bytes`: the largest message that may come.
-    virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes) = 0;
+    /// `bytes`: the largest message that may come. Its length is added to `came`, if that is not null.
+    virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes, std::size_t* came = nullptr) = 0;
 
     /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
     virtual bool in_parts(std::size_t /*bytes*/) const noexcept { return false; }
     /// Sends a message in parts if that is quicker. The other side must call `receive_known` with the same `bytes`, not 0.
     virtual Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) { return send(rank, stream, data, bytes); }
     /// `room`: bytes that may be written. It must be whole quick messages if an erring rank may send something else in this stream.
-    virtual Ticket receive_known(int rank, int stream, void* data, std::size_t /*bytes*/, std::size_t room) {
-        return receive(rank, stream, data, room);
+    virtual Ticket receive_known(int rank, int stream, void* data, std::size_t /*bytes*/, std::size_t room, std::size_t* came = nullptr) {
+        return receive(rank, stream, data, room, came);
     }
 
     /// Makes all possible progress; true if it completed a message.
@@ -70,6 +86,13 @@ public:
 
     /// Forgets a message that may never be over. Returns false if its buffer may still be touched, until the process ends.
     virtual bool give_up(Ticket ticket) noexcept = 0;
+
+    /// Forgets all messages from and to this memory. Returns false if it may still be touched, until the process ends.
+    virtual bool release(const void* /*data*/, std::size_t /*bytes*/) noexcept { return false; }
+    /// No message will be sent or received in the streams from `first` to `last` any more.
+    virtual void forget(int /*first*/, int /*last*/) noexcept {}
+    /// May it be destroyed once `arrived` is true for all ranks, although other messages are on their way?
+    virtual bool ends_alone() const noexcept { return false; }
 
     /// As `finish`, and clears `ticket`; true if it holds no ticket.
     bool finish_one(Ticket& ticket) {
@@ -106,18 +129,22 @@ struct Route {
     Transport::Ticket send(int to, int stream, const void* data, std::size_t bytes) const {
         return transport.send(other(to), number(stream), data, bytes);
     }
-    Transport::Ticket receive(int from, int stream, void* data, std::size_t bytes) const {
-        return transport.receive(other(from), number(stream), data, bytes);
+    Transport::Ticket receive(int from, int stream, void* data, std::size_t bytes, std::size_t* came) const {
+        return transport.receive(other(from), number(stream), data, bytes, came);
     }
     Transport::Ticket send_known(int to, int stream, const void* data, std::size_t bytes) const {
         return transport.send_known(other(to), number(stream), data, bytes);
     }
-    Transport::Ticket receive_known(int from, int stream, void* data, std::size_t bytes, std::size_t room) const {
-        return transport.receive_known(other(from), number(stream), data, bytes, room);
+    Transport::Ticket receive_known(int from, int stream, void* data, std::size_t bytes, std::size_t room, std::size_t* came) const {
+        return transport.receive_known(other(from), number(stream), data, bytes, room, came);
     }
+    void check_length(int from, std::size_t bytes, std::size_t due) const { Nonsense::check_length(other(from), bytes, due); }
+    /// No message will travel in its streams any more.
+    void forget() const noexcept { transport.forget(number(0), number(streams - 1)); }
+
+    int other(int member) const noexcept { return transport_ranks[static_cast<std::size_t>(member)]; }
 
 private:
-    int other(int member) const noexcept { return transport_ranks[static_cast<std::size_t>(member)]; }
     int number(int stream) const noexcept { return 1 + communicator * streams + stream; }
 };
 
@@ -127,6 +154,7 @@ class TicketBook {
 public:
     Transport::Ticket add(Entry entry) {
         if (free_.empty()) {
+            free_.reserve(entries_.size() + 1);  // to remove an entry takes no memory
             free_.push_back(static_cast<Transport::Ticket>(entries_.size()));
             entries_.push_back({});
         }
@@ -135,7 +163,7 @@ public:
         entries_[ticket] = entry;
         return ticket;
     }
-    void remove(Transport::Ticket ticket) { free_.push_back(ticket); }
+    void remove(Transport::Ticket ticket) noexcept { free_.push_back(ticket); }
     Entry& operator[](Transport::Ticket ticket) noexcept { return entries_[ticket]; }
 
 private:

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -85,7 +86,7 @@ public:
     const char* refusal() const noexcept override { return closed ? "ask for a key" : nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
     Ticket send(int, int, const void*, std::size_t) override { return 0; }
-    Ticket receive(int, int, void*, std::size_t) override { return 1; }
+    Ticket receive(int, int, void*, std::size_t, std::size_t*) override { return 1; }
     bool poll() override {
         CHECK(!closed);
         return false;
@@ -585,5 +586,46 @@ TEST_CASE("messages: a communicator that is gone leaves nothing, so that worlds 
             if (x != 3) throw std::runtime_error("wrong");
         });
         CHECK(errors == none);
+    }
+}
+
+TEST_CASE("messages: a hello that is no call, or is too short, is an error that names the rank") {
+    struct Case {
+        const char* what;
+        std::size_t bytes;
+        void (*change)(Call&);
+    };
+    std::vector<float> data(4, 1.0f);
+    const Case cases[] = {
+        {"what is no call", 3, [](Call&) {}},
+        {"what is no call", sizeof(Call) + 16, [](Call& call) { call.operation = static_cast<Operation>(77); }},
+        {"what is no call", sizeof(Call) + 16, [](Call& call) { call.op = static_cast<gs::ReduceOp>(200); }},
+        {"what is no call", sizeof(Call) + 16, [](Call& call) { call.dtype = static_cast<gs::DType>(99); }},
+        {"what is no call", sizeof(Call) + 16,
+         [](Call& call) {
+             call.operation = Operation::gather;
+             call.root = 1'000'000;
+         }},
+        {"bytes where", sizeof(Call) + 12, [](Call&) {}},  // an element is missing
+    };
+    for (const Case& one : cases) {
+        CAPTURE(one.what);
+        CAPTURE(one.bytes);
+        const auto network = std::make_shared<LoopbackNetwork>(2);
+        const auto zero = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0)), 10s);
+        const std::uint64_t number = zero->start(all_reduce(data.data(), data.size()));
+        Call call = all_reduce(nullptr, data.size());
+        one.change(call);
+        std::vector<std::byte> hello(sizeof(Call) + 16);
+        std::memcpy(hello.data(), &call, sizeof call);
+        network->send(1, 0, 1 + mp::Route::hellos, hello.data(), one.bytes);
+        try {
+            zero->wait(number);
+            FAIL_CHECK("nothing was thrown");
+        } catch (const gs::Error& error) {
+            CHECK(error.context().peer == 1);
+            CHECK(std::string(error.what()).find(std::string("rank 1 sent ")) != std::string::npos);
+            CHECK(std::string(error.what()).find(one.what) != std::string::npos);
+        }
     }
 }

@@ -1,17 +1,26 @@
 // SPDX-License-Identifier: BSL-1.0
-// The end of a world whose owners are gone. The tests of the engine and of the backends cover its messages about failures and departures.
+// ctest: TIMEOUT 120
+// The end of a world whose owners are gone, and news of a failure. The tests of the engine and of the backends cover departures.
 #include <gradsync/collective/messages/message_world.hpp>
 
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
+#include <chrono>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include <gradsync/collective/messages/tcp_transport.hpp>
 #include <gradsync/collective/process.hpp>
 
+#include "support/forked.hpp"
 #include "support/loopback_transport.hpp"
+#include "support/ports.hpp"
 
 namespace {
 
@@ -28,6 +37,30 @@ gradsync::collective::Shared<MessageWorld> world(const std::shared_ptr<LoopbackN
 void poll(MessageWorld& world) {
     std::lock_guard lock(world.mutex());
     world.poll();
+}
+
+namespace net = gradsync::net;
+
+sockaddr_in loopback(std::uint16_t port) {
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_port = htons(port);
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return name;
+}
+
+/// A connection between ranks 0 and 1, which are processes. Rank 1 has room for little that it has not read.
+net::Socket connection(int rank, std::uint16_t port) {
+    const sockaddr_in name = loopback(port);
+    const auto* const address = reinterpret_cast<const sockaddr*>(&name);
+    const auto deadline = net::Clock::now() + std::chrono::seconds(30);
+    if (rank == 0) return net::listen(address, sizeof name, 1).accept(deadline);
+    net::Socket socket;
+    do {
+        socket = net::Socket::of_family(AF_INET);
+        socket.set(SOL_SOCKET, SO_RCVBUF, 4096);
+    } while (!socket.connect(address, sizeof name, deadline) && net::Clock::now() < deadline);
+    return socket;
 }
 
 /// Retired worlds go when another one is made.
@@ -67,4 +100,58 @@ TEST_CASE("message_world: a world goes although the other rank had heard its goo
         sweep();
         CHECK(transports(network) == 0);
     }
+}
+
+TEST_CASE("message_world: news of a failure is read even if its sender ends at once, with messages that it has not read") {
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto reports = gradsync_test::forked(2, [&](int rank) -> std::string {
+        gradsync::List<net::Socket> sockets(2);
+        sockets[static_cast<std::size_t>(1 - rank)] = connection(rank, port);
+        const auto own = MessageWorld::make(
+            gradsync::Owner<gradsync::message_passing::Transport>(new gradsync::message_passing::TcpTransport(std::move(sockets), rank)),
+            gradsync::List<gradsync::collective::ProcessIdentity>(2), 2);
+        std::vector<std::byte> data(200'000);
+        const auto send = [&](std::size_t bytes) {
+            std::lock_guard lock(own->mutex());
+            own->keep_until_over(own->transport().send(1 - rank, 9, data.data(), bytes), 1 - rank, {});
+        };
+        const auto until = net::Clock::now() + std::chrono::seconds(20);
+        if (rank == 0) {
+            send(data.size());
+            own->fail({gradsync::Errc::peer_failed, 1, "some rank failed"});
+            own->deliver();
+            return "told";
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        send(1);  // rank 0 has no time to read it
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        for (bool lost = false; !own->failed() && !lost && net::Clock::now() < until;) {
+            poll(*own);
+            lost = own->transport().lost(0);
+        }
+        return own->failed() ? own->failure().message : "nothing was heard";
+    });
+    CHECK(reports[0].text == "told");
+    CHECK(reports[1].text == "some rank failed");
+}
+
+TEST_CASE("message_world: news of a failure is passed on, once") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    auto first = world(network, 0), second = world(network, 1), third = world(network, 2);
+    const auto told = [&](MessageWorld& one) { return one.failed() && one.failure().message == "some rank failed"; };
+    // Rank 0 ends before rank 2 hears it.
+    gradsync::message_passing::Transport& zero = first->transport();
+    struct {
+        std::uint64_t next = 0;
+        std::int32_t kind = 0, sender = 0, communicator = 0, code = static_cast<std::int32_t>(gradsync::Errc::peer_failed), culprit = 0;
+        char text[32] = "some rank failed";
+    } news;
+    zero.send(1, gradsync::message_passing::Transport::control_stream, &news, sizeof news);
+    poll(*second);
+    poll(*third);
+    CHECK(told(*second));
+    CHECK(told(*third));
+    for (int i = 0; i < 3; ++i)
+        for (MessageWorld* const one : {first.get(), second.get(), third.get()}) poll(*one);
+    CHECK(told(*first));
 }

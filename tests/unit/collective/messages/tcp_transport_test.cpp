@@ -43,6 +43,13 @@ struct Pair {
         for (const int descriptor : ends) ::setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
         return {ends[0], ends[1]};
     }
+    static std::pair<int, int> over_tcp() {
+        namespace net = gradsync::net;
+        const net::Socket listener = net::listen(gradsync_test::loopback(0), 1);
+        net::Socket caller = gradsync_test::stranger(net::port_of(listener));
+        net::Socket called = listener.accept(net::Clock::now() + 10s);
+        return {caller.release(), called.release()};
+    }
     explicit Pair(std::pair<int, int> ends = connected()) : to_one(ends.second), zero(end(0, ends.first), 0), one(end(1, ends.second), 1) {}
 
     /// Bytes that rank 1 has not read.
@@ -105,6 +112,33 @@ TEST_CASE("TcpTransport: ranks bind where they are told; who cannot is named") {
         }
         CHECK((where == "no-such-net") == reports[1].says("at 'no-such-net': "));
     }
+}
+
+TEST_CASE("TcpTransport: the system asks hosts that are quiet whether they are there, and gives up within 10 s") {
+    Pair pair(Pair::over_tcp());
+    const auto option = [&](int level, int name) {
+        int value = 0;
+        socklen_t size = sizeof value;
+        CHECK(::getsockopt(pair.to_one, level, name, &value, &size) == 0);
+        return value;
+    };
+    CHECK(option(SOL_SOCKET, SO_KEEPALIVE) == 1);
+    CHECK(option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPCNT) * option(IPPROTO_TCP, TCP_KEEPINTVL) < 10);
+    CHECK(option(IPPROTO_TCP, TCP_USER_TIMEOUT) == 0);  // a rank that is stopped would be taken for gone, as soon as its buffer is full
+}
+
+TEST_CASE("TcpTransport: a rank that reads nothing is there, and a message for it waits") {
+    Pair pair(Pair::over_tcp());
+    const Bytes sent = filled(TcpTransport::largest_message, 7);
+    for (int i = 0; i < 20; ++i) (void)pair.zero.send(1, 3, sent.data(), sent.size());
+    auto out = pair.zero.send(1, 3, sent.data(), sent.size());
+    for (const auto until = std::chrono::steady_clock::now() + 11s; std::chrono::steady_clock::now() < until;
+         std::this_thread::sleep_for(5ms)) {
+        pair.zero.poll();
+        if (pair.zero.lost(1)) break;
+    }
+    CHECK(!pair.zero.lost(1));
+    CHECK(!pair.zero.finish_one(out));
 }
 
 TEST_CASE("TcpTransport: a large message that comes early goes where its receive wants it, whenever that begins") {
@@ -177,4 +211,82 @@ TEST_CASE("TcpTransport: what a rank has sent before it was lost is received, la
     CHECK(got == sent);
     for (const auto until = std::chrono::steady_clock::now() + 10s; !one.lost(0) && std::chrono::steady_clock::now() < until;) one.poll();
     CHECK(one.lost(0));
+}
+
+namespace {
+
+/// Rank 0 is a stranger who writes to rank 1 what it likes.
+struct Stranger {
+    std::pair<int, int> ends = Pair::connected();
+    gradsync::net::Socket zero{ends.first};
+    TcpTransport one{Pair::end(1, ends.second), 1};
+
+    void write(std::uint32_t stream, std::uint32_t bytes) const {
+        const std::uint32_t header[] = {stream, bytes};
+        REQUIRE(::send(zero.get(), header, sizeof header, MSG_NOSIGNAL) == sizeof header);
+    }
+    /// What rank 1 says, once it has read all.
+    std::string refusal() {
+        try {
+            for (const auto until = std::chrono::steady_clock::now() + 200ms; std::chrono::steady_clock::now() < until;) one.poll();
+        } catch (const gradsync::message_passing::Nonsense& error) {
+            return error.rank == 0 ? error.what() : "another rank is blamed";
+        }
+        return "";
+    }
+};
+
+}  // namespace
+
+TEST_CASE("TcpTransport: a header of a stranger takes no memory, and one that no rank sends ends the connection") {
+    for (const auto& [stream, bytes] : {std::pair<std::uint32_t, std::uint32_t>{(1u << 20) + 1, 8}, {3, 1u << 30}, {~0u, ~0u}}) {
+        Stranger stranger;
+        stranger.write(stream, bytes);
+        CHECK(stranger.refusal().find("rank 0 sent a message that no stream has") == 0);
+        CHECK(stranger.one.lost(0));
+    }
+    rusage before{}, after{};
+    ::getrusage(RUSAGE_SELF, &before);
+    Stranger stranger;
+    stranger.write(1u << 20, 0);  // the last stream
+    CHECK(stranger.refusal().empty());
+    ::getrusage(RUSAGE_SELF, &after);
+    CHECK(after.ru_maxrss - before.ru_maxrss < 100'000);  // KiB
+}
+
+TEST_CASE("TcpTransport: a message that is longer than its receive is an error that names the rank") {
+    for (const bool early : {false, true}) {
+        Stranger stranger;
+        Bytes room = filled(4, 0);
+        if (!early) (void)stranger.one.receive(0, 3, room.data(), room.size());
+        stranger.write(3, 5);
+        REQUIRE(::send(stranger.zero.get(), "12345", 5, MSG_NOSIGNAL) == 5);
+        std::string said = stranger.refusal();
+        if (early) try {
+                (void)stranger.one.receive(0, 3, room.data(), room.size());
+            } catch (const gradsync::message_passing::Nonsense& error) {
+                said = error.what();
+            }
+        CHECK(said.find("rank 0 sent a message of 5 bytes where 4 were due at most") == 0);
+    }
+}
+
+TEST_CASE("TcpTransport: messages that nobody asks for are kept up to a bound") {
+    Pair pair;
+    const Bytes sent = filled(TcpTransport::largest_message, 7);
+    std::size_t messages = 0;
+    std::string said;
+    try {
+        for (; messages <= TcpTransport::most_kept / sent.size(); ++messages) {
+            auto out = pair.zero.send(1, 3, sent.data(), sent.size());
+            while (!pair.zero.finish_one(out)) {
+                pair.zero.poll();
+                pair.one.poll();
+            }
+        }
+    } catch (const gradsync::message_passing::Nonsense& error) {
+        said = error.what();
+    }
+    CHECK(said.find("rank 0 sent more than 256 MiB that this rank has not asked for") == 0);
+    CHECK(messages > 100);
 }

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "transport.hpp"
+
+namespace gradsync::inline v0_2::message_passing {
+
+/// First in, first out. Keeps its memory.
+template <class T>
+class Queue {
+public:
+    bool empty() const noexcept { return first_ == all_.size(); }
+    T& front() noexcept { return all_[first_]; }
+    T* begin() noexcept { return all_.begin() + first_; }
+    T* end() noexcept { return all_.end(); }
+    void push_back(T element) { all_.push_back(std::move(element)); }
+    void pop_front() {
+        if (2 * ++first_ < all_.size()) return;
+        std::size_t kept = 0;
+        while (!empty()) all_[kept++] = std::move(all_[first_++]);
+        all_.resize(kept);
+        first_ = 0;
+    }
+    template <class Gone>
+    void erase_if(Gone&& gone) {
+        all_.erase_if([&, i = std::size_t{0}](const T& element) mutable { return i++ >= first_ && gone(element); });
+    }
+
+private:
+    List<T> all_;
+    std::size_t first_ = 0;  ///< those before have left
+};
+
+/// A receive that has begun. The length of its message is added to `came`, if that is not null.
+struct Posted {
+    std::byte* data;
+    std::size_t bytes;
+    Transport::Ticket ticket;
+    std::size_t* came;
+};
+
+/// A message that came before its receive.
+struct Kept {
+    int rank = -1;
+    List<std::byte> bytes = {};
+};
+
+/// Memory of kept messages that have gone, for the next ones.
+class SpareMemory {
+public:
+    /// The smallest block that suffices, or a new one.
+    List<std::byte> take(std::size_t bytes) {
+        List<std::byte>* best = nullptr;
+        for (List<std::byte>& block : blocks_)
+            if (block.capacity() >= bytes && (best == nullptr || block.capacity() < best->capacity())) best = &block;
+        if (best == nullptr) return List<std::byte>(bytes);
+        std::swap(*best, blocks_.back());
+        List<std::byte> room = std::move(blocks_.back());
+        blocks_.pop_back();
+        room.resize(bytes);
+        return room;
+    }
+    void keep(List<std::byte> block) {
+        if (blocks_.size() < most) return blocks_.push_back(std::move(block));
+        for (List<std::byte>& one : blocks_)  // the longer ones are worth more
+            if (one.capacity() < block.capacity()) std::swap(one, block);
+    }
+
+private:
+    static constexpr std::size_t most = 16;
+    List<List<std::byte>> blocks_;
+};
+
+/// The receives of a stream that have begun, or the messages that came before their receives: one of the two is empty.
+struct Inbox {
+    int stream = 0;
+    Queue<Posted> posted = {};
+    Queue<Kept> kept = {};
+};
+
+/// The inboxes of the streams that are in use. References are valid until the next one is made or forgotten.
+class Inboxes {
+public:
+    Inbox& operator[](int stream) {
+        std::size_t first = 0;
+        for (std::size_t end = all_.size(); first < end;) {
+            const std::size_t middle = (first + end) / 2;
+            if (all_[middle].stream < stream) first = middle + 1;
+            else end = middle;
+        }
+        if (first < all_.size() && all_[first].stream == stream) return all_[first];
+        all_.push_back({.stream = stream});
+        for (std::size_t i = all_.size() - 1; i > first; --i) std::swap(all_[i], all_[i - 1]);
+        return all_[first];
+    }
+    Inbox* begin() noexcept { return all_.begin(); }
+    Inbox* end() noexcept { return all_.end(); }
+    /// Forgets the streams from `first` to `last`.
+    void forget(int first, int last) {
+        all_.erase_if([&](const Inbox& inbox) { return inbox.stream >= first && inbox.stream <= last; });
+    }
+
+private:
+    List<Inbox> all_;  ///< in the order of the streams
+};
+
+}  // namespace gradsync::inline v0_2::message_passing

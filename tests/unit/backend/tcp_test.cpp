@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: ALONE TIMEOUT 180
+// What backends that send messages leave behind: operator new counts. The conformance suite shows the rest.
+#include <gradsync/backend/tcp.hpp>
+
+#include <doctest/doctest.h>
+
+#include <dirent.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/forked.hpp"
+#include "support/ports.hpp"
+
+namespace {
+
+std::atomic<long> allocations{0}, living{0};
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+    ++allocations;
+    ++living;
+    if (alignment <= __STDCPP_DEFAULT_NEW_ALIGNMENT__) {
+        if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+    } else if (void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment)) {
+        return memory;
+    }
+    throw std::bad_alloc();
+}
+void freed(void* memory) noexcept {
+    living -= memory != nullptr;
+    std::free(memory);
+}
+
+}  // namespace
+
+// The other forms, of arrays and nothrow, call these. Not inlined, or GCC sees a free() of what operator new returned.
+void* operator new(std::size_t bytes) { return counted(bytes, 1); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) { return counted(bytes, static_cast<std::size_t>(alignment)); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { freed(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { freed(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { freed(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { freed(memory); }
+
+using namespace gradsync;
+using namespace std::chrono_literals;
+
+namespace {
+
+int descriptors() {
+    int count = 0;
+    DIR* const folder = ::opendir("/proc/self/fd");
+    while (::readdir(folder) != nullptr) ++count;
+    ::closedir(folder);
+    return count;
+}
+
+TcpBackend backend(int rank, int size, std::uint16_t port) {
+    TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
+    return TcpBackend(rendezvous, {.timeout = 60s, .shared_memory = false});
+}
+
+void sum(TcpBackend& comm, std::vector<float>& data) { comm.all_reduce(buffer(data), ReduceOp::sum).wait(); }
+
+/// Runs `f(rank)` on two ranks, and checks that it returns nothing.
+template <class F>
+void check(F&& f) {
+    for (const auto& report : gradsync_test::forked(2, f)) CHECK(report.text == "");
+}
+
+}  // namespace
+
+TEST_CASE("TcpBackend: backends that have failed leave no connections and no memory") {
+    constexpr int worlds = 50, before = 5;
+    std::vector<std::uint16_t> ports;
+    for (int i = 0; i < worlds; ++i) ports.push_back(gradsync_test::free_port());
+    check([&](int rank) -> std::string {
+        int open = 0;
+        long memory = 0;
+        std::vector<float> data(1000);
+        for (int i = 0; i < worlds; ++i) {
+            if (i == before) open = descriptors(), memory = living;
+            TcpBackend comm = backend(rank, 2, ports[static_cast<std::size_t>(i)]);
+            const auto lent = comm.allocate(4000);
+            sum(comm, data);
+            if (rank == i % 2) {
+                comm.fail("it has had enough");
+                continue;
+            }
+            try {
+                comm.all_reduce({lent.data(), 1000, DType::f32}, ReduceOp::sum).wait();
+                return "nothing was thrown";
+            } catch (const Error&) {
+            }
+        }
+        // The last one or two may still be waiting for the other rank's good-bye.
+        const int connections = descriptors() - open;
+        const long blocks = living - memory;
+        if (connections > 2) return std::to_string(connections) + " connections stayed";
+        return blocks > 100 ? std::to_string(blocks) + " blocks of memory stayed" : "";
+    });
+}
+
+TEST_CASE("TcpBackend: a group that goes leaves no memory") {
+    const std::uint16_t port = gradsync_test::free_port();
+    check([&](int rank) -> std::string {
+        TcpBackend comm = backend(rank, 2, port);
+        std::vector<float> data(1000);
+        long memory = 0;
+        for (int i = 0; i < 110; ++i) {
+            if (i == 10) memory = living;
+            TcpBackend group = comm.split(0, rank);
+            sum(group, data);
+        }
+        const long blocks = living - memory;
+        return blocks > 20 ? std::to_string(blocks) + " blocks of memory stayed" : "";
+    });
+}
+
+TEST_CASE("TcpBackend: a steady step over messages allocates nothing, whichever rank comes first") {
+    const std::uint16_t port = gradsync_test::free_port();
+    check([&](int rank) -> std::string {
+        TcpBackend comm = backend(rank, 2, port);
+        std::vector<float> little(1000), much(300'000);
+        long before = 0;
+        for (int i = 0; i < 120; ++i) {
+            if (i == 60) before = allocations;
+            if (i % 3 == rank) std::this_thread::sleep_for(8ms);
+            auto first = comm.all_reduce(buffer(little), ReduceOp::sum), second = comm.all_reduce(buffer(much), ReduceOp::sum);
+            first.wait();
+            second.wait();
+        }
+        const long during = allocations - before;  // a list may still have to grow, and the other rank may have left
+        return during > 8 ? std::to_string(during) + " allocations" : "";
+    });
+}
