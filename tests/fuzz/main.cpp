@@ -65,7 +65,9 @@ int main(int argc, char** argv) {
             switch (random() % 3) {
                 case 0: input.insert(place, bytes, static_cast<std::uint8_t>(value)); break;
                 case 1: input.erase(place, place + static_cast<std::ptrdiff_t>(std::min(bytes, input.size() - at))); break;
-                default: std::memcpy(input.data() + at, &value, std::min(bytes, input.size() - at));
+                default:
+                    for (std::size_t i = 0; i < bytes && at + i < input.size(); ++i)
+                        input[at + i] = static_cast<std::uint8_t>(value >> 8 * i);
             }
         }
         run(target, input.data(), input.size());
