@@ -31,6 +31,5 @@ static const gradsync_fuzz::Target target("control_message", [](gradsync_fuzz::I
             worlds.emplace_back();  // the message stays in the network
             return;
         }
-        if (message.size() >= 20) world->own->forget(*reinterpret_cast<const int*>(message.data() + 16));
     }
 });

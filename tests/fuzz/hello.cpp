@@ -1,40 +1,15 @@
 // SPDX-License-Identifier: BSL-1.0
 // What other ranks say about the collective that this rank has started: calls, and the elements after them.
+#include <list>
+#include <numeric>
+
 #include <gradsync/collective/failures.hpp>
 #include <gradsync/collective/messages/pending_collective.hpp>
 
 #include "fuzz.hpp"
+#include "support/loopback_transport.hpp"
 
 namespace mp = gradsync::message_passing;
-
-namespace {
-
-/// Every message that this rank receives comes from the input, in the order of the receives, and may be shorter than its buffer.
-class Wire final : public mp::Transport {
-public:
-    Wire(gradsync_fuzz::Input input, int rank, int size) : input_(input), rank_(rank), size_(size) {}
-    int rank() const noexcept override { return rank_; }
-    int size() const noexcept override { return size_; }
-    int last_stream() const noexcept override { return 1000; }
-    const char* refusal() const noexcept override { return nullptr; }
-    std::mutex& mutex() noexcept override { return mutex_; }
-    Ticket send(int, int, const void*, std::size_t) override { return 0; }
-    Ticket receive(int, int, void* data, std::size_t bytes) override {
-        const auto message = input_.take_bytes(std::min<std::size_t>(bytes, input_.take<std::uint16_t>()));
-        if (message.size() != 0) std::memcpy(data, message.data(), message.size());
-        return 0;
-    }
-    bool poll() override { return true; }
-    bool finish(Ticket) override { return true; }
-    bool give_up(Ticket) noexcept override { return true; }
-
-private:
-    gradsync_fuzz::Input input_;
-    int rank_, size_;
-    std::mutex mutex_;
-};
-
-}  // namespace
 
 static const gradsync_fuzz::Target target("hello", [](gradsync_fuzz::Input input) {
     using gradsync::collective::Operation;
@@ -47,18 +22,31 @@ static const gradsync_fuzz::Target target("hello", [](gradsync_fuzz::Input input
     call.root = input.take<std::uint8_t>() % size;
     const bool gathers = call.operation == Operation::all_gather || call.operation == Operation::gather;
     const bool scatters = call.operation == Operation::reduce_scatter || call.operation == Operation::scatter;
-    call.in = in.data(), call.out = out.data();
+    call.in = in.data();
+    call.out = out.data();
     call.in_count = scatters && (call.operation != Operation::scatter || call.root == rank) ? all : count;
     call.out_count = gathers && (call.operation != Operation::gather || call.root == rank) ? all : count;
     if (call.operation == Operation::barrier) call.in_count = call.out_count = 0;
 
-    Wire wire(input, rank, size);
-    gradsync::List<int> ranks;
-    for (int r = 0; r < size; ++r) ranks.push_back(r);
-    const mp::Route route{wire, ranks, rank, 0};
+    // The other ranks' messages, each to a stream of its sender's choice.
+    const auto network = std::make_shared<gradsync_test::LoopbackNetwork>(size);
+    gradsync_test::LoopbackTransport transport(network, rank);
+    const bool few_owners = input.take<std::uint8_t>() % 2 != 0;
+    std::list<std::string> sent;
+    while (input.size() != 0) {
+        const auto to = input.take<std::uint8_t>();
+        const std::size_t bytes = input.take<std::uint16_t>();
+        sent.push_back(input.take_bytes(bytes).text());
+        network->send((rank + 1 + to % (size - 1)) % size, rank, 1 + to / 16 % mp::Route::streams, sent.back().data(), sent.back().size());
+    }
+    gradsync::List<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const mp::Route route{transport, ranks, rank, 0};
     const mp::KnownMemory known;
-    mp::PendingCollective pending(route, 8192, input.size() % 2 == 0);
+    mp::PendingCollective pending(route, 8192, few_owners);
     pending.start(0, call, 8192, known);
+    while (transport.poll()) {
+    }
     if (!pending.hear()) return;
     if (const int misfit = gradsync::collective::first_misfit(pending.calls()); misfit >= 0) {
         (void)gradsync::collective::mismatch(0, pending.calls(), misfit, ranks);
