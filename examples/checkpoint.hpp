@@ -47,7 +47,8 @@ namespace checkpoint_detail {
 
 constexpr std::array<char, 8> magic{'g', 'r', 'a', 'd', 's', 'y', 'n', 'c'};
 constexpr std::uint64_t version = 2;
-constexpr std::size_t header_bytes = 64;  // before the description
+constexpr std::size_t header_bytes = 64;                              // before the description
+constexpr std::uint64_t most_micro_batches = std::uint64_t{1} << 24;  // more would take hours to plan
 
 inline std::string padded(std::string text) {
     text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -108,6 +109,7 @@ public:
         for (std::size_t done = 0; done < n;) {
             const auto got = ::pread(descriptor_, static_cast<char*>(data) + done, n - done, static_cast<off_t>(at + done));
             if (got < 0 && errno == EINTR) continue;
+            if (got == 0) errno = ENODATA;  // it has become shorter
             if (got <= 0) fail("cannot read ");
             done += static_cast<std::size_t>(got);
         }
@@ -116,7 +118,7 @@ public:
         for (std::size_t done = 0; done < n;) {
             const auto put = ::pwrite(descriptor_, static_cast<const char*>(data) + done, n - done, static_cast<off_t>(at + done));
             if (put < 0 && errno == EINTR) continue;
-            if (put < 0) fail("cannot write ");
+            if (put < 0) fail_to_write();
             done += static_cast<std::size_t>(put);
         }
     }
@@ -128,7 +130,7 @@ public:
     /// Of the first `bytes` bytes, a multiple of 8.
     std::uint64_t digest(std::size_t bytes) const {
         Digest digest;
-        std::vector<char> piece(std::size_t{1} << 20);
+        std::vector<char> piece(std::min(bytes, std::size_t{1} << 20));
         for (std::size_t at = 0; at < bytes; at += piece.size()) {
             const std::size_t n = std::min(piece.size(), bytes - at);
             read(at, piece.data(), n);
@@ -137,7 +139,15 @@ public:
         return digest.value();
     }
 
-    [[noreturn]] void fail(const char* what) const { throw std::system_error(errno, std::generic_category(), what + path_.string()); }
+    /// Everything is on disk afterwards.
+    void finish() {
+        if (::fsync(descriptor_) != 0 || ::close(std::exchange(descriptor_, -1)) != 0) fail_to_write();
+    }
+
+    [[noreturn]] void fail(const std::string& what) const {
+        throw std::system_error(errno, std::generic_category(), what + path_.string());
+    }
+    [[noreturn]] void fail_to_write() const { fail("the last checkpoint is unchanged; cannot write "); }
 
 private:
     std::filesystem::path path_;
@@ -184,17 +194,17 @@ public:
         const auto file = checkpoint_file(directory_);
         const Temporary temporary{file.string() + ".new" + std::to_string(rank)};
         {
-            const checkpoint_detail::File out{temporary.path, O_WRONLY | O_CREAT | O_TRUNC};
-            if (!out) out.fail("cannot write ");
+            checkpoint_detail::File out{temporary.path, O_WRONLY | O_CREAT | O_TRUNC};
+            if (!out) out.fail_to_write();
             // What is not written, between arrays, is zero.
-            if (::ftruncate(out.descriptor(), static_cast<off_t>(layout_.end())) != 0) out.fail("cannot write ");
+            if (::ftruncate(out.descriptor(), static_cast<off_t>(layout_.end())) != 0) out.fail_to_write();
             const std::string head = header(progress);
             out.write(0, head.data(), head.size());
             collect(
                 [&](StatePlace place, std::span<const float> piece) { out.write(layout_.at(place), piece.data(), piece.size_bytes()); });
             const std::uint64_t digest = checkpoint_detail::File{temporary.path, O_RDONLY}.digest(layout_.end());
             out.write(layout_.end(), &digest, sizeof digest);
-            if (::fsync(out.descriptor()) != 0) out.fail("cannot write ");
+            out.finish();
         }
         // Readers see the old file or the new one; syncing the directory makes the new name itself durable.
         std::filesystem::rename(temporary.path, file);
@@ -260,6 +270,11 @@ public:
         }
         const bool intact = size_ >= header_bytes + 8 && size_ % 8 == 0 && file_.digest(size_ - 8) == file_.word(size_ - 8);
         if (!intact) refuse("is torn or damaged: its checksum does not match");
+        const std::uint64_t description = file_.word(56);
+        if (description > size_ - header_bytes - 8 || description % 8 != 0) refuse("is damaged: its description is longer than the file");
+        begin_ = header_bytes + description;
+        if (progress().micro_batches > most_micro_batches)
+            refuse("is damaged: it says that a step has " + std::to_string(progress().micro_batches) + " micro-batches");
     }
 
     Progress progress() const { return {file_.word(16), file_.word(24), file_.word(32), file_.word(40), file_.word(48)}; }
@@ -269,7 +284,7 @@ public:
 
     /// Throws unless the checkpoint is of this very model.
     void expect_model(const std::string& model) const {
-        std::string description(file_.word(56), ' ');
+        std::string description(begin_ - checkpoint_detail::header_bytes, ' ');
         file_.read(checkpoint_detail::header_bytes, description.data(), description.size());
         if (description != checkpoint_detail::padded(model)) {
             refuse("is of another model (" + description.substr(0, description.find_last_not_of(' ') + 1) + ", not " + model + ")");
@@ -277,7 +292,7 @@ public:
     }
 
     void restore(const Parameters& parameters, std::size_t arrays, Synchroniser& sync) const {
-        const checkpoint_detail::Layout layout{checkpoint_detail::header_bytes + file_.word(56), parameters, arrays};
+        const checkpoint_detail::Layout layout{begin_, parameters, arrays};
         if (layout.end() + 8 != size_) refuse("has another number of parameters");
         sync.restore(progress().steps,
                      [&](StatePlace place, std::span<float> piece) { file_.read(layout.at(place), piece.data(), piece.size_bytes()); });
@@ -290,7 +305,7 @@ private:
 
     std::filesystem::path path_;
     checkpoint_detail::File file_;
-    std::size_t size_ = 0;
+    std::size_t size_ = 0, begin_ = 0;  // of the file, and of its arrays
 };
 
 }  // namespace gradsync_train

@@ -18,12 +18,17 @@ Json read_profile(const std::string& file) {
     try {
         const Json json = Json::parse(in);
         const Json& profile = json.at("profile");
-        for (const Json& g : profile.at("gradients"))
-            if (g.at("ready").get<double>() < 0)
-                throw UsageError("--profile: " + file + " has a gradient that is ready at a negative time");
+        const auto check = [&](const Json& number, bool is_amount) {
+            if (!is_amount || !(number.get<double>() >= 0 && number.get<double>() <= 1e15))
+                throw UsageError("--profile: " + file + " has " + number.dump() +
+                                 " where a time, or a number of bytes, from 0 to 1e+15 is due");
+        };
+        for (const Json& g : profile.at("gradients")) {
+            check(g.at("ready"), g.at("ready").is_number());
+            check(g.at("bytes"), g.at("bytes").is_number_unsigned());
+        }
         if (profile.at("gradients").empty()) throw UsageError("--profile: " + file + " has no gradients");
-        profile.at("fixed").get<double>();
-        profile.at("per_byte").get<double>();
+        for (const char* const cost : {"fixed", "per_byte"}) check(profile.at(cost), profile.at(cost).is_number());
         return profile;
     } catch (const Json::exception& error) {
         throw UsageError("--profile: " + file + " is no result of gradsync_train --buckets optimal --json FILE: " + error.what());

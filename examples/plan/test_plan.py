@@ -234,6 +234,9 @@ class Buckets(PlanTest):
         self.refused("buckets --profile /no/such/file", "/no/such/file")
         self.refused("buckets --profile " + self.write("{}"), "no result of gradsync_train")
         self.refused("buckets --profile " + self.write("not json"), "no result of gradsync_train")
+        for ready, size, fixed in (-1, 8, 0), (1e300, 8, 0), (0, -8, 0), (0, 1e300, 0), (0, 8.5, 0), (0, 2 ** 63, 0), (0, 8, -1), (0, 8, 1e300), (0, 8, "1"):
+            profile = {"fixed": fixed, "per_byte": 1e-9, "gradients": [{"ready": ready, "bytes": size}]}
+            self.refused("buckets --profile " + self.write(json.dumps({"profile": profile})), "from 0 to 1e+15")
         self.refused("buckets --d-model 4000000000 --blocks 2 --vocabulary 4000000000 --backward-ms 1 --bandwidth 1", "64 bits")
 
 

@@ -13,6 +13,7 @@ import pathlib
 import pty
 import random
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -30,6 +31,18 @@ MLP = "--model mlp --d-model 8 --context 5 --hidden 40,24 --micro-batch 6 --step
 MODELS = {"transformer": TRANSFORMER, "mlp": MLP, "tied": TRANSFORMER + ["--tied"]}
 STAGES = ("none", "optimizer", "gradients", "parameters")
 POLICIES = list(itertools.product(("per-parameter", "flat", "capped"), ("none", "backward", "backward-thread", "forward"), ("in-buckets", "borrowed")))
+
+
+def sealed(data):
+    """The bytes of a checkpoint, with their checksum: see examples/digest.hpp."""
+    mask, state = (1 << 64) - 1, 0x243f6a8885a308d3
+    for at in range(0, len(data), 8):
+        word = (state ^ int.from_bytes(data[at:at + 8], "little")) * 0x9e3779b97f4a7c15 & mask
+        state = (word << 29 | word >> 35) & mask
+    z = state ^ len(data)
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 & mask
+    z = (z ^ z >> 27) * 0x94d049bb133111eb & mask
+    return data + (z ^ z >> 31).to_bytes(8, "little")
 
 
 class TrainerTest(unittest.TestCase):
@@ -474,6 +487,31 @@ class Checkpoints(TrainerTest):
         self.refused("another model", *TRANSFORMER, *self.kept("--resume", "--tied"))
         self.refused("another model", *MLP, *self.kept("--resume"))
         self.assertEqual(self.call(*resume).returncode, 0)
+
+    def test_a_file_made_to_mislead_is_refused(self):
+        """Its checksum is right, and its numbers are not."""
+        self.train(*TRANSFORMER, *self.kept("--stop-after", 2))
+        file = self.folder / "run" / "checkpoint.gradsync"
+        good = file.read_bytes()
+        for place, value, said in ((56, 1 << 40, "its description"), (56, len(good), "its description"), (56, (1 << 64) - 8, "its description"),
+                                   (56, 7, "its description"), (56, 0, "another model"), (40, 1 << 40, "micro-batches")):
+            file.write_bytes(sealed(good[:place] + value.to_bytes(8, "little") + good[place + 8:-8]))
+            self.refused(said, *TRANSFORMER, *self.kept("--resume"))
+        file.write_bytes(sealed(good[:-8]))
+        self.assertEqual(file.read_bytes(), good)
+
+    def test_a_full_disk_leaves_the_last_checkpoint(self):
+        self.train(*TRANSFORMER, *self.kept("--stop-after", 2))
+        file = self.folder / "run" / "checkpoint.gradsync"
+        good = file.read_bytes()
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, resource.RLIM_INFINITY))
+        done = subprocess.run([PROGRAM, *TRANSFORMER, *map(str, self.kept("--resume")), "--data", self.text], capture_output=True, timeout=60,
+                              text=True, preexec_fn=limit, restore_signals=False)  # Python ignores SIGXFSZ
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("the last checkpoint is unchanged; cannot write", done.stderr)
+        self.assertIn("File too large", done.stderr)
+        self.assertEqual(file.read_bytes(), good)
+        self.assertEqual([p.name for p in file.parent.iterdir()], ["checkpoint.gradsync"])
 
     def test_a_changed_text_is_mentioned(self):
         self.train(*TRANSFORMER, *self.kept("--stop-after", 2))

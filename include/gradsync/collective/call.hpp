@@ -12,9 +12,8 @@ using gradsync::detail::text;
 enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier };
 
 constexpr std::string_view name_of(Operation operation) noexcept {
-    constexpr std::string_view names[] = {"all_reduce", "reduce", "reduce_scatter", "all_gather",
-                                          "broadcast",  "gather", "scatter",        "barrier"};
-    return names[static_cast<std::size_t>(operation)];
+    return gradsync::detail::name_in({"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter", "barrier"},
+                                     operation);
 }
 
 /// One rank's description of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}. In-place operations have the

@@ -20,7 +20,7 @@ namespace gradsync::inline v0_2::collective {
 [[gnu::cold, gnu::noinline]] inline Failure mismatch(std::uint64_t n, ListView<const Call> calls, int misfit,
                                                      ListView<const int> world_ranks) {
     // The root of a gather or scatter sets its size; rank 0 may be the one that does not fit.
-    const int other = misfit == 0 ? calls[0].root : 0;
+    const int other = misfit != 0 ? 0 : is_rooted(calls[0].operation) ? calls[0].root : 1;
     const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };
     const bool by_tag = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
     const auto started = [&](int r) {

@@ -23,6 +23,7 @@ struct GatheredBucket {
     std::vector<NumbersOf> parts = {};  ///< places of its parameters; the gaps stay zero
     std::size_t elements = 0;           ///< of all parts together
     std::size_t words = 0;              ///< of a rank's message
+    std::size_t count = 0;              ///< elements of the bucket, gaps included
 };
 
 /// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each adds them up in rank
@@ -32,7 +33,7 @@ struct GatheredBucket {
 /// - `words(bucket, contents, b, rank)`: the number of words of a message of bucket b, which `contents` describes;
 /// - `write(bucket, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
 ///   false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
-/// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`;
+/// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have changed `words`;
 /// - `add_up(bucket, messages, factor, to)`: to = factor times the sum of all messages. Elements that no message mentions become 0; gaps
 ///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
 template <Backend B, class Settings>
@@ -69,6 +70,7 @@ public:
         std::size_t words = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
             Bucket& bucket = buckets_[b];
+            bucket.count = contents[b].count;
             if (!is_compressible(contents[b].dtype)) continue;
             for (const BucketContents::Part& part : contents[b].parts) {
                 bucket.elements += part.count;

@@ -57,7 +57,7 @@ public:
         const std::size_t k = bucket.words / 2;
         const auto* const values = reinterpret_cast<const float*>(words + k);
         for (std::size_t e = 0; e < k; ++e)
-            if (detail::is_finite(values[e])) held[words[e]] = values[e];
+            if (words[e] < bucket.count && detail::is_finite(values[e])) held[words[e]] = values[e];
     }
 
     void add_up(const Bucket& bucket, const detail::Messages& messages, float factor, BufferView to) {

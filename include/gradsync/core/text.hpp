@@ -69,10 +69,10 @@ template <class... Parts>
     return text;
 }
 
-/// The name of an enumerator of an enumeration that counts from 0.
+/// The name of an enumerator of an enumeration that counts from 0. The number may have come from another process.
 template <class Enum>
 constexpr std::string_view name_in(std::initializer_list<std::string_view> names, Enum enumerator) noexcept {
-    return names.begin()[static_cast<std::size_t>(enumerator)];
+    return static_cast<std::size_t>(enumerator) < names.size() ? names.begin()[static_cast<std::size_t>(enumerator)] : "nonsense";
 }
 
 /// The parts of a list as one text, such as "2, 3, 5".

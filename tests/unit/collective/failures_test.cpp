@@ -31,6 +31,18 @@ TEST_CASE("mismatch: a rank is never blamed against itself, also where it is ran
               .message.find("rank 0 started gather(f32, 2 elements, root 1), rank 2 started barrier()") != std::string::npos);
 }
 
+TEST_CASE("mismatch: a call of another process that makes no sense is described, and indexes nothing") {
+    std::vector<Call> calls(2);
+    calls[0].root = 1 << 30;
+    calls[0].in_count = 1;
+    REQUIRE(first_misfit(calls) == 0);
+    CHECK(mismatch(0, calls, 0, std::vector{0, 1})
+              .message.find("rank 1 started barrier() for nothing in particular, rank 0 started barrier() for") != std::string::npos);
+    calls[0].operation = static_cast<Operation>(200);
+    calls[0].dtype = static_cast<DType>(201);
+    CHECK(describe(calls[0]) == "nonsense(nonsense, 1 elements)");
+}
+
 TEST_CASE("timed_out: names the ranks that did not start it") {
     const Late none, one{{4}, Late::Did::not_start}, several{{1, 3}, Late::Did::not_start}, stopped{{1, 3}, Late::Did::not_go_on},
         silent{{0}, Late::Did::not_answer};

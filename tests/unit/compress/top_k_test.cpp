@@ -75,13 +75,17 @@ TEST_CASE("TopK: the k largest of what is there travel, and the rest is kept exa
 TEST_CASE("TopK: an element that the bucket does not have is refused, with the rank that sent it") {
     TopK::Codec codec(TopK{.density = 0.5});
     BucketContents contents{.count = 4, .dtype = DType::f32, .parts = {}};
-    detail::GatheredBucket bucket{.elements = 4};
+    detail::GatheredBucket bucket{.elements = 4, .count = 4};
     bucket.words = codec.words(bucket, contents, 0, 0);
     REQUIRE(bucket.words == 4);
     std::uint32_t messages[] = {0, 3, 0, 0, 1, 4, 0, 0};
     float sums[4];
     const auto add_up = [&] { codec.add_up(bucket, {.first = messages, .stride = 4, .count = 2}, 1, buffer(std::span(sums))); };
     CHECK(outcome_of(add_up).says("TopK: rank 1 sent an element number 4 of a bucket of 4"));
+    // What a rank puts back went through other ranks, too.
+    float held[] = {5, 5, 5, 5, 5};
+    codec.put_back(bucket, messages + 4, held);
+    CHECK(std::vector<float>(held, held + 5) == std::vector<float>{5, 0, 5, 5, 5});
     messages[5] = 2;
     CHECK(outcome_of(add_up).text == "");
 }

@@ -59,6 +59,23 @@ void train(Three& sharded, int first, int last) {
     }
 }
 
+/// Another checkpoint is saved between the digests and the records of the one that is loaded.
+struct Replaced {
+    One& own;
+    const std::filesystem::path& directory;
+    int saves = 0;
+
+    auto backend() { return own.backend(); }
+    auto parameters() const { return own.parameters(); }
+    void flush() { own.flush(); }
+    void publish() { own.publish(); }
+    template <class F>
+    void for_each_shard(F&& f) {
+        if (saves++ == 0) save_shards(directory, own, "newer");
+        own.for_each_shard(f);
+    }
+};
+
 }  // namespace
 
 TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to the same bits") {
@@ -126,6 +143,81 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
               finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
               finding.check(weights(sharded) == good, "the weights are not those that were saved");
           }) == "");
+}
+
+TEST_CASE("a full disk: every rank is told, and nothing is left but the last checkpoint") {
+    for (const char* const name : {"shard-1-1-of-2.gradsync", "manifest.gradsync.new"}) {
+        const TemporaryDirectory directory;
+        CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors(awkward_sizes, DType::f32);
+                  One sharded = make_one(comm, model, 0);
+                  save_shards(directory.path(), sharded, "good");
+                  if (comm.rank() == 0) std::filesystem::create_symlink("/dev/full", directory.path() / name);
+                  comm.barrier().wait();
+                  const Outcome outcome = outcome_of([&] { save_shards(directory.path(), sharded, "bad"); });
+                  finding.check(outcome.is(Errc::storage) && outcome.says("No space left on device; the last checkpoint is still valid"),
+                                "it says: " + outcome.text);
+                  comm.barrier().wait();
+                  finding.check(files_in(directory) == 3, std::to_string(files_in(directory)) + " files");
+                  finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
+              }) == "");
+    }
+}
+
+TEST_CASE("parts that no manifest names go with the next save, and nothing else does") {
+    const TemporaryDirectory directory;
+    const auto save = [&] {
+        run_threads(2, [&](ThreadBackend comm) {
+            auto model = initial_tensors({10, 20}, DType::f32);
+            One sharded = make_one(comm, model, 0);
+            save_shards(directory.path(), sharded);
+        });
+    };
+    save();
+    for (const char* const part : {"shard-1-0-of-5.gradsync", "shard-7-1-of-2.gradsync", "shard-18446744073709551615-0-of-1.gradsync"})
+        std::ofstream(directory.file(part)) << "left by a save that was killed";
+    const std::vector<std::string> others = {"shard-7-1-of-2.gradsync.old", "a shard-7-1-of-2.gradsync", "shard-07-1-of-2.gradsync",
+                                             "shard-7-1-of-2", "weights"};
+    for (const std::string& other : others) std::ofstream(directory.path() / other) << "the user's";
+    std::filesystem::create_directory(directory.path() / "shard-8-0-of-2.gradsync");
+    save();
+    for (const std::string& other : others) CHECK(std::filesystem::exists(directory.path() / other));
+    CHECK(files_in(directory) == 3 + others.size() + 1);
+}
+
+TEST_CASE("a directory that the ranks do not share is noticed, when they save and when they load") {
+    const TemporaryDirectory directories[2];
+    const auto seen = outcomes(2, [&](ThreadBackend comm) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        One sharded = make_one(comm, model, 0);
+        save_shards(directories[comm.rank()].path(), sharded);
+    });
+    for (const Outcome& outcome : seen) CHECK(outcome.says("of rank 1 cannot be seen from rank 0; all machines must share the directory"));
+    for (const auto& directory : directories) {
+        CHECK(files_in(directory) == 0);
+        run_threads(1, [&](ThreadBackend comm) {
+            auto model = initial_tensors({10, 20}, DType::f32);
+            One sharded = make_one(comm, model, 0);
+            save_shards(directory.path(), sharded, &directory == directories ? "newer" : "older");
+        });
+    }
+    for (const Outcome& outcome : outcomes(2, [&](ThreadBackend comm) {
+             auto model = initial_tensors({10, 20}, DType::f32);
+             One sharded = make_one(comm, model, 0);
+             load_shards(directories[comm.rank()].path(), sharded);
+         }))
+        CHECK(outcome.says("manifest.gradsync differs between rank 0 and rank 1; all machines must share the directory"));
+}
+
+TEST_CASE("a checkpoint that is replaced while it is loaded: the new one is loaded") {
+    const TemporaryDirectory directory;
+    run_threads(1, [&](ThreadBackend comm) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        One sharded = make_one(comm, model, 0);
+        save_shards(directory.path(), sharded, "older");
+        Replaced replaced{sharded, directory.path()};
+        CHECK(load_shards(directory.path(), replaced) == "newer");
+    });
 }
 
 TEST_CASE("a checkpoint that was made to mislead is refused: parts that overlap, sizes that wrap around") {
