@@ -239,8 +239,8 @@ public:
             if (const auto signal = signals_.find(child); signal != signals_.end() && !launched_)
                 all.push_back({Kind::hang, who + "ended by signal " + std::to_string(signal->second)});
             else if (!has_reported(rank))
-                all.push_back(
-                    {Kind::hang, who + (children_[static_cast<std::size_t>(child)] > 0 ? "did not end" : "ended without a report")});
+                all.push_back({Kind::hang, who + (children_[static_cast<std::size_t>(child)] > 0 ? "gave no report in time"
+                                                                                                 : "ended without a report")});
             else if (!launched_ && children_[static_cast<std::size_t>(child)] > 0)
                 all.push_back({Kind::hang, who + "reported, but did not end"});
         }
@@ -326,6 +326,16 @@ void check_tool(std::string& tool, const std::string& test, const char* otherwis
     tool.clear();
 }
 
+/// Copies what the ranks have written, but neither checkpoints nor MPI's shared memory.
+void keep(const fs::path& where, const fs::path& folder, const Plan& plan) {
+    std::error_code ignored;
+    fs::create_directories(where, ignored);
+    for (const auto& file : fs::directory_iterator(folder))
+        if (const std::string name = file.path().filename(); name == "output" || name.rfind("rank", 0) == 0)
+            fs::copy(file, where, fs::copy_options::overwrite_existing, ignored);
+    std::ofstream(where / "plan") << plan.describe() << "\n";
+}
+
 int run_all(Options options) {
     std::signal(SIGPIPE, SIG_IGN);
     check_tool(options.mpirun, " --version 2>&1 | grep -q '(Open MPI) [34][.]'",
@@ -370,13 +380,7 @@ int run_all(Options options) {
             }
             std::fflush(stdout);
             std::error_code ignored;
-            if (!findings.empty() && !options.keep.empty()) {
-                fs::create_directories(options.keep / std::to_string(plan.seed), ignored);
-                for (const auto& file : fs::directory_iterator(folder))
-                    if (file.is_regular_file())
-                        fs::copy(file, options.keep / std::to_string(plan.seed), fs::copy_options::overwrite_existing, ignored);
-                std::ofstream(options.keep / std::to_string(plan.seed) / "plan") << plan.describe() << "\n";
-            }
+            if (!findings.empty() && !options.keep.empty()) keep(options.keep / std::to_string(plan.seed), folder, plan);
             fs::remove_all(folder, ignored);
         }
         std::erase(running, nullptr);
