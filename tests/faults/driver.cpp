@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fnmatch.h>
 #include <netinet/in.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -167,26 +168,7 @@ public:
             launch({options.cluster, hosts, "1gbit", "--ranks-per-host", per_host, "--no-mpi", "--control", folder / "links", "--",
                     beside_this_program("faults"), "--rank", seed, limit, folder});
         } else if (plan.backend == Backend::mpi) {
-            launch({options.mpirun,
-                    "--allow-run-as-root",
-                    "--enable-recovery",
-                    "--oversubscribe",
-                    "--bind-to",
-                    "none",
-                    "--mca",
-                    "mpi_yield_when_idle",
-                    "1",
-                    "--mca",
-                    "orte_tmpdir_base",
-                    folder,
-                    "--mca",
-                    "btl_vader_backing_directory",
-                    folder,
-                    "-n",
-                    size,
-                    beside_this_program("faults_mpi"),
-                    seed,
-                    limit,
+            launch({options.mpirun, "--enable-recovery", "--oversubscribe", "-n", size, beside_this_program("faults_mpi"), seed, limit,
                     folder});
         } else if (plan.backend == Backend::threads) {
             start([&] { return run_thread_ranks(orders_); });
@@ -199,9 +181,12 @@ public:
     ~Run() {
         ::kill(-group_, SIGKILL);
         std::ifstream processes(orders_.folder / "processes");
-        for (pid_t process; processes >> process;) ::kill(process, SIGKILL);
-        for (const pid_t child : children_)
-            if (child > 0) ::waitpid(child, nullptr, 0);
+        for (std::string process; processes >> process;) {
+            std::ifstream line("/proc/" + process + "/cmdline");  // another process may have the number by now
+            if (std::string(std::istreambuf_iterator<char>(line), {}).find(orders_.folder) != std::string::npos)
+                ::kill(std::stoi(process), SIGKILL);
+        }
+        for (const pid_t child : children_) ::waitpid(child, nullptr, 0);
     }
 
     const Plan& plan() const { return orders_.plan; }
@@ -212,17 +197,15 @@ public:
         if (Clock::now() > begin_ + std::chrono::duration<double>(orders_.limit + orders_.pause() + (plan().on_hosts() ? 25 : 20)))
             return true;
         for (std::size_t i = 0; i < children_.size(); ++i) {
-            int status = 0;
-            if (children_[i] > 0 && ::waitpid(children_[i], &status, WNOHANG) == children_[i]) {
-                children_[i] = 0;
-                if (WIFSIGNALED(status)) signals_[static_cast<int>(i)] = WTERMSIG(status);
-            }
+            siginfo_t end{};  // the process stays, as a zombie, so that its number and its group's are not given to others
+            if (has_ended_[i] || ::waitid(P_PID, static_cast<id_t>(children_[i]), &end, WEXITED | WNOHANG | WNOWAIT) != 0) continue;
+            has_ended_[i] = end.si_pid == children_[i];
+            if (has_ended_[i] && end.si_code != CLD_EXITED) signals_[i] = end.si_status;
         }
-        const bool all_gone = std::all_of(children_.begin(), children_.end(), [](pid_t child) { return child == 0; });
-        if (all_gone) return true;
+        if (std::find(has_ended_.begin(), has_ended_.end(), false) == has_ended_.end()) return true;
         for (int rank = 0; rank < plan().size; ++rank)
-            if (must_end(rank) && (one_child_a_rank() ? children_[static_cast<std::size_t>(rank)] > 0 : !has_reported(rank))) return false;
-        return one_child_a_rank() || launched_;
+            if (must_end(rank) && (launched_ ? !has_reported(rank) : !has_ended_[child_of(rank)])) return false;
+        return true;
     }
 
     std::vector<Finding> findings() const {
@@ -235,14 +218,11 @@ public:
             }
             if (!must_end(rank)) continue;
             const std::string who = "rank " + std::to_string(rank) + ": ";
-            const int child = one_child_a_rank() ? rank : 0;
-            if (const auto signal = signals_.find(child); signal != signals_.end() && !launched_)
-                all.push_back({Kind::hang, who + "ended by signal " + std::to_string(signal->second)});
+            const std::size_t child = child_of(rank);
+            if (signals_[child] != 0 && !launched_) all.push_back({Kind::hang, who + "ended by signal " + std::to_string(signals_[child])});
             else if (!has_reported(rank))
-                all.push_back({Kind::hang, who + (children_[static_cast<std::size_t>(child)] > 0 ? "gave no report in time"
-                                                                                                 : "ended without a report")});
-            else if (!launched_ && children_[static_cast<std::size_t>(child)] > 0)
-                all.push_back({Kind::hang, who + "reported, but did not end"});
+                all.push_back({Kind::hang, who + (has_ended_[child] ? "ended without a report" : "gave no report in time")});
+            else if (!launched_ && !has_ended_[child]) all.push_back({Kind::hang, who + "reported, but did not end"});
         }
         return all;
     }
@@ -254,6 +234,7 @@ private:
         const pid_t child = ::fork();
         if (child == 0) {
             ::setpgid(0, group_);
+            ::prctl(PR_SET_PDEATHSIG, SIGKILL);
             const int output = ::open((orders_.folder / "output").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
             ::dup2(output, 1);
             ::dup2(output, 2);
@@ -268,10 +249,19 @@ private:
         if (children_.empty()) group_ = child;
         ::setpgid(child, group_);
         children_.push_back(child);
+        has_ended_.push_back(false);
+        signals_.push_back(0);
     }
     void launch(std::vector<std::string> command) {
         launched_ = true;
         start([&] {
+            for (const auto& [name, value] : std::map<std::string, std::string>{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                                                                {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                                                                {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+                                                                                {"OMPI_MCA_mpi_yield_when_idle", "1"},
+                                                                                {"OMPI_MCA_orte_tmpdir_base", orders_.folder},
+                                                                                {"OMPI_MCA_btl_vader_backing_directory", orders_.folder}})
+                ::setenv(name.c_str(), value.c_str(), 1);
             std::vector<char*> words;
             for (std::string& word : command) words.push_back(word.data());
             words.push_back(nullptr);
@@ -281,7 +271,7 @@ private:
         });
     }
 
-    bool one_child_a_rank() const { return !launched_ && plan().backend != Backend::threads; }
+    std::size_t child_of(int rank) const { return launched_ || plan().backend == Backend::threads ? 0 : static_cast<std::size_t>(rank); }
     bool must_end(int rank) const {
         const Fault kind = plan().kind_of(rank);
         return kind != Fault::exit && kind != Fault::kill && kind != Fault::stop && kind != Fault::fork_outlives;
@@ -292,9 +282,10 @@ private:
     Orders orders_;
     Clock::time_point begin_;
     pid_t group_ = 0;
-    bool launched_ = false;        ///< by one program, which starts the ranks
-    std::vector<pid_t> children_;  ///< 0: ended
-    std::map<int, int> signals_;   ///< by child: what ended it
+    bool launched_ = false;  ///< by one program, which starts the ranks
+    std::vector<pid_t> children_;
+    std::vector<bool> has_ended_;
+    std::vector<int> signals_;  ///< that ended them
 };
 
 struct Cell {
@@ -336,8 +327,11 @@ void keep(const fs::path& where, const fs::path& folder, const Plan& plan) {
     std::ofstream(where / "plan") << plan.describe() << "\n";
 }
 
+volatile std::sig_atomic_t interrupted = 0;
+
 int run_all(Options options) {
     std::signal(SIGPIPE, SIG_IGN);
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });
     check_tool(options.mpirun, " --version 2>&1 | grep -q '(Open MPI) [34][.]'",
                "nothing runs over MPI (it has to be that of Open MPI 3 or 4)");
     check_tool(options.cluster, " 1 1gbit --no-mpi -- true", "no links are cut");
@@ -363,6 +357,7 @@ int run_all(Options options) {
             ++started;
             running.push_back(std::make_unique<Run>(options, *plan, home / std::to_string(plan->seed)));
         }
+        if (interrupted != 0) return 130;  // the destructors end the processes
         for (auto& run : running) {
             if (!run->is_over()) continue;
             const Plan plan = run->plan();
