@@ -71,7 +71,7 @@ std::uint16_t free_port() {
 }
 
 int run_tcp_rank(const Orders& orders, int rank, const std::string& address, std::uint16_t port) {
-    return report(orders, rank, [&]() -> std::optional<std::uint64_t> {
+    return run_rank(orders, rank, [&]() -> std::optional<std::uint64_t> {
         const Plan& plan = orders.plan;
         Injector inject(orders, rank);
         if (!inject.at(Stage::before)) return {};
@@ -89,16 +89,16 @@ int run_tcp_rank(const Orders& orders, int rank, const std::string& address, std
         if (plan.by_file ? !connect(gs::FileRendezvous(orders.folder / "meeting", rank, plan.size, {.timeout = orders.timeout()}))
                          : !connect(gs::TcpRendezvous(job, {.timeout = orders.timeout()})))
             return {};
-        return train_or_fail(*comm, inject);
+        return train_to_the_end(*comm, inject, orders);
     });
 }
 
 int run_thread_ranks(const Orders& orders) {
     gs::run_threads(orders.plan.size,
                     [&](gs::ThreadBackend comm) {
-                        report(orders, comm.rank(), [&] {
+                        run_rank(orders, comm.rank(), [&] {
                             Injector inject(orders, comm.rank());
-                            return train_or_fail(comm, inject);
+                            return train_to_the_end(comm, inject, orders);
                         });
                     },
                     {.timeout = orders.timeout()});
@@ -131,7 +131,7 @@ struct Finding {
     std::string text;
 };
 
-/// What this rank's report says of the library. `report`: as `faults::report` writes it.
+/// What this rank's report says of the library. `report`: as `faults::run_rank` writes it.
 std::optional<Finding> judge(const Plan& plan, int rank, const std::string& report) {
     const std::string who = "rank " + std::to_string(rank) + ": ";
     if (report.find("WRONG NUMBER") != std::string::npos && !plan.is_faulty(rank)) return Finding{Kind::wrong_number, who + report};

@@ -59,6 +59,14 @@ enum class Stage {
 inline constexpr const char* stage_names[] = {"before", "during", "after",     "first",     "between",
                                               "finish", "split",  "optimizer", "checkpoint"};
 
+/// What an exception does on any rank.
+enum class Ending {
+    unwinds,  ///< main catches it
+    fails,    ///< the same, after fail() on the communicator
+    aborts,   ///< nobody catches it: the process ends with its connections open
+};
+inline constexpr const char* ending_names[] = {"unwinds", "fails", "aborts"};
+
 inline const char* name_of(Fault f) { return fault_names[static_cast<int>(f)]; }
 inline const char* name_of(Backend b) { return backend_names[static_cast<int>(b)]; }
 inline const char* name_of(Stage s) { return stage_names[static_cast<int>(s)]; }
@@ -81,6 +89,7 @@ struct Plan {
     bool messages = false;          ///< over MPI: no shared memory
     bool divided = false;           ///< two ranks at a time share memory
     bool unwinds = false;           ///< a forked child destroys what its parent has; else it calls exit
+    Ending ending = Ending::fails;
 
     bool is_faulty(int rank) const { return std::find(faulty.begin(), faulty.end(), rank) != faulty.end(); }
     Fault kind_of(int rank) const {
@@ -94,7 +103,7 @@ struct Plan {
         std::string text = "seed " + std::to_string(seed) + ": " + name() + ", " + std::to_string(size) + " ranks";
         for (std::size_t i = 0; i < faulty.size(); ++i) text += ", rank " + std::to_string(faulty[i]) + " " + name_of(kinds[i]);
         text += ", step " + std::to_string(step) + ", parameter " + std::to_string(parameter) + ", after " + std::to_string(microseconds) +
-                " us";
+                " us, " + ending_names[static_cast<int>(ending)];
         for (const auto& [is, word] : {std::pair(by_file, "by file"), std::pair(messages, "messages"), std::pair(divided, "divided"),
                                        std::pair(unwinds, "child unwinds")})
             if (is) text += std::string(", ") + word;
@@ -192,6 +201,7 @@ inline Plan plan_of(std::uint64_t seed) {
     plan.by_file = below(4) == 0 && plan.backend != Backend::threads && plan.backend != Backend::mpi;
     plan.messages = plan.backend == Backend::tcp_messages || (plan.backend == Backend::mpi && !plan.divided && below(2) == 0);
     plan.unwinds = below(2) == 0;
+    if (plan.backend != Backend::threads) plan.ending = static_cast<Ending>(below(3));
     return plan;
 }
 

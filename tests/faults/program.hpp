@@ -94,6 +94,7 @@ public:
         return plan_.fault == fault && is_now(stage, step, parameter);
     }
 
+    std::uint64_t seed() const { return plan_.seed; }
     const std::filesystem::path& folder() const { return orders_.folder; }
 
 private:
@@ -157,7 +158,7 @@ private:
 
 // ------------------------------------------------------------------------------------------------------- the training
 
-inline constexpr std::size_t counts[parameters] = {1000, 37, 3000, 1, 700};
+inline constexpr std::size_t counts[parameters] = {1000, 37, 50000, 1, 20000};
 
 /// All values are small whole numbers, so that sums are exact in any order and the oracle is plain arithmetic.
 inline float initial(std::size_t k) { return static_cast<float>(k % 5); }
@@ -249,7 +250,9 @@ std::optional<std::uint64_t> train(B& comm, Injector& inject) {
     if (inject.makes(Fault::count, Stage::after)) views[0] = gs::parameter("w0", longer, longer_gradient);
     if (inject.makes(Fault::dtype, Stage::after)) views[0] = gs::parameter("w0", wider, wider_gradient);
     const gs::ReducerOptions options{.averaging = gs::Averaging::sum, .non_finite = gs::NonFinite::error};
+    std::mt19937_64 random(inject.seed() * 8 + static_cast<std::uint64_t>(rank));
     const auto fill = [&](std::size_t i, int step) {
+        if (random() % 4 == 0) ::usleep(static_cast<unsigned>(random() % 4000));  // ranks are not equally fast
         for (std::size_t k = 0; k < gradients[i].size(); ++k) gradients[i][k] = gradient(rank, static_cast<int>(i), step, k);
     };
     {
@@ -304,36 +307,52 @@ std::optional<std::uint64_t> train(B& comm, Injector& inject) {
 
 // ------------------------------------------------------------------------------------------------------------- ranks
 
-/// Runs `f`, which returns what `train` does, and writes for the driver what became of it: "ok DIGEST", "left", or "error CODE PEER" and the
-/// text. Returns the exit code.
-template <class F>
-int report(const Orders& orders, int rank, F&& f) {
-    std::string text;
-    try {
-        const std::optional<std::uint64_t> digest = f();
-        text = digest ? "ok " + std::to_string(*digest) : "left";
-    } catch (const Child&) {
-        ::_exit(0);
-    } catch (const gs::Error& error) {
-        text = "error " + std::to_string(static_cast<int>(error.errc())) + " " + std::to_string(error.context().peer) + "\n" + error.what();
-    } catch (const std::exception& error) {
-        text = std::string("error 0 -1\n") + error.what();
-    }
+/// Writes for the driver what became of a rank.
+inline void report(const Orders& orders, int rank, const std::string& text) {
     limit_descriptors(0);
     const auto name = orders.folder / ("rank" + std::to_string(rank));
     std::ofstream(name.string() + ".new") << text << std::endl;
     std::error_code ignored;
     std::filesystem::rename(name.string() + ".new", name, ignored);
-    return text[0] == 'e';
 }
 
-/// Trains; an exception ends the communicator, as the launcher of a user's would.
+/// "error CODE PEER" and the text, of the exception that is being handled.
+inline std::string describe_exception() {
+    try {
+        throw;
+    } catch (const gs::Error& error) {
+        return "error " + std::to_string(static_cast<int>(error.errc())) + " " + std::to_string(error.context().peer) + "\n" + error.what();
+    } catch (const std::exception& error) {
+        return std::string("error 0 -1\n") + error.what();
+    }
+}
+
+/// Runs `f`, which returns what `train` does, and reports "ok DIGEST", "left" or an error. Returns the exit code.
+template <class F>
+int run_rank(const Orders& orders, int rank, F&& f) {
+    try {
+        const std::optional<std::uint64_t> digest = f();
+        report(orders, rank, digest ? "ok " + std::to_string(*digest) : "left");
+        return 0;
+    } catch (const Child&) {
+        ::_exit(0);
+    } catch (const std::exception&) {
+        report(orders, rank, describe_exception());
+        return 1;
+    }
+}
+
+/// Trains, and has an exception end the rank as the plan says.
 template <class B>
-std::optional<std::uint64_t> train_or_fail(B& comm, Injector& inject) {
+std::optional<std::uint64_t> train_to_the_end(B& comm, Injector& inject, const Orders& orders) {
     try {
         return train(comm, inject);
     } catch (const std::exception& error) {
-        comm.fail(error.what());
+        if (orders.plan.ending == Ending::fails) comm.fail(error.what());
+        if (orders.plan.ending == Ending::aborts) {
+            report(orders, comm.rank(), describe_exception());
+            std::_Exit(1);
+        }
         throw;
     }
 }
