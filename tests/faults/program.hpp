@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -74,9 +75,11 @@ public:
             case Fault::leave: return false;
             case Fault::exit: std::exit(0);
             case Fault::kill: strike([] { ::kill(::getpid(), SIGKILL); }); break;
-            case Fault::stop: strike([] { ::kill(::getpid(), SIGSTOP); }); break;
+            case Fault::stop: strike([] { std::raise(SIGSTOP); }); break;
             case Fault::pause:
-            case Fault::long_pause: strike([this] { pause(); }); break;
+            case Fault::long_pause:
+                strike([seconds = orders_.pause(), own = plan_.backend != Backend::threads] { pause(seconds, own); });
+                break;
             case Fault::cut: cut(); break;
             case Fault::fork_exits: fork_child(); break;
             case Fault::fork_outlives:
@@ -104,26 +107,29 @@ private:
                (stage != Stage::between || parameter == plan_.parameter);
     }
 
+    /// At once, or some time after, whatever the rank does then.
     template <class F>
     void strike(F f) {
-        if (plan_.microseconds == 0) return f();
-        std::thread([this, f] {
-            ::usleep(static_cast<unsigned>(plan_.microseconds));
+        if (plan_.microseconds == 0 || plan_.backend == Backend::threads) return f();
+        std::thread([f, microseconds = plan_.microseconds] {
+            ::usleep(static_cast<unsigned>(microseconds));
             f();
         }).detach();
     }
 
-    void pause() {
-        const auto seconds = std::chrono::duration<double>(orders_.pause());
-        if (plan_.backend == Backend::threads) return std::this_thread::sleep_for(seconds);
+    /// Stops this process, which another one then continues; a thread only sleeps.
+    static void pause(double seconds, bool own_process) {
+        const auto microseconds = static_cast<unsigned>(seconds * 1e6);
+        if (!own_process) return static_cast<void>(::usleep(microseconds));
         const pid_t process = ::getpid(), child = ::fork();
         if (child == 0) {
+            ::prctl(PR_SET_PDEATHSIG, SIGKILL);
             for (int descriptor = 3; descriptor < 1024; ++descriptor) ::close(descriptor);
-            ::usleep(static_cast<unsigned>(seconds.count() * 1e6));
+            ::usleep(microseconds);
             ::kill(process, SIGCONT);
             ::_exit(0);
         }
-        ::kill(process, SIGSTOP);
+        std::raise(SIGSTOP);  // before this thread goes on
     }
 
     void cut() {
@@ -146,8 +152,7 @@ private:
         for (int descriptor = 0; descriptor < 1024; ++descriptor)
             if (::fcntl(descriptor, F_GETFD) != -1) highest = descriptor;
         for (int descriptor = 0; descriptor < highest; ++descriptor)
-            if (::fcntl(descriptor, F_GETFD) == -1) [[maybe_unused]]
-                const int filled = ::dup2(0, descriptor);
+            if (::fcntl(descriptor, F_GETFD) == -1) ::dup2(0, descriptor);
         limit_descriptors(static_cast<rlim_t>(highest) + 1);
     }
 
