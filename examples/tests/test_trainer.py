@@ -1069,6 +1069,54 @@ class Cluster(Processes):
             resumed = self.train_hosts(2, 2, *flags, *more, "--checkpoint", folder, "--resume")
             self.assertEqual(resumed["params_digest"], expected, errors)
 
+    def test_a_link_is_cut_and_mended(self):
+        """A connection over it neither ends nor fails, and what was sent meanwhile arrives later."""
+        program = """
+import os, socket, sys, time
+if os.environ["RANK"] == "1":
+    with socket.create_server(("", 5000)) as server:
+        peer = server.accept()[0]
+        while data := peer.recv(1):
+            peer.sendall(data)
+    sys.exit()
+def order(text):
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w") as fifo:
+            print(text, file=fifo)
+        time.sleep(0.3)
+def answer(seconds):
+    peer.sendall(b"x")
+    peer.settimeout(seconds)
+    try:
+        return peer.recv(1)
+    except TimeoutError:
+        return "none"
+for _ in range(200):
+    try:
+        peer = socket.create_connection(("host1", 5000), timeout=20)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+first = answer(20)
+order("down host1")
+while (last := answer(0.5)) != "none":
+    pass
+order("up host1")
+print(first, last, answer(20))
+peer.shutdown(socket.SHUT_WR)
+while peer.recv(100):
+    pass
+"""
+        fifo = self.folder / "links"
+        os.mkfifo(fifo)
+        run = lambda options, *command: subprocess.run([self.SCRIPT, "2", "1gbit", "--no-mpi", *options, "--", *command], capture_output=True, text=True, timeout=60)
+        for options, arguments in ((["--control", fifo], [fifo]), (["--cut", "host1@1-3"], [])):
+            done = run(options, sys.executable, "-c", program, *arguments)
+            self.assertEqual((done.returncode, done.stdout), (0, "b'x' none b'x'\n"), done.stderr)
+        done = run(["--control", fifo], "sh", "-c", f"echo sideways host1 > {fifo}; sleep 0.3; exit $((RANK + 3))")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("'sideways host1' is no order", done.stderr)
+
     def test_nothing_is_left_of_a_cluster(self):
         interfaces = lambda: sorted(path.name for path in pathlib.Path("/sys/class/net").iterdir() if path.name.startswith(("port", "bridge")))
         before = interfaces()
@@ -1088,7 +1136,8 @@ class Cluster(Processes):
         self.assertEqual(interfaces(), before)
         for expected, arguments in (("number of hosts is 1 to 100", ["0", "1gbit", "--", "true"]), ("the rate is a number", ["2", "fast", "--", "true"]), ("a number above 0", ["2", "0mbit", "--", "true"]),
                                     ("no command", ["2", "1gbit"]), ("unknown option --ranks", ["2", "1gbit", "--ranks", "2", "--", "true"]),
-                                    ("3 numbers for 2 hosts", ["2", "1gbit", "--ranks-per-host", "2,1,1", "--", "true"]), ("ranks per host: a number", ["2", "1gbit", "--ranks-per-host", "2,", "--", "true"])):
+                                    ("3 numbers for 2 hosts", ["2", "1gbit", "--ranks-per-host", "2,1,1", "--", "true"]), ("ranks per host: a number", ["2", "1gbit", "--ranks-per-host", "2,", "--", "true"]),
+                                    ("a host from host0 to host1", ["2", "1gbit", "--cut", "host2@1", "--", "true"]), ("is no FIFO", ["2", "1gbit", "--control", "missing", "--", "true"])):
             done = subprocess.run([self.SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
             self.assertIn(expected, done.stderr)
