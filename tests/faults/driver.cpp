@@ -85,7 +85,7 @@ int run_tcp_rank(const Orders& orders, int rank, const std::string& address, std
             return goes_on;
         };
         const gs::Job job{
-            .rank = rank, .size = plan.size, .address = address, .port = port, .token = "faults " + std::to_string(plan.seed)};
+            .rank = rank, .size = plan.size, .address = address, .port = port, .token = "the faults of seed " + std::to_string(plan.seed)};
         if (plan.by_file ? !connect(gs::FileRendezvous(orders.folder / "meeting", rank, plan.size, {.timeout = orders.timeout()}))
                          : !connect(gs::TcpRendezvous(job, {.timeout = orders.timeout()})))
             return {};
