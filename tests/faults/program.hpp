@@ -206,9 +206,6 @@ inline std::uint64_t expected_digest(int size) {
 struct Adds {
     static constexpr std::size_t state_count() { return 0; }
     void begin_step() {}
-    void step(const gs::OptimizerSlice<float>& s) const {
-        for (std::size_t k = 0; k < s.value.size(); ++k) s.value[k] += s.gradient[k];
-    }
     template <class T>
     void step(const gs::OptimizerSlice<T>& s) const {
         for (std::size_t k = 0; k < s.value.size(); ++k) s.value[k] += s.gradient[k];
