@@ -1046,7 +1046,7 @@ class Cluster(Processes):
         """Sockets of our own between the same hosts; mpirun starts the processes, no more."""
         for hosts, ranks_per_host, ranks, sent in ((2, 1, 2, "send messages over TCP (one on each machine)"),
                                                    (2, "2,1", 3, SHARE.replace("messages", "messages over TCP"))):
-            program = ["env", "MASTER_ADDR=host0", "GRADSYNC_JOB_TOKEN=open", PROGRAM, "--backend", "tcp", "--data", self.text, *map(str, TRANSFORMER), "--json", "-"]
+            program = ["env", "MASTER_ADDR=host0", PROGRAM, "--backend", "tcp", "--data", self.text, *map(str, TRANSFORMER), "--json", "-"]
             done = subprocess.run([*self.launcher(hosts, ranks_per_host), *program], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 0, done.stderr)
             found = json.loads(done.stdout)
