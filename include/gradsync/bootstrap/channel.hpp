@@ -19,6 +19,7 @@
 namespace gradsync::inline v0_2::net {
 
 using bootstrap::Hash;
+using bootstrap::Refusal;
 
 struct Nonce {
     std::uint64_t words[2] = {};
@@ -84,11 +85,7 @@ public:
         if (!socket_.receive_all(bytes.data(), bytes.size(), deadline) || !socket_.receive_all(&signature, sizeof signature, deadline))
             return Got::nothing;
         kind = header.kind;
-        return signature == sign(!calls_, received_++, header, view(bytes)) ? Got::message : Got::nonsense;
-    }
-
-    static std::string_view view(std::span<const std::byte> bytes) noexcept {
-        return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+        return signature == sign(!calls_, received_++, header, bootstrap::text_of(bytes)) ? Got::message : Got::nonsense;
     }
 
 private:
@@ -107,33 +104,6 @@ private:
     Hash key_;
     std::uint64_t sent_ = 0, received_ = 0;
     bool calls_ = false;
-};
-
-/// Why a rank is not admitted, or cannot go on.
-struct Refusal {
-    Errc code = Errc::peer_failed;
-    int peer = -1;  ///< the rank that is to blame
-    std::string why = {};
-
-    static constexpr std::size_t longest = 1000;  ///< text
-
-    [[gnu::cold]] void tell(Channel& channel, Clock::time_point deadline) const {
-        const std::int32_t numbers[] = {static_cast<std::int32_t>(code), peer};
-        std::string words(bootstrap::bytes_of(numbers));
-        (void)channel.send(Channel::Kind::refusal, words += why.substr(0, longest), deadline);
-    }
-    /// Nothing that was sent is taken for more than a text and two numbers.
-    [[gnu::cold]] static Refusal read(std::string_view words) {
-        std::int32_t numbers[] = {0, -1};
-        if (words.size() < sizeof numbers) return {.why = "for no reason"};
-        words.copy(reinterpret_cast<char*>(numbers), sizeof numbers);
-        const bool known = numbers[0] >= static_cast<int>(Errc::invalid_argument) && numbers[0] <= static_cast<int>(Errc::storage);
-        Refusal refusal{known ? static_cast<Errc>(numbers[0]) : Errc::peer_failed, numbers[1],
-                        std::string(words.substr(sizeof numbers, longest))};
-        for (char& c : refusal.why)
-            if (c < ' ' || c > '~') c = '?';  // it may be printed to a terminal
-        return refusal;
-    }
 };
 
 }  // namespace gradsync::inline v0_2::net

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "../core/forked.hpp"
 #include "../core/math.hpp"
 #include "rendezvous.hpp"
 
@@ -37,7 +38,7 @@ public:
         try {
             meet();
         } catch (...) {
-            if (rank == 0) remove_all();
+            if (rank == 0) leave(std::chrono::seconds(1));  // others read why
             throw;
         }
     }
@@ -46,16 +47,7 @@ public:
     /// Says good-bye. Rank 0 waits for the others' good-byes, up to half a minute: a rank that is late must find the folder. It waits no
     /// more than a second if an exception is propagating.
     ~FileRendezvous() {
-        if (size() == 1) return;
-        if (rank() != 0) {
-            write(good_bye, {});
-            return;
-        }
-        const std::chrono::seconds most(std::uncaught_exceptions() != exceptions_ ? 1 : 30);
-        const auto deadline = Clock::now() + gradsync::detail::smaller<std::chrono::nanoseconds>(timeout(), most);
-        for (const int r : others())
-            while (!is_gone() && ::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) ::usleep(2'000);
-        remove_all();
+        if (size() > 1 && maker_.is_here()) leave(std::chrono::seconds(std::uncaught_exceptions() != exceptions_ ? 1 : 30));
     }
 
     /// See the concept `Rendezvous`.
@@ -79,6 +71,25 @@ private:
 
     static constexpr const char* arrival = "arrival";
     static constexpr const char* good_bye = "good-bye";
+    static constexpr const char* failure = "failure";
+
+    void leave(std::chrono::nanoseconds most) noexcept {
+        if (rank() != 0) {
+            write(good_bye, {});
+            return;
+        }
+        const auto deadline = Clock::now() + gradsync::detail::smaller(timeout(), most);
+        for (const int r : others())
+            while (!is_gone() && ::access(path(good_bye, r).c_str(), F_OK) != 0 && Clock::now() < deadline) ::usleep(2'000);
+        remove_all();
+    }
+
+    /// The others find the reason.
+    [[noreturn]] void fail(const bootstrap::Refusal& why) const {
+        const std::string words = why.words();
+        write(failure, std::as_bytes(std::span(words)));
+        refuse(why, -1);
+    }
 
     /// The others take the number of rank 0's job; rank 0 waits until they have it.
     void meet() {
@@ -152,27 +163,33 @@ private:
 
     /// Waits for the files of the `missing` ranks, and reads them into `all`.
     void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all) {
-        for (const auto deadline = Clock::now() + timeout();; ::usleep(2'000)) {
+        auto deadline = Clock::now() + timeout();
+        for (bool leader_is_here = rank() == 0;; ::usleep(2'000)) {
             missing.erase_if([&](int r) {
-                Blob nothing;
-                const bool left = exchange != arrival && read(good_bye, r, nothing);  // before the look: it may post, and then leave
-                if (read(exchange, r, all[static_cast<std::size_t>(r)])) return true;
+                Blob words;
+                if (read(failure, r, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), r);
+                const bool left = exchange != arrival && read(good_bye, r, words);  // before the look: it may post, and then leave
+                if (read(exchange, r, all[static_cast<std::size_t>(r)])) {
+                    // Rank 0 has waited for the others since then at the latest: it says who is missing before this rank has to.
+                    if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + timeout() + std::chrono::seconds(2);
+                    return true;
+                }
                 if (left)
-                    refuse(Errc::peer_left,
-                           bootstrap::text("rank ", r, " left before ", exchange, "; all ranks must make the same calls in the same order"),
-                           r);
+                    fail(
+                        {Errc::peer_left, r,
+                         bootstrap::text("rank ", r, " left before ", exchange, "; all ranks must make the same calls in the same order")});
                 return false;
             });
             if (missing.empty()) return;
+            if (Blob words; rank() != 0 && read(failure, 0, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), 0);
             if (job_ != 0 && rank() != 0 && is_gone())
                 refuse(Errc::peer_left, "the folder is gone: rank 0 has given up, or somebody has removed it", 0);
             if (Clock::now() >= deadline)
-                refuse(
-                    Errc::timeout,
-                    bootstrap::text(bootstrap::list_ranks(missing),
-                                    exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
-                                    bootstrap::format_duration(timeout()), "; look at their output, and whether they see the same folder"),
-                    missing.front());
+                fail({Errc::timeout, missing.front(),
+                      bootstrap::text(bootstrap::list_ranks(missing),
+                                      exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
+                                      bootstrap::format_duration(timeout()),
+                                      "; look at their output, and whether they see the same folder")});
         }
     }
 
@@ -192,6 +209,7 @@ private:
     std::uint64_t job_ = 0;
     std::uint64_t next_ = 0;  ///< number of the next exchange
     int exceptions_ = std::uncaught_exceptions();
+    gradsync::detail::Maker maker_;
 };
 
 static_assert(Rendezvous<FileRendezvous>);

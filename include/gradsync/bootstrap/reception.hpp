@@ -166,7 +166,7 @@ private:
 
     [[gnu::cold]] bool refuse(Caller& caller, Errc code, const std::string& why) {
         told_ = why;
-        Refusal{code, -1, why}.tell(caller.channel, soon());
+        (void)caller.channel.send(Channel::Kind::refusal, Refusal{code, -1, why}.words(), soon());
         return false;
     }
     static Clock::time_point soon() noexcept { return Clock::now() + std::chrono::milliseconds(200); }
@@ -200,7 +200,7 @@ struct Answer {
         const Channel::Got got = channel.receive(kind, words, until, Refusal::longest + 64);
         const bool refused = got == Channel::Got::message && kind == Kind::refusal;
         if (got == Channel::Got::message && kind == expected && words.size() == bytes) return true;
-        if (refused) answer.refusal = Refusal::read(Channel::view(words));
+        if (refused) answer.refusal = Refusal::read(bootstrap::text_of(words));
         else if (got == Channel::Got::nothing) {
             answer.hung_up = errno != ETIMEDOUT;
             answer.problem = answer.hung_up ? "whoever listens there hung up" : "whoever listens there does not answer";
@@ -218,7 +218,7 @@ struct Answer {
         const Hash own = proof(key, 'c', hello, challenge), others = proof(key, 'a', hello, challenge);
         if (!channel.socket().send_all(&own, sizeof own, deadline)) answer.problem = std::strerror(errno);
         else if (hears(Kind::welcome, sizeof others, deadline)) {
-            if (Channel::view(words) == bytes_of(others)) {
+            if (bootstrap::text_of(words) == bytes_of(others)) {
                 channel.secure(proof(key, 's', hello, challenge));
                 answer.channel = std::move(channel);
             } else {

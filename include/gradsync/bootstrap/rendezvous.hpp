@@ -111,6 +111,35 @@ inline std::string list_ranks(std::span<const int> ranks) {
                 named == ranks.size() ? "" : text(" and ", ranks.size() - named, " others"));
 }
 
+/// Why a rank cannot go on, as others are told.
+struct Refusal {
+    Errc code = Errc::peer_failed;
+    int peer = -1;  ///< the rank that is to blame
+    std::string why = {};
+
+    static constexpr std::size_t longest = 1000;  ///< text
+
+    [[gnu::cold]] std::string words() const {
+        const std::int32_t numbers[] = {static_cast<std::int32_t>(code), peer};
+        return std::string(reinterpret_cast<const char*>(numbers), sizeof numbers) + why.substr(0, longest);
+    }
+    /// Nothing that was sent is taken for more than a text and two numbers.
+    [[gnu::cold]] static Refusal read(std::string_view words) {
+        std::int32_t numbers[] = {0, -1};
+        if (words.size() < sizeof numbers) return {.why = "for no reason"};
+        words.copy(reinterpret_cast<char*>(numbers), sizeof numbers);
+        const bool known = numbers[0] >= static_cast<int>(Errc::invalid_argument) && numbers[0] <= static_cast<int>(Errc::storage);
+        Refusal refusal{known ? static_cast<Errc>(numbers[0]) : Errc::peer_failed, numbers[1],
+                        std::string(words.substr(sizeof numbers, longest))};
+        for (char& c : refusal.why)
+            if (c < ' ' || c > '~') c = '?';  // it may be printed to a terminal
+        return refusal;
+    }
+};
+inline std::string_view text_of(std::span<const std::byte> bytes) noexcept {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 /// A number that strangers cannot guess.
 inline std::uint64_t random_token() {
     std::uint64_t token = 0;
@@ -138,6 +167,10 @@ protected:
         for (int r = 0; r < size_; ++r)
             if (r != rank_) ranks.push_back(r);
         return ranks;
+    }
+    /// `from`: the rank that has sent the refusal.
+    [[noreturn]] void refuse(const Refusal& refusal, int from) const {
+        refuse(refusal.code, refusal.why, refusal.peer < 0 ? from : refusal.peer);
     }
     [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
         raise(code, text("rendezvous of rank ", rank_, place_, ": ", what), {.operation = "rendezvous", .rank = rank_, .peer = peer});

@@ -123,12 +123,12 @@ private:
     net::Channel& peer(int other) noexcept { return peers_[rank() == 0 ? at(other) : 0]; }
 
     [[gnu::cold]] void send(int to, std::span<const std::byte> bytes, Clock::time_point deadline, Kind kind = Kind::blob) {
-        if (peer(to).send(kind, net::Channel::view(bytes), deadline)) return;
+        if (peer(to).send(kind, bootstrap::text_of(bytes), deadline)) return;
         const int error = errno;
         const auto soon = Clock::now() + std::chrono::milliseconds(200);
         Blob unread;
         while (rank() != 0 && peer(to).receive(kind, unread, soon) == net::Channel::Got::message)  // it may have said why
-            if (kind == Kind::refusal) report_refusal(to, unread);
+            if (kind == Kind::refusal) refuse(net::Refusal::read(bootstrap::text_of(unread)), to);
         errno = error;
         report_lost(to);
     }
@@ -139,13 +139,8 @@ private:
         const net::Channel::Got got = peer(from).receive(kind, blob, deadline);
         if (got == net::Channel::Got::nothing) report_lost(from);
         if (got == net::Channel::Got::message && kind == expected) return blob;
-        if (got == net::Channel::Got::message && kind == Kind::refusal) report_refusal(from, blob);
+        if (got == net::Channel::Got::message && kind == Kind::refusal) refuse(net::Refusal::read(bootstrap::text_of(blob)), from);
         fail({Errc::peer_failed, from, bootstrap::text("rank ", from, " sent nonsense; all ranks must run the same program")});
-    }
-
-    [[noreturn]] void report_refusal(int from, const Blob& blob) const {
-        const net::Refusal refusal = net::Refusal::read(net::Channel::view(blob));
-        refuse(refusal.code, refusal.why, refusal.peer < 0 ? from : refusal.peer);
     }
 
     [[noreturn]] void report_lost(int other) {
@@ -164,7 +159,7 @@ private:
         if (rank() == 0) {
             const auto soon = Clock::now() + std::chrono::seconds(1);
             for (net::Channel& channel : peers_)
-                if (channel) failure.tell(channel, soon);
+                if (channel) (void)channel.send(Kind::refusal, failure.words(), soon);
             for (const net::Channel& channel : peers_)
                 if (channel) channel.socket().end(soon);
         }

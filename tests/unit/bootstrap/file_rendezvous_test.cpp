@@ -99,6 +99,37 @@ TEST_CASE("FileRendezvous: the folder stays until all have said good-bye; whoeve
     stays.join();
 }
 
+TEST_CASE("FileRendezvous: whoever waits learns who is missing from the rank that gives up first") {
+    for (const bool meets : {false, true}) {
+        CAPTURE(meets);
+        const gradsync_test::TemporaryDirectory folder;
+        int blamed[2] = {-1, -1};
+        std::string said[2];
+        std::atomic<int> over{0};
+        std::vector<std::thread> ranks;
+        for (int rank = 0; rank < 3; ++rank)
+            ranks.emplace_back([&, rank] {
+                if (rank == 2 && !meets) return;
+                try {
+                    FileRendezvous rendezvous(folder.file("meeting"), rank, 3, {.timeout = rank == 0 ? 1s : 20s});
+                    while (rank == 2 && over < 2) std::this_thread::sleep_for(1ms);
+                    if (rank != 2) (void)rendezvous.all_gather({});
+                } catch (const gradsync::Error& error) {
+                    if (rank < 2) blamed[rank] = error.context().peer;
+                    if (rank < 2) said[rank] = error.what();
+                }
+                ++over;
+            });
+        const auto start = std::chrono::steady_clock::now();
+        for (std::thread& rank : ranks) rank.join();
+        CHECK(std::chrono::steady_clock::now() - start < 15s);
+        for (const int r : {0, 1}) {
+            CHECK(blamed[r] == 2);
+            CHECK(says(said[r], meets ? "rank 2 did not come to all_gather-0" : "rank 2 did not arrive"));
+        }
+    }
+}
+
 TEST_CASE("FileRendezvous: a folder that others may write into is refused") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");
