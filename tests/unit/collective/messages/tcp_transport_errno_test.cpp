@@ -48,7 +48,7 @@ TEST_CASE("TcpTransport: an error that passes, in the middle of a message, is no
         failure = error;
         auto in = one.receive(0, 3, got.data(), got.size()), out = zero.send(1, 3, sent.data(), sent.size());
         const auto until = std::chrono::steady_clock::now() + 30s;
-        while (!(zero.finish_one(out) & one.finish_one(in)) && !one.lost(0) && std::chrono::steady_clock::now() < until) {
+        while (!(zero.finish_one(out) && one.finish_one(in)) && !one.lost(0) && std::chrono::steady_clock::now() < until) {
             zero.poll();
             one.poll();
         }
