@@ -100,9 +100,12 @@ public:
             if (is_complete(n) || world().failed()) return;
             if (started_[n].stage == Stage::meeting) met = started_[n].met;
         }
-        if (met) return look_for_missing(*met, deadline);
-        deadline.look(
-            timeout(), [&](std::chrono::nanoseconds by) { report_timeout(by); }, [&] { report_dead(); });
+        const auto on_limit = [&](std::chrono::nanoseconds by) {
+            if (!met) report_timeout(by);
+            // Several ranks may all wait for one of them in an earlier collective: its team, which knows that one, reports first.
+            else if (flat_->late(*met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3)) flat_->look(*met, deadline);
+        };
+        deadline.look(timeout(), on_limit, [&] { met ? flat_->look_for_missing() : report_dead(); });
     }
 
     /// Fails all engines, and this one, so that none of them touches buffers any more.
@@ -343,22 +346,12 @@ private:
     void gather(Started& started) {
         enter(started, Stage::gathering, *gather_, [&](int owner, ElementRange range) {
             Call part{.root = owner, .operation = even_ ? Operation::all_gather : Operation::broadcast, .dtype = started.work.dtype};
-            void* const whole = started.work.out;
-            set_buffers(part, whole, even_ ? shard(started.work, gather_->rank()) : range, whole, range);
+            set_buffers(part, started.work.out, even_ ? shard(started.work, gather_->rank()) : range, started.work.out, range);
             return part;
         });
     }
 
     // All functions below must not hold the mutex.
-
-    /// Several ranks that did not start a collective may all wait, in the stages of an earlier one, for one of them: that one is known to its
-    /// own team, which gets some time to report first.
-    [[gnu::cold]] void look_for_missing(std::uint64_t met, collective::Deadline& deadline) {
-        const auto on_limit = [&](std::chrono::nanoseconds by) {
-            if (flat_->late(met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3)) flat_->look(met, deadline);
-        };
-        deadline.look(timeout(), on_limit, [&] { flat_->look_for_missing(); });
-    }
 
     [[gnu::cold]] void report_dead() {
         const int culprit = flat_->first_dead();
@@ -372,8 +365,8 @@ private:
         fail(flat_->end_of(culprit, what));
     }
 
-    /// Called repeatedly once the time limit has passed. A rank in a later stage may wait for one that waits itself for the rank that
-    /// stopped. It therefore leaves ranks that know more, or began to wait a little later, some time to report first.
+    /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the rank that stopped: it
+    /// leaves those that know more some time to report first.
     [[gnu::cold]] void report_timeout(std::chrono::nanoseconds by) {
         collective::Late who;
         std::string what;
