@@ -65,7 +65,7 @@ TEST_CASE("TcpBackend: a process that is killed is named at once") {
 
 TEST_CASE("TcpBackend: a process that goes on after a pause blames nobody who came in time") {
     using namespace std::chrono_literals;
-    for (const gradsync::TcpOptions options : {gradsync::TcpOptions{}, {.shared_memory = false}, {.domain = 0}}) {
+    for (const gradsync::TcpOptions& options : {gradsync::TcpOptions{}, {.shared_memory = false}, {.domain = 0}}) {
         const std::uint16_t port = gradsync_test::free_port();
         const int size = options.domain == 0 ? 4 : 2;
         const auto reports = gradsync_test::forked(size, [&](int rank) -> std::string {

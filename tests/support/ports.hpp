@@ -18,13 +18,14 @@ inline gradsync::net::Address loopback(std::uint16_t port) {
 /// A port of this machine that nobody listened at a moment ago.
 inline std::uint16_t free_port() { return gradsync::net::port_of(gradsync::net::listen(loopback(0), 1)); }
 
-/// Connects with whoever listens at a port of this machine, within ten seconds.
-inline gradsync::net::Socket stranger(std::uint16_t port) {
+/// Connects with whoever listens at a port of this machine, within ten seconds. `room`: for bytes that it has not read; 0: the system's.
+inline gradsync::net::Socket stranger(std::uint16_t port, int room = 0) {
     using gradsync::net::Clock;
     const gradsync::net::Address address = loopback(port);
     const auto deadline = Clock::now() + std::chrono::seconds(10);
     while (Clock::now() < deadline) {
         auto socket = gradsync::net::Socket::of_family(AF_INET);
+        if (room != 0) socket.set(SOL_SOCKET, SO_RCVBUF, room);
         if (socket.connect(address.get(), address.size()) && socket.await(POLLOUT, deadline) && socket.is_connected()) return socket;
         ::usleep(1000);
     }

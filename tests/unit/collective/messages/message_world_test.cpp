@@ -41,26 +41,10 @@ void poll(MessageWorld& world) {
 
 namespace net = gradsync::net;
 
-sockaddr_in loopback(std::uint16_t port) {
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_port = htons(port);
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    return name;
-}
-
 /// A connection between ranks 0 and 1, which are processes. Rank 1 has room for little that it has not read.
 net::Socket connection(int rank, std::uint16_t port) {
-    const sockaddr_in name = loopback(port);
-    const auto* const address = reinterpret_cast<const sockaddr*>(&name);
-    const auto deadline = net::Clock::now() + std::chrono::seconds(30);
-    if (rank == 0) return net::listen(address, sizeof name, 1).accept(deadline);
-    net::Socket socket;
-    do {
-        socket = net::Socket::of_family(AF_INET);
-        socket.set(SOL_SOCKET, SO_RCVBUF, 4096);
-    } while (!socket.connect(address, sizeof name, deadline) && net::Clock::now() < deadline);
-    return socket;
+    if (rank != 0) return gradsync_test::stranger(port, 4096);
+    return net::listen(gradsync_test::loopback(port), 1).accept(net::Clock::now() + std::chrono::seconds(30));
 }
 
 /// Retired worlds go when another one is made.
