@@ -87,7 +87,9 @@ private:
                   .op = ReduceOp(bits >> 8 & 255),
                   .dtype = DType(bits >> 16 & 255)};
         (call.operation == Operation::gather ? call.in_count : call.out_count) = entry.count;
-        const auto ago = [](std::int64_t at) { return gradsync::detail::format_duration(std::chrono::nanoseconds(now() - at)) + " ago"; };
+        const auto ago = [](std::int64_t at) {  // the clock is no finer
+            return gradsync::detail::format_duration(std::chrono::milliseconds((now() - at) / 1'000'000)) + " ago";
+        };
         return text("#", entry.number - 1, " ", collective::describe(call),
                     is_rooted(call.operation) || call.root == 0 ? std::string() : " for " + CollectiveTag::text_of(call.root), " (started ",
                     ago(entry.started), entry.ended == 0 ? ")" : ", ended " + ago(entry.ended) + ")");
