@@ -34,12 +34,7 @@ public:
     };
 
     StagingEngine(Host host, std::shared_ptr<Watch> watch, std::size_t piece_bytes, cudaStream_t compute)
-        : host_(std::move(host)),
-          watch_(std::move(watch)),
-          piece_bytes_(piece_bytes),
-          compute_(compute),
-          down_(cuda::make_stream()),
-          up_(cuda::make_stream()) {
+        : host_(std::move(host)), watch_(std::move(watch)), piece_bytes_(piece_bytes), compute_(compute) {
         for (std::uint64_t place = 0; place < most_pieces; ++place) pieces_[place].copied = cuda::make_event();
         watch_->hooks.enlist(*this);
     }
@@ -178,7 +173,8 @@ private:
                 pieces_.add([this](Piece& piece, std::uint64_t) { open(piece); });
         });
     }
-    /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later calls.
+    /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later
+    /// calls.
     template <class F>
     void keep_error(F&& f) {
         try {
@@ -312,7 +308,7 @@ private:
 
     std::atomic<cudaStream_t> compute_;
     std::mutex mutex_;
-    cuda::Stream down_, up_;
+    cuda::Stream down_ = cuda::make_stream(), up_ = cuda::make_stream();
     collective::InFlight<Started> started_;
     collective::InFlight<Piece> pieces_{most_pieces};  ///< numbered across collectives
     std::uint64_t opening_ = 0;                        ///< the collective whose pieces leave

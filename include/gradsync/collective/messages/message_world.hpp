@@ -21,7 +21,8 @@ public:
     /// both fail together, and have the same hooks.
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
-    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news of it has arrived, if its transport may go then; otherwise never.
+    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news
+    /// of it has arrived, if its transport may go then; otherwise never.
     static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
                                      const World* twin = nullptr) {
         sweep();
@@ -130,8 +131,7 @@ private:
         : World(ranks_here, twin ? twin->shared_state() : Shared<State>::make(),
                 twin ? twin->shared_hooks() : Shared<collective::ProgressHooks>::make()),
           transport_(std::move(transport)),
-          processes_(std::move(processes)),
-          gone_(processes_.size()) {
+          processes_(std::move(processes)) {
         std::lock_guard lock(mutex());
         listen();
     }
@@ -275,7 +275,7 @@ private:
     List<Outgoing> outgoing_;
     List<int> communicators_;  ///< of this rank
     List<Leaver> leavers_;
-    List<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
+    List<bool> gone_ = List<bool>(processes_.size());  ///< by rank: it has said good-bye, and will send nothing more
 };
 
 }  // namespace gradsync::inline v0_2::message_passing
