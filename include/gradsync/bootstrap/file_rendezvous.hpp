@@ -2,7 +2,6 @@
 #pragma once
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include "../core/forked.hpp"

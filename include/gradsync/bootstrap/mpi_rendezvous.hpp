@@ -12,7 +12,6 @@
 
 #include <sched.h>
 #include <climits>
-#include <mutex>
 
 #include "../core/leak_until_exit.hpp"
 #include "../core/math.hpp"

@@ -7,16 +7,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <climits>
 #include <cstring>
 
 #include "../core/clock.hpp"
-#include "../core/forked.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/shared.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/collective_tag.hpp"
-#include "call.hpp"
 #include "deadline.hpp"
 #include "member.hpp"
 

@@ -3,8 +3,6 @@
 
 #include <time.h>
 
-#include <atomic>
-#include <cstdio>
 #include <cstdlib>
 
 #include "../core/clock.hpp"

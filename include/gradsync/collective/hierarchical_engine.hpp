@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../kernel/convert.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
 #include "shared_memory/process_engine.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/list.hpp"
 #include "../core/unique_handle.hpp"
 #include "flight_recorder.hpp"
 #include "world.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <mutex>
-
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../core/shared.hpp"

@@ -3,9 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../collective/engine.hpp"
-#include "../core/leak_until_exit.hpp"
-#include "../core/unique_handle.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"
 

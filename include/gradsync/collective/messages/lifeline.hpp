@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <mutex>
-
 #include "../../bootstrap/reception.hpp"
 #include "../../core/clock.hpp"
 #include "../../core/list.hpp"

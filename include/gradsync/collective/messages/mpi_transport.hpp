@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cassert>
-#include <stdexcept>
 
 #include "../../bootstrap/mpi_rendezvous.hpp"
 #include "transport.hpp"

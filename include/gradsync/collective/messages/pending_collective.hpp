@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstring>
 
 #include "../combine.hpp"
 #include "transport.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-
 #include "../combine.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
