@@ -3,12 +3,10 @@
 
 #include <memory>
 
-#include "../collective/call.hpp"
 #include "../collective/deadline.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
 #include "../core/backend.hpp"
-#include "../core/collective_tag.hpp"
 #include "../core/leak_until_exit.hpp"
 #include "device_watch.hpp"
 

@@ -4,9 +4,7 @@
 #include <exception>
 #include <optional>
 
-#include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/overlap_policy.hpp"
 #include "../core/shard_range.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/progress_thread.hpp"

@@ -2,8 +2,6 @@
 #pragma once
 
 #include "../core/deal.hpp"
-#include "../core/dtype.hpp"
-#include "../core/reduce_op.hpp"
 #include "../kernel/tables.hpp"
 
 namespace gradsync::inline v0_2 {

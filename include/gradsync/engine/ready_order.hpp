@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 
-#include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
 #include "../core/math.hpp"
 #include "../kernel/passes.hpp"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <utility>
-
 #include "../core/backend_clock.hpp"
 #include "../observe/observer.hpp"
 

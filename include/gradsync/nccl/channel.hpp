@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "../cuda/passes.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"

@@ -11,9 +11,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "../core/backend.hpp"
-#include "../core/math.hpp"
-#include "../core/parameter.hpp"
 #include "../engine/verification.hpp"
 
 /// Checkpoints of sharded trainings: every rank writes its own shards, and any number of ranks reads them.

@@ -2,8 +2,6 @@
 #pragma once
 
 #include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
-#include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 #include "../kernel/elementwise.hpp"

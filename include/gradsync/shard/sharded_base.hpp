@@ -5,14 +5,7 @@
 
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
-#include "../engine/deferred_gather.hpp"
 #include "../engine/gradient_engine.hpp"
-#include "../engine/guard.hpp"
-#include "../engine/no_sync.hpp"
-#include "../engine/options.hpp"
-#include "../engine/policies.hpp"
-#include "../engine/verification.hpp"
-#include "../observe/statistics.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
 

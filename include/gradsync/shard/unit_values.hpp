@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 

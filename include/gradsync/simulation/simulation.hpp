@@ -4,10 +4,7 @@
 #include <map>
 #include <memory>
 
-#include "../collective/call.hpp"
 #include "../collective/failures.hpp"
-#include "../collective/world.hpp"
-#include "../core/clock.hpp"
 #include "../plan/cost_model.hpp"
 #include "scheduler.hpp"
 

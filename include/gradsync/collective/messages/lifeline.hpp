@@ -2,8 +2,6 @@
 #pragma once
 
 #include "../../bootstrap/reception.hpp"
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 

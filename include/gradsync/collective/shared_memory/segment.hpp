@@ -7,7 +7,6 @@
 #include <exception>
 
 #include "../../bootstrap/rendezvous.hpp"
-#include "../../core/clock.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shared.hpp"
 #include "../../core/unique_handle.hpp"
