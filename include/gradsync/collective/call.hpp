@@ -66,6 +66,7 @@ constexpr bool in_is_shard(Operation operation) noexcept { return operation == O
 constexpr bool out_is_shard(Operation operation) noexcept {
     return operation == Operation::reduce_scatter || operation == Operation::scatter;
 }
+constexpr bool has_shards(Operation operation) noexcept { return in_is_shard(operation) || out_is_shard(operation); }
 
 /// Does `rank` contribute to the share of the buffer that belongs to `owner`?
 constexpr bool contributes(const Call& ranks_call, int rank, int owner) noexcept {

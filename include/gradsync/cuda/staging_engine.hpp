@@ -66,7 +66,7 @@ public:
             cuda::check(cudaEventRecord(started.ready.get(), compute_stream()), "cudaEventRecord");
             started.call = call;
             const std::size_t each = elements_of_piece(call);
-            started.pieces = divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
+            started.pieces = !has_shards(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
             started.opened = started.returning = started.over = 0;
         });
         advance();
@@ -148,9 +148,6 @@ private:
         typename Host::WorkType work;
     };
 
-    static bool divides(Operation operation) noexcept {
-        return operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::broadcast;
-    }
     std::size_t elements_of_piece(const Call& call) const noexcept { return piece_bytes_ / size_of(call.dtype); }
 
     // All functions below require the mutex.
@@ -188,7 +185,7 @@ private:
         Started& whole = started_[opening_];
         const Call& call = whole.call;
         const std::size_t width = size_of(call.dtype), each = elements_of_piece(call), first = whole.opened * each;
-        const bool in_place = divides(call.operation);
+        const bool in_place = !has_shards(call.operation);
         piece.number = opening_;
         piece.call = call;
         if (in_place) piece.call.in_count = piece.call.out_count = smaller(call.in_count - first, each);

@@ -139,7 +139,7 @@ private:
         if (first.operation == collective::Operation::barrier) return;
         if (simulation_->is_unmoved(first.in_count != 0 ? first.in : first.out)) return;
         const std::size_t count = whole_count(calls);
-        const bool anybody = !in_is_shard(first.operation) && !out_is_shard(first.operation);
+        const bool anybody = !has_shards(first.operation);
         if (anybody && count != 0) worker_.run(calls, 0, {0, count});
         for (int owner = 0; owner < size() && !anybody; ++owner)
             if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0) worker_.run(calls, owner, shard);

@@ -45,7 +45,7 @@ public:
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : larger(call.in_count, call.out_count);
         owners_ = ranks_;
-        if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
+        if (few_owners_ && whole_is_known_ && !collective::has_shards(call.operation))
             owners_ = static_cast<int>(smaller(larger<std::size_t>(whole_ * width / min_share, 1), calls_.size()));
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room;
         const std::size_t brought = brought_by(rank_);

@@ -22,10 +22,8 @@ public:
         count_ = whole_count(calls);
         share_ = divide_up(count_, calls.size());
         const std::size_t line = gradsync::detail::line_bytes / size_of(call.dtype);
-        const bool any_cut =
-            call.operation == Operation::all_reduce || call.operation == Operation::reduce || call.operation == Operation::broadcast;
         // If the operation allows any cut, no two ranks write into one cache line.
-        if (any_cut) share_ = round_up(share_, line);
+        if (!has_shards(call.operation)) share_ = round_up(share_, line);
         const std::size_t least = min_chunk_bytes / size_of(call.dtype);
         const std::size_t most = max_chunk_bytes / size_of(call.dtype);
         chunk_ = smaller(larger(round_up(share_ / 8, line), least), most);
