@@ -304,12 +304,9 @@ private:
         if (mean) {
             started.sums[0] = call.contribution.scale != 0;
             started.sums[1] = call.contribution.weight;
-            started.weighed = scatter_->start({.in = started.sums,
-                                               .out = started.sums,
-                                               .in_count = 2,
-                                               .out_count = 2,
-                                               .operation = Operation::all_reduce,
-                                               .dtype = DType::f64});
+            Call sums{.operation = Operation::all_reduce, .dtype = DType::f64};
+            set_buffers(sums, started.sums, {0, 2}, started.sums, {0, 2});
+            started.weighed = scatter_->start(sums);
         }
         enter(started, Stage::scattering, *scatter_, [&](int owner, ElementRange range) {
             Call part = call;
