@@ -41,8 +41,7 @@ public:
             throw;
         }
     }
-    FileRendezvous(const FileRendezvous&) = delete;
-    FileRendezvous& operator=(const FileRendezvous&) = delete;
+    FileRendezvous& operator=(FileRendezvous&&) = delete;
     /// Says good-bye. Rank 0 waits for the others' good-byes, up to half a minute: a rank that is late must find the folder. It waits no
     /// more than a second if an exception is propagating.
     ~FileRendezvous() {

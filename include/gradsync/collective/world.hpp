@@ -73,8 +73,7 @@ public:
     /// communicators need none.
     World(int ranks, Shared<State> state, Shared<ProgressHooks> hooks = {}) noexcept
         : wait_queue(state->wait_queue), cores_are_shared(ranks > cores), state_(std::move(state)), hooks_(std::move(hooks)) {}
-    World(const World&) = delete;
-    World& operator=(const World&) = delete;
+    World& operator=(World&&) = delete;
     virtual ~World() = default;
 
     /// Records the failure if it is the first, and wakes all sleepers.

@@ -46,8 +46,7 @@ class CompressedExchange {
 public:
     static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
-    CompressedExchange(const CompressedExchange&) = delete;  // works point to it
-    CompressedExchange& operator=(const CompressedExchange&) = delete;
+    CompressedExchange& operator=(CompressedExchange&&) = delete;  // works point to it
 
     bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     std::chrono::nanoseconds progress_time() const noexcept { return computed_; }

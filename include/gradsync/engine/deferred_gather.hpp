@@ -19,8 +19,7 @@ template <Backend B>
 class DeferredGather {
 public:
     DeferredGather() = default;
-    DeferredGather(const DeferredGather&) = delete;
-    DeferredGather& operator=(const DeferredGather&) = delete;
+    DeferredGather& operator=(DeferredGather&&) = delete;
     ~DeferredGather() {
         if (std::uncaught_exceptions() != exceptions_) return;
         try {

@@ -261,8 +261,7 @@ protected:
         Finishing(Marking& marking, const char* operation) : marking_(marking) {
             if ((marking.unsynchronised_.fetch_or(finishing) & finishing) != 0) marking.refuse(operation, in_finish);
         }
-        Finishing(const Finishing&) = delete;
-        Finishing& operator=(const Finishing&) = delete;
+        Finishing& operator=(Finishing&&) = delete;
         ~Finishing() { marking_.unsynchronised_ &= ~finishing; }
 
     private:

@@ -101,8 +101,7 @@ public:
     [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
                        Owner<AnyExchange<B>> exchange)
         : backend_(backend), options_(options), gradients_(gradients), readiness_(readiness), exchange_(std::move(exchange)) {}
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
+    Step& operator=(Step&&) = delete;
 
     /// Adapts to a new plan, whose buckets are allocated. Between steps.
     [[gnu::cold]] void adopt_plan() {

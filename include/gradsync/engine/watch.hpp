@@ -62,8 +62,7 @@ public:
             : watch_(watch), activity_(activity), index_(index), begin_(begin), held_(held) {
             watch_.begin(activity_, index_, begin_);
         }
-        Span(const Span&) = delete;
-        Span& operator=(const Span&) = delete;
+        Span& operator=(Span&&) = delete;
         ~Span() {
             if (!ended_) end(watch_.now());
         }

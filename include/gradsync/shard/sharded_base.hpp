@@ -42,8 +42,7 @@ protected:
 public:
     using Optimizer = O;
 
-    ShardedBase(const ShardedBase&) = delete;
-    ShardedBase& operator=(const ShardedBase&) = delete;
+    ShardedBase& operator=(ShardedBase&&) = delete;
 
     // ---------------------------------------------------------------------------------- the backward, as with a Reducer
 

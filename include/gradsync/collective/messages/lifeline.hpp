@@ -16,8 +16,7 @@ public:
     using Address = net::Contact;  ///< the address at which a rank listens
 
     Lifeline() = default;
-    Lifeline(const Lifeline&) = delete;
-    Lifeline& operator=(const Lifeline&) = delete;
+    Lifeline& operator=(Lifeline&&) = delete;
     ~Lifeline() { close(); }
 
     /// Says good-bye; this rank watches no other any more.
