@@ -79,6 +79,16 @@ protected:
         contribution = residuals_.release(b, bucket, contribution);
         return false;
     }
+    /// Adds the gradients of bucket b to its residual, and returns its unit. If that is 0, nothing of this rank travels: it zeroes the
+    /// `bytes` bytes of `message`.
+    double hold(std::size_t b, BufferView bucket, Contribution contribution, void* message, std::size_t bytes) {
+        const double unit = residuals_.unit_of(contribution);
+        if (unit == 0) {
+            residuals_.hold_back(b, bucket, contribution.scale);
+            std::memset(message, 0, bytes);
+        } else residuals_.begin(b, bucket, contribution.scale, unit);
+        return unit;
+    }
     /// Was the last step of bucket b too early to be compressed?
     bool was_early(std::size_t b) const noexcept { return steps_[b] <= settings_.start_step; }
 
