@@ -135,9 +135,8 @@ private:
     bool read(const std::string& exchange, int rank, Blob& blob) {
         std::FILE* const file = open(path(exchange, rank), O_RDONLY, "rb");
         if (file == nullptr) return false;
-        const Header expected;
         Header header;
-        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
+        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
                     header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
         if (good) {
             blob.resize(header.bytes);
