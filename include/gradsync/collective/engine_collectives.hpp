@@ -88,45 +88,44 @@ private:
 /// memory, the engine's `control()` exchanges what a split needs on the host.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
-    using WorkT = NumberedWork<Engine>;
     using Call = collective::Call;
     using Operation = collective::Operation;
 
 public:
-    using WorkType = WorkT;
+    using WorkType = NumberedWork<Engine>;
     static constexpr MemorySpace memory_space = space;
 
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
 
-    WorkT all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
+    WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
         return start(reduction(Operation::all_reduce, buffer, buffer, op, contribution));
     }
-    WorkT reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
+    WorkType reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
         return start(reduction(Operation::reduce, buffer, buffer, op, contribution, root));
     }
-    WorkT reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
+    WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
         check_shard(Operation::reduce_scatter, "out", out.count, in.count);
         return start(reduction(Operation::reduce_scatter, in, out, op, contribution));
     }
-    WorkT all_gather(ConstBufferView in, BufferView out) {
+    WorkType all_gather(ConstBufferView in, BufferView out) {
         check_shard(Operation::all_gather, "in", in.count, out.count);
         return start(movement(Operation::all_gather, in, out, 0));
     }
-    WorkT broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
-    WorkT gather(ConstBufferView in, BufferView out, int root) {
+    WorkType broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
+    WorkType gather(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (rank() != root) out = typed_view(nullptr, 0, in.dtype, in.space);
         else check_shard(Operation::gather, "in", in.count, out.count);
         return start(movement(Operation::gather, in, out, root));
     }
-    WorkT scatter(ConstBufferView in, BufferView out, int root) {
+    WorkType scatter(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (rank() != root) in = typed_view<const void>(nullptr, 0, out.dtype, out.space);
         else check_shard(Operation::scatter, "out", out.count, in.count);
         return start(movement(Operation::scatter, in, out, root));
     }
-    WorkT barrier() { return start({}); }
+    WorkType barrier() { return start({}); }
 
     /// Collective: the ranks with the same colour form a new communicator, in the order of (key, rank).
     Derived split(int color, int key) {
@@ -217,7 +216,7 @@ protected:
 private:
     static constexpr bool records = requires(Engine& engine) { engine.record_flights(); };
 
-    WorkT start(Call call) {
+    WorkType start(Call call) {
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
         const std::uint64_t number = engine_->start(call);
