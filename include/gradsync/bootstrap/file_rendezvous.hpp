@@ -67,9 +67,7 @@ private:
         std::uint32_t rank = 0, size = 0;
     };
 
-    static constexpr const char* arrival = "arrival";
-    static constexpr const char* good_bye = "good-bye";
-    static constexpr const char* failure = "failure";
+    static constexpr const char *arrival = "arrival", *good_bye = "good-bye", *failure = "failure";
 
     void leave(std::chrono::nanoseconds most) noexcept {
         if (rank() != 0) {

@@ -371,8 +371,7 @@ protected:
     bool marks_watched_ = false;                  ///< marks are recorded or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 
-    Hooks hook_{*this, true};
-    Hooks background_{*this, false};
+    Hooks hook_{*this, true}, background_{*this, false};
     AnyOverlap overlap_;
 };
 

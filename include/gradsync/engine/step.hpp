@@ -311,8 +311,7 @@ private:
     std::optional<double> weight_;  ///< for this step
     bool has_batch_ = true;
     // No spin locks: a thread that waits for memory waits for a collective, and a compressor computes for milliseconds at a launch.
-    std::mutex polling_;
-    std::mutex launching_;
+    std::mutex polling_, launching_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -45,9 +45,7 @@ private:
     static constexpr std::size_t min_chunk_bytes = 32 * 1024;
     static constexpr std::size_t max_chunk_bytes = 256 * 1024;
 
-    std::size_t count_ = 0;
-    std::size_t share_ = 0;
-    std::size_t chunk_ = 1;
+    std::size_t count_ = 0, share_ = 0, chunk_ = 1;
 };
 
 /// Works on single chunks. Keeps its scratch, so that a steady state allocates nothing. For one thread at a time.
