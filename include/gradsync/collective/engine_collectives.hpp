@@ -140,14 +140,10 @@ public:
             all_gather(typed_view<const void>(&own, 2, DType::i32), typed_view(entries.data(), 2 * entries.size(), DType::i32)).wait();
         else entries = engine_->control()->exchange(own);
 
-        // Ordered by (key, rank): each goes before the members with a larger key.
-        const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
-        for (int r = 0; r < size(); ++r) {
-            if (entries[static_cast<std::size_t>(r)].color != color) continue;
-            group.members.push_back(r);
-            for (std::size_t i = group.members.size() - 1; i > 0 && key_of(group.members[i - 1]) > key_of(group.members[i]); --i)
-                std::swap(group.members[i - 1], group.members[i]);
-        }
+        const auto entry = [&](int r) { return entries[static_cast<std::size_t>(r)]; };
+        for (int r = 0; r < size(); ++r)
+            if (entry(r).color == color) group.members.push_back(r);
+        sort_by(group.members, [&](int a, int b) { return entry(a).key < entry(b).key; });
         while (group.members[static_cast<std::size_t>(group.rank)] != rank()) ++group.rank;
         return static_cast<Derived&>(*this).join(group);
     }
