@@ -240,10 +240,9 @@ private:
     [[gnu::cold]] void take_in(const ControlMessage& message, std::size_t bytes) {
         const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
         const bool fails = message.kind == ControlMessage::has_failed;
-        const bool names_errc = message.code >= static_cast<int>(Errc::invalid_argument) && message.code <= static_cast<int>(Errc::storage);
         if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed ||
             message.kind > ControlMessage::is_gone || message.communicator < 0 || !is_rank(message.sender) ||
-            (fails && (!names_errc || (message.culprit != -1 && !is_rank(message.culprit)))))
+            (fails && (!is_errc(message.code) || (message.culprit != -1 && !is_rank(message.culprit)))))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {
             const std::size_t room = bytes - offsetof(ControlMessage, text);
