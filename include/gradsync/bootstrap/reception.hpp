@@ -44,7 +44,7 @@ public:
         List<Address> all = bind.empty() ? addresses_of({}) : List<Address>{address_of(listener)};
         if (all.empty()) all = addresses_of("lo");
         for (Address& address : all) {
-            address.set_port(port_of(listener));
+            address.set_port(address_of(listener).port());
             if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
         }
         const Hello own{.size = static_cast<std::uint32_t>(meeting.size()), .to = static_cast<std::uint32_t>(meeting.rank())};

@@ -279,7 +279,4 @@ inline Address address_of(const Socket& socket) noexcept {
     return address;
 }
 
-/// The port of a listening socket; 0 on an error.
-inline std::uint16_t port_of(const Socket& socket) noexcept { return address_of(socket).port(); }
-
 }  // namespace gradsync::inline v0_2::net
