@@ -126,3 +126,7 @@ inline int first_misfit(ListView<const Call> calls) noexcept {
 }
 
 }  // namespace gradsync::inline v0_2::collective
+
+namespace gradsync::inline v0_2::detail {
+using collective::Call, collective::Operation;
+}

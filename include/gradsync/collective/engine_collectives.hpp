@@ -88,9 +88,6 @@ private:
 /// memory, the engine's `control()` exchanges what a split needs on the host.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
-    using Call = collective::Call;
-    using Operation = collective::Operation;
-
 public:
     using WorkType = NumberedWork<Engine>;
     static constexpr MemorySpace memory_space = space;
@@ -231,13 +228,12 @@ private:
     }
 
     Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, int root = 0) const {
-        check_handle();
+        Call call = movement(operation, in, out, root);
         if (op == ReduceOp::mean && !is_floating(in.dtype))
             refuse(operation, "a mean of ", in.dtype, " is not defined; use ReduceOp::sum and divide");
         if (op != ReduceOp::mean && contribution != Contribution{})
             refuse(operation, "a Contribution goes with ReduceOp::mean only, not with ", op);
         if constexpr (space == MemorySpace::host) kernel::require_kernels(in.dtype);
-        Call call = movement(operation, in, out, root);
         call.op = op;
         call.contribution = contribution;
         return call;

@@ -19,10 +19,8 @@ namespace gradsync::inline v0_2::detail {
 /// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
 /// started.
 class HierarchicalEngine final : public collective::Engine {
-    using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
-    using Operation = collective::Operation;
 
 public:
     /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: those of

@@ -20,8 +20,6 @@ namespace gradsync::inline v0_2::detail {
 template <Backend Host>
 class StagingEngine final : collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
-    using Call = collective::Call;
-    using Operation = collective::Operation;
 
 public:
     /// State that the communicators of one origin share.

@@ -15,9 +15,6 @@ namespace gradsync::inline v0_2::detail {
 /// the library, in f32, because NCCL would round the factor to their type. So are all types on a single rank, where NCCL before 2.29.7
 /// skips up to 31 elements at the end (NVIDIA/nccl#1950). For one thread at a time.
 class NcclChannel {
-    using Call = collective::Call;
-    using Operation = collective::Operation;
-
 public:
     /// `slots`: the most calls in flight.
     NcclChannel(NcclCommunicator comm, int rank, int size, std::size_t slots)

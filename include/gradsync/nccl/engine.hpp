@@ -14,7 +14,6 @@ namespace gradsync::inline v0_2::detail {
 /// aborted on every rank.
 class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine> {
     using Clock = std::chrono::steady_clock;
-    using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
 
 public:
