@@ -86,7 +86,9 @@ protected:
         if (unit == 0) {
             residuals_.hold_back(b, bucket, contribution.scale);
             std::memset(message, 0, bytes);
-        } else residuals_.begin(b, bucket, contribution.scale, unit);
+        } else {
+            residuals_.begin(b, bucket, contribution.scale, unit);
+        }
         return unit;
     }
     /// Was the last step of bucket b too early to be compressed?

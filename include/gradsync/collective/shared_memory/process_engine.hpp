@@ -282,8 +282,7 @@ private:
     const Shared<ProcessWorld> world_;
     const Shared<Regions> regions_;
     const std::uint32_t staging_region_;
-    Seat<RegionSpace> direct_;
-    Seat<RegionSpace> staged_;
+    Seat<RegionSpace> direct_, staged_;
     std::byte* own_area_ = nullptr;
 
     mutable std::mutex mutex_;
