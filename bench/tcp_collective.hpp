@@ -64,7 +64,7 @@ private:
         sockaddr_in name{};
         name.sin_family = AF_INET;
         name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        return gradsync::net::port_of(gradsync::net::listen({reinterpret_cast<const sockaddr*>(&name), sizeof name}, 1));
+        return gradsync::net::address_of(gradsync::net::listen({reinterpret_cast<const sockaddr*>(&name), sizeof name}, 1)).port();
     }
 
     struct Rank {

@@ -1,21 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <optional>
-
 #include "bucket/size_capped.hpp"
-#include "core/parameter.hpp"
 #include "core/requirements.hpp"
 #include "engine/arguments.hpp"
 #include "engine/averages.hpp"
 #include "engine/gradient_engine.hpp"
-#include "engine/gradient_norm.hpp"
-#include "engine/no_sync.hpp"
 #include "engine/options.hpp"
-#include "engine/parameters.hpp"
-#include "engine/policies.hpp"
-#include "kernel/passes.hpp"
-#include "observe/statistics.hpp"
 #include "overlap/overlap_backward.hpp"
 
 namespace gradsync::inline v0_2 {

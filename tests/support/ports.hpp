@@ -16,7 +16,7 @@ inline gradsync::net::Address loopback(std::uint16_t port) {
 }
 
 /// A port of this machine that nobody listened at a moment ago.
-inline std::uint16_t free_port() { return gradsync::net::port_of(gradsync::net::listen(loopback(0), 1)); }
+inline std::uint16_t free_port() { return gradsync::net::address_of(gradsync::net::listen(loopback(0), 1)).port(); }
 
 /// Connects with whoever listens at a port of this machine, within ten seconds. `room`: for bytes that it has not read; 0: the system's.
 inline gradsync::net::Socket stranger(std::uint16_t port, int room = 0) {

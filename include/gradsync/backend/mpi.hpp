@@ -4,7 +4,6 @@
 #include "../bootstrap/mpi_rendezvous.hpp"
 #include "../collective/connect.hpp"
 #include "../collective/messages/mpi_transport.hpp"
-#include "../collective/placement.hpp"
 #include "../core/backend.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-
 #include "../cuda/device_passes.hpp"
 #include "../nccl/engine.hpp"
-#include "../nccl/memory.hpp"
 #include "tcp.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -3,10 +3,7 @@
 
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
-#include "../plan/cost_model.hpp"
-#include "../simulation/communicator.hpp"
 #include "../simulation/engine.hpp"
-#include "../simulation/simulation.hpp"
 #include "run_ranks.hpp"
 
 namespace gradsync::inline v0_2 {

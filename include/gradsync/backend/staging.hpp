@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "../collective/engine.hpp"
 #include "../collective/engine_collectives.hpp"
-#include "../core/backend.hpp"
 #include "../cuda/device_passes.hpp"
-#include "../cuda/runtime.hpp"
 #include "../cuda/staging_engine.hpp"
 
 namespace gradsync::inline v0_2 {

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../bootstrap/job.hpp"
-#include "../bootstrap/rendezvous.hpp"
 #include "../bootstrap/tcp_rendezvous.hpp"
 #include "../collective/connect.hpp"
-#include "../collective/placement.hpp"
 #include "../core/backend.hpp"
 
 #ifdef GRADSYNC_ONCE

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include "../core/forked.hpp"
@@ -42,8 +41,7 @@ public:
             throw;
         }
     }
-    FileRendezvous(const FileRendezvous&) = delete;
-    FileRendezvous& operator=(const FileRendezvous&) = delete;
+    FileRendezvous& operator=(FileRendezvous&&) = delete;
     /// Says good-bye. Rank 0 waits for the others' good-byes, up to half a minute: a rank that is late must find the folder. It waits no
     /// more than a second if an exception is propagating.
     ~FileRendezvous() {
@@ -69,9 +67,7 @@ private:
         std::uint32_t rank = 0, size = 0;
     };
 
-    static constexpr const char* arrival = "arrival";
-    static constexpr const char* good_bye = "good-bye";
-    static constexpr const char* failure = "failure";
+    static constexpr const char *arrival = "arrival", *good_bye = "good-bye", *failure = "failure";
 
     void leave(std::chrono::nanoseconds most) noexcept {
         if (rank() != 0) {
@@ -137,9 +133,8 @@ private:
     bool read(const std::string& exchange, int rank, Blob& blob) {
         std::FILE* const file = open(path(exchange, rank), O_RDONLY, "rb");
         if (file == nullptr) return false;
-        const Header expected;
         Header header;
-        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == expected.magic &&
+        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
                     header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
         if (good) {
             blob.resize(header.bytes);

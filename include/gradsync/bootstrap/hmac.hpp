@@ -102,7 +102,6 @@ template <class... Parts>
     const auto pad = [&](Sha256& hash, char with) {
         for (char& byte : block) byte = static_cast<char>(byte ^ with);
         hash.add({block, sizeof block});
-        for (char& byte : block) byte = static_cast<char>(byte ^ with);
     };
     Hash short_key;
     if (key.size() > sizeof block) {
@@ -114,7 +113,7 @@ template <class... Parts>
     key.copy(block, key.size());
     pad(inner, 0x36);
     (inner.add(parts), ...);
-    pad(outer, 0x5c);
+    pad(outer, 0x36 ^ 0x5c);  // the block has the first pad
     const Hash hash = inner.end();
     outer.add(bytes_of(hash));
     return outer.end();

@@ -12,7 +12,6 @@
 
 #include <sched.h>
 #include <climits>
-#include <mutex>
 
 #include "../core/leak_until_exit.hpp"
 #include "../core/math.hpp"
@@ -117,8 +116,7 @@ public:
         MPI_Comm_get_errhandler(comm_, &before_);
         MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
     }
-    MpiErrorsReturned(const MpiErrorsReturned&) = delete;
-    MpiErrorsReturned& operator=(const MpiErrorsReturned&) = delete;
+    MpiErrorsReturned& operator=(MpiErrorsReturned&&) = delete;
     ~MpiErrorsReturned() {
         MPI_Comm_set_errhandler(comm_, before_);
         MPI_Errhandler_free(&before_);

@@ -44,12 +44,10 @@ public:
         List<Address> all = bind.empty() ? addresses_of({}) : List<Address>{address_of(listener)};
         if (all.empty()) all = addresses_of("lo");
         for (Address& address : all) {
-            address.set_port(port_of(listener));
+            address.set_port(address_of(listener).port());
             if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
         }
-        Hello own;
-        own.size = static_cast<std::uint32_t>(meeting.size());
-        own.to = static_cast<std::uint32_t>(meeting.rank());
+        const Hello own{.size = static_cast<std::uint32_t>(meeting.size()), .to = static_cast<std::uint32_t>(meeting.rank())};
         Reception reception(std::move(listener), own, contact.key(meeting.secret()));
         reception.contact_ = contact;
         return reception;
@@ -89,11 +87,8 @@ public:
                 if (!socket) break;
                 if (callers_.size() == backlog)
                     callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) { return &caller == oldest && ++turned_away_ > 0; });
-                Caller caller;
-                caller.channel = Channel(std::move(socket));
-                caller.channel.socket().send_without_delay();
-                caller.until = now + patience;
-                callers_.push_back(std::move(caller));
+                socket.send_without_delay();
+                callers_.push_back({.channel = Channel(std::move(socket)), .until = now + patience});
             }
         }
         return {};
@@ -106,14 +101,14 @@ public:
 private:
     /// A caller who has not proved yet that it belongs to the job.
     struct Caller {
-        Channel channel;
-        Clock::time_point until;
+        Channel channel = {};
+        Clock::time_point until = {};
         struct Words {
             Hello hello;
             Hash proof;
         } words{};
         std::size_t got = 0;  ///< bytes of its words
-        Nonce challenge;
+        Nonce challenge = {};
         bool challenged = false, admitted = false;
     };
 
@@ -291,10 +286,9 @@ struct Answer {
     }
     for (const int r : called) {
         const Contact& contact = contacts[static_cast<std::size_t>(r)];
-        Hello hello;
-        hello.size = static_cast<std::uint32_t>(contacts.size());
-        hello.from = static_cast<std::uint32_t>(rank);
-        hello.to = static_cast<std::uint32_t>(r);
+        const Hello hello{.size = static_cast<std::uint32_t>(contacts.size()),
+                          .from = static_cast<std::uint32_t>(rank),
+                          .to = static_cast<std::uint32_t>(r)};
         List<Address> addresses;
         for (std::size_t i = 0; i < contact.count && i < std::size(contact.addresses); ++i) addresses.push_back(contact.addresses[i]);
         const auto deadline = Clock::now() + limit_each;

@@ -128,8 +128,7 @@ struct Refusal {
         std::int32_t numbers[] = {0, -1};
         if (words.size() < sizeof numbers) return {.why = "for no reason"};
         words.copy(reinterpret_cast<char*>(numbers), sizeof numbers);
-        const bool known = numbers[0] >= static_cast<int>(Errc::invalid_argument) && numbers[0] <= static_cast<int>(Errc::storage);
-        Refusal refusal{known ? static_cast<Errc>(numbers[0]) : Errc::peer_failed, numbers[1],
+        Refusal refusal{is_errc(numbers[0]) ? static_cast<Errc>(numbers[0]) : Errc::peer_failed, numbers[1],
                         std::string(words.substr(sizeof numbers, longest))};
         for (char& c : refusal.why)
             if (c < ' ' || c > '~') c = '?';  // it may be printed to a terminal

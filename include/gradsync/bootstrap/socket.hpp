@@ -7,16 +7,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <climits>
 #include <cstring>
 
 #include "../core/clock.hpp"
-#include "../core/forked.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/shared.hpp"
@@ -281,8 +278,5 @@ inline Address address_of(const Socket& socket) noexcept {
     ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address.name), &size);
     return address;
 }
-
-/// The port of a listening socket; 0 on an error.
-inline std::uint16_t port_of(const Socket& socket) noexcept { return address_of(socket).port(); }
 
 }  // namespace gradsync::inline v0_2::net

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/math.hpp"
 #include "job.hpp"
 #include "reception.hpp"
 
@@ -46,13 +45,9 @@ private:
 
     /// What rank `from` says first to rank 0.
     [[gnu::cold]] net::Hello hello(int from) const noexcept {
-        net::Hello hello;
-        hello.size = static_cast<std::uint32_t>(size());
-        hello.from = static_cast<std::uint32_t>(from);
         bootstrap::Sha256 job;
         job.add(job_.run_id);
-        hello.job = job.end();
-        return hello;
+        return {.size = static_cast<std::uint32_t>(size()), .from = static_cast<std::uint32_t>(from), .job = job.end()};
     }
     [[gnu::cold]] net::Hash key() const noexcept { return bootstrap::hmac(job_.token, "rendezvous"); }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../plan/backward.hpp"
-#include "../plan/cost_model.hpp"
 #include "../plan/partition.hpp"
 #include "size_capped.hpp"
 

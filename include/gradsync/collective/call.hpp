@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/list.hpp"
-#include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 
 namespace gradsync::inline v0_2::collective {
@@ -68,6 +66,7 @@ constexpr bool in_is_shard(Operation operation) noexcept { return operation == O
 constexpr bool out_is_shard(Operation operation) noexcept {
     return operation == Operation::reduce_scatter || operation == Operation::scatter;
 }
+constexpr bool has_shards(Operation operation) noexcept { return in_is_shard(operation) || out_is_shard(operation); }
 
 /// Does `rank` contribute to the share of the buffer that belongs to `owner`?
 constexpr bool contributes(const Call& ranks_call, int rank, int owner) noexcept {
@@ -127,3 +126,7 @@ inline int first_misfit(ListView<const Call> calls) noexcept {
 }
 
 }  // namespace gradsync::inline v0_2::collective
+
+namespace gradsync::inline v0_2::detail {
+using collective::Call, collective::Operation;
+}

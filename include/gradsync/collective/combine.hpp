@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/sum_tree.hpp"
-#include "../kernel/reduce.hpp"
 #include "call.hpp"
 
 namespace gradsync::inline v0_2::collective {

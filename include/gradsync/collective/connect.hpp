@@ -4,7 +4,6 @@
 #include "engine_collectives.hpp"
 #include "messages/transport.hpp"
 #include "placement.hpp"
-#include "process.hpp"
 
 namespace gradsync::inline v0_2 {
 

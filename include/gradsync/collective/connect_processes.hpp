@@ -54,8 +54,7 @@ GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, 
     bool any = false;
     for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
     message_passing::Lifeline& lifeline = world.lifeline();
-    const auto addresses =
-        bootstrap::exchange(meeting, any ? lifeline.listen(meeting, options.bind) : message_passing::Lifeline::Address());
+    const auto addresses = bootstrap::exchange(meeting, any ? lifeline.listen(meeting, options.bind) : net::Contact());
     if (!any) return {};
     const std::size_t wanted = lifeline.connect(ranks.rank, addresses, meeting.secret(), std::chrono::seconds(2), apart),
                       got = lifeline.lines();

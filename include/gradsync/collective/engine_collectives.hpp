@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/collective_tag.hpp"
-#include "call.hpp"
 #include "deadline.hpp"
 #include "member.hpp"
 
@@ -90,45 +88,41 @@ private:
 /// memory, the engine's `control()` exchanges what a split needs on the host.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
-    using WorkT = NumberedWork<Engine>;
-    using Call = collective::Call;
-    using Operation = collective::Operation;
-
 public:
-    using WorkType = WorkT;
+    using WorkType = NumberedWork<Engine>;
     static constexpr MemorySpace memory_space = space;
 
     int rank() const noexcept { return engine_->rank(); }
     int size() const noexcept { return engine_->size(); }
 
-    WorkT all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
+    WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
         return start(reduction(Operation::all_reduce, buffer, buffer, op, contribution));
     }
-    WorkT reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
+    WorkType reduce(BufferView buffer, ReduceOp op, int root, Contribution contribution = {}) {
         return start(reduction(Operation::reduce, buffer, buffer, op, contribution, root));
     }
-    WorkT reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
+    WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
         check_shard(Operation::reduce_scatter, "out", out.count, in.count);
         return start(reduction(Operation::reduce_scatter, in, out, op, contribution));
     }
-    WorkT all_gather(ConstBufferView in, BufferView out) {
+    WorkType all_gather(ConstBufferView in, BufferView out) {
         check_shard(Operation::all_gather, "in", in.count, out.count);
         return start(movement(Operation::all_gather, in, out, 0));
     }
-    WorkT broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
-    WorkT gather(ConstBufferView in, BufferView out, int root) {
+    WorkType broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
+    WorkType gather(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (rank() != root) out = typed_view(nullptr, 0, in.dtype, in.space);
         else check_shard(Operation::gather, "in", in.count, out.count);
         return start(movement(Operation::gather, in, out, root));
     }
-    WorkT scatter(ConstBufferView in, BufferView out, int root) {
+    WorkType scatter(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (rank() != root) in = typed_view<const void>(nullptr, 0, out.dtype, out.space);
         else check_shard(Operation::scatter, "out", out.count, in.count);
         return start(movement(Operation::scatter, in, out, root));
     }
-    WorkT barrier() { return start({}); }
+    WorkType barrier() { return start({}); }
 
     /// Collective: the ranks with the same colour form a new communicator, in the order of (key, rank).
     Derived split(int color, int key) {
@@ -143,14 +137,10 @@ public:
             all_gather(typed_view<const void>(&own, 2, DType::i32), typed_view(entries.data(), 2 * entries.size(), DType::i32)).wait();
         else entries = engine_->control()->exchange(own);
 
-        // Ordered by (key, rank): each goes before the members with a larger key.
-        const auto key_of = [&](int r) { return entries[static_cast<std::size_t>(r)].key; };
-        for (int r = 0; r < size(); ++r) {
-            if (entries[static_cast<std::size_t>(r)].color != color) continue;
-            group.members.push_back(r);
-            for (std::size_t i = group.members.size() - 1; i > 0 && key_of(group.members[i - 1]) > key_of(group.members[i]); --i)
-                std::swap(group.members[i - 1], group.members[i]);
-        }
+        const auto entry = [&](int r) { return entries[static_cast<std::size_t>(r)]; };
+        for (int r = 0; r < size(); ++r)
+            if (entry(r).color == color) group.members.push_back(r);
+        sort_by(group.members, [&](int a, int b) { return entry(a).key < entry(b).key; });
         while (group.members[static_cast<std::size_t>(group.rank)] != rank()) ++group.rank;
         return static_cast<Derived&>(*this).join(group);
     }
@@ -219,7 +209,7 @@ protected:
 private:
     static constexpr bool records = requires(Engine& engine) { engine.record_flights(); };
 
-    WorkT start(Call call) {
+    WorkType start(Call call) {
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
         const std::uint64_t number = engine_->start(call);
@@ -238,13 +228,12 @@ private:
     }
 
     Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, int root = 0) const {
-        check_handle();
+        Call call = movement(operation, in, out, root);
         if (op == ReduceOp::mean && !is_floating(in.dtype))
             refuse(operation, "a mean of ", in.dtype, " is not defined; use ReduceOp::sum and divide");
         if (op != ReduceOp::mean && contribution != Contribution{})
             refuse(operation, "a Contribution goes with ReduceOp::mean only, not with ", op);
         if constexpr (space == MemorySpace::host) kernel::require_kernels(in.dtype);
-        Call call = movement(operation, in, out, root);
         call.op = op;
         call.contribution = contribution;
         return call;

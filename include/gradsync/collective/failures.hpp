@@ -3,7 +3,6 @@
 
 #include <exception>
 
-#include "../core/collective_tag.hpp"
 #include "flight_recorder.hpp"
 #include "world.hpp"
 

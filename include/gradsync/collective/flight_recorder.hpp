@@ -3,8 +3,6 @@
 
 #include <time.h>
 
-#include <atomic>
-#include <cstdio>
 #include <cstdlib>
 
 #include "../core/clock.hpp"
@@ -19,8 +17,10 @@ class FlightRecorder {
 public:
     void start(std::uint64_t number, const Call& call) noexcept {
         Entry& entry = entries_[number % kept];
-        entry.call = std::uint64_t(static_cast<std::uint32_t>(call.root)) << 32 | std::uint64_t(call.dtype) << 16 |
-                     std::uint64_t(call.op) << 8 | std::uint64_t(call.operation);
+        entry.root = call.root;
+        entry.operation = call.operation;
+        entry.op = call.op;
+        entry.dtype = call.dtype;
         entry.count = gradsync::detail::larger(call.in_count, call.out_count);
         entry.started = now();
         entry.ended = 0;
@@ -65,13 +65,17 @@ private:
 
     template <class T>
     struct Field {  // read while another thread writes: then the entry is of no use, but it is only for people
-        std::atomic<T> value{0};
+        std::atomic<T> value{};
         void operator=(T other) noexcept { value.store(other, std::memory_order_relaxed); }
         operator T() const noexcept { return value.load(std::memory_order_relaxed); }
     };
     struct Entry {
-        Field<std::uint64_t> number, call, count;  ///< number: of the collective + 1; 0: none
-        Field<std::int64_t> started, ended;        ///< 0: in flight
+        Field<std::uint64_t> number, count;  ///< number: of the collective + 1; 0: none
+        Field<int> root;
+        Field<Operation> operation;
+        Field<ReduceOp> op;
+        Field<DType> dtype;
+        Field<std::int64_t> started, ended;  ///< 0: in flight
     };
 
     static std::int64_t now() noexcept {
@@ -81,11 +85,7 @@ private:
     }
 
     [[gnu::cold]] static std::string describe(const Entry& entry) {
-        const std::uint64_t bits = entry.call;
-        Call call{.root = static_cast<int>(bits >> 32),
-                  .operation = Operation(bits & 255),
-                  .op = ReduceOp(bits >> 8 & 255),
-                  .dtype = DType(bits >> 16 & 255)};
+        Call call{.root = entry.root, .operation = entry.operation, .op = entry.op, .dtype = entry.dtype};
         (call.operation == Operation::gather ? call.in_count : call.out_count) = entry.count;
         const auto ago = [](std::int64_t at) {  // the clock is no finer
             return gradsync::detail::format_duration(std::chrono::milliseconds((now() - at) / 1'000'000)) + " ago";

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../kernel/convert.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
 #include "shared_memory/process_engine.hpp"
@@ -20,10 +19,8 @@ namespace gradsync::inline v0_2::detail {
 /// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
 /// started.
 class HierarchicalEngine final : public collective::Engine {
-    using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
-    using Operation = collective::Operation;
 
 public:
     /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: those of
@@ -38,14 +35,7 @@ public:
         : Engine(flat->world_ranks(), flat->rank(), flat->timeout()),
           flat_(std::move(flat)),
           machines_(std::move(machines)),
-          teams_(machines_.teams()),
-          aside_(std::move(local)),
-          scatter_(split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()))),
-          across_(flat_->split(teams_.counterparts(rank())).as<MessageEngine>()),
-          gather_(split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()))),
-          even_(teams_.fewest() == teams_.most()),
-          shards_(even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards)),
-          started_(most_in_flight()) {
+          aside_(std::move(local)) {
         if (!even_ && scatter_->rank() < shards_) across_->set_leaves(teams_.counts());
         world().hooks().enlist(*this);
     }
@@ -312,12 +302,9 @@ private:
         if (mean) {
             started.sums[0] = call.contribution.scale != 0;
             started.sums[1] = call.contribution.weight;
-            started.weighed = scatter_->start({.in = started.sums,
-                                               .out = started.sums,
-                                               .in_count = 2,
-                                               .out_count = 2,
-                                               .operation = Operation::all_reduce,
-                                               .dtype = DType::f64});
+            Call sums{.operation = Operation::all_reduce, .dtype = DType::f64};
+            set_buffers(sums, started.sums, {0, 2}, started.sums, {0, 2});
+            started.weighed = scatter_->start(sums);
         }
         enter(started, Stage::scattering, *scatter_, [&](int owner, ElementRange range) {
             Call part = call;
@@ -383,18 +370,22 @@ private:
     }
 
     const Shared<MessageEngine> flat_;  ///< over all ranks
-    const Machines machines_, teams_;
-    const Shared<ProcessEngine> aside_;    ///< over the ranks of this machine, for objects that all make at the same place
-    const Shared<ProcessEngine> scatter_;  ///< over the ranks of this team
-    const Shared<MessageEngine> across_;   ///< over the ranks with the same place in all teams
-    const Shared<ProcessEngine> gather_;   ///< over the ranks of this team, with an order of its own
-    const bool even_;                      ///< all teams have the same number of ranks
-    const int shards_;  ///< of a team's sum: one for each of its ranks if even, otherwise one for each of its first ranks
+    const Machines machines_, teams_ = machines_.teams();
+    const Shared<ProcessEngine> aside_;  ///< over the ranks of this machine, for objects that all make at the same place
+    /// Over the ranks of this team.
+    const Shared<ProcessEngine> scatter_ = split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
+    /// Over the ranks with the same place in all teams.
+    const Shared<MessageEngine> across_ = flat_->split(teams_.counterparts(rank())).as<MessageEngine>();
+    /// Over the ranks of this team, with an order of its own.
+    const Shared<ProcessEngine> gather_ = split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
+    const bool even_ = teams_.fewest() == teams_.most();  ///< all teams have the same number of ranks
+    /// Of a team's sum: one for each of its ranks if even, otherwise one for each of its first ranks.
+    const int shards_ = even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards);
 
     std::mutex mutex_;
     bool ended_ = false;
-    collective::InFlight<Started> started_;  ///< never grows, because the sums of scales are buffers
-    kernel::SpareBuffers spare_;             ///< of collectives that are over
+    collective::InFlight<Started> started_{most_in_flight()};  ///< never grows, because the sums of scales are buffers
+    kernel::SpareBuffers spare_;                               ///< of collectives that are over
 };
 
 }  // namespace gradsync::inline v0_2::detail

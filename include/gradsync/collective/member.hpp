@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/list.hpp"
 #include "../core/unique_handle.hpp"
 #include "flight_recorder.hpp"
 #include "world.hpp"
@@ -89,8 +88,7 @@ public:
         : world_ranks_(std::move(world_ranks)), rank_(rank), timeout_(gradsync::detail::clamp_timeout(timeout)) {}
     Member(List<int> world_ranks, int rank, std::chrono::nanoseconds timeout)
         : Member(WorldRanks::make(std::move(world_ranks)), rank, timeout) {}
-    Member(const Member&) = delete;
-    Member& operator=(const Member&) = delete;
+    Member& operator=(Member&&) = delete;
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return static_cast<int>(world_ranks_->size()); }

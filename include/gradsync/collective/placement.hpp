@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../bootstrap/rendezvous.hpp"
-#include "../core/sum_tree.hpp"
 #include "engine.hpp"
 #include "process.hpp"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <mutex>
-
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 #include "../core/shared.hpp"
@@ -74,13 +72,8 @@ public:
     /// `ranks`: number of ranks on this machine. `hooks`: shared with another world of the same rank, if there is one; null if its
     /// communicators need none.
     World(int ranks, Shared<State> state, Shared<ProgressHooks> hooks = {}) noexcept
-        : wait_queue(state->wait_queue),
-          cores(gradsync::detail::larger(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)))),
-          cores_are_shared(ranks > cores),
-          state_(std::move(state)),
-          hooks_(std::move(hooks)) {}
-    World(const World&) = delete;
-    World& operator=(const World&) = delete;
+        : wait_queue(state->wait_queue), cores_are_shared(ranks > cores), state_(std::move(state)), hooks_(std::move(hooks)) {}
+    World& operator=(World&&) = delete;
     virtual ~World() = default;
 
     /// Records the failure if it is the first, and wakes all sleepers.
@@ -125,7 +118,7 @@ public:
     }
 
     WaitQueue& wait_queue;
-    const int cores;
+    const int cores = gradsync::detail::larger(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
     const bool cores_are_shared;  ///< there are more ranks than cores
 
 private:

@@ -46,8 +46,7 @@ class CompressedExchange {
 public:
     static constexpr ExchangeTraits traits{.adopts_plan = true, .reports_traffic = true, .reports_progress_time = true};
 
-    CompressedExchange(const CompressedExchange&) = delete;  // works point to it
-    CompressedExchange& operator=(const CompressedExchange&) = delete;
+    CompressedExchange& operator=(CompressedExchange&&) = delete;  // works point to it
 
     bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     std::chrono::nanoseconds progress_time() const noexcept { return computed_; }
@@ -79,6 +78,18 @@ protected:
         if (shrinks()) return true;
         contribution = residuals_.release(b, bucket, contribution);
         return false;
+    }
+    /// Adds the gradients of bucket b to its residual, and returns its unit. If that is 0, nothing of this rank travels: it zeroes the
+    /// `bytes` bytes of `message`.
+    double hold(std::size_t b, BufferView bucket, Contribution contribution, void* message, std::size_t bytes) {
+        const double unit = residuals_.unit_of(contribution);
+        if (unit == 0) {
+            residuals_.hold_back(b, bucket, contribution.scale);
+            std::memset(message, 0, bytes);
+        } else {
+            residuals_.begin(b, bucket, contribution.scale, unit);
+        }
+        return unit;
     }
     /// Was the last step of bucket b too early to be compressed?
     bool was_early(std::size_t b) const noexcept { return steps_[b] <= settings_.start_step; }

@@ -90,18 +90,12 @@ public:
         if (!Base::compresses(backend, b, bucket, contribution, [&] { return buckets_[b].message != 0; }))
             return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         const Bucket& own = buckets_[b];
-        const double unit = residuals_.unit_of(contribution);
         double weight = contribution.weight;
         std::uint32_t* const message = message_of(own, rank_);
-        if (unit == 0) {
-            residuals_.hold_back(b, bucket, contribution.scale);
-            std::memset(message, 0, own.message * sizeof(std::uint32_t));
-        } else {
-            residuals_.begin(b, bucket, contribution.scale, unit);
-            if (!codec_.write(own, residuals_.bucket(b), bucket.count, message + weight_words)) {
-                residuals_.forget_infinite(b, bucket.count);
-                weight = std::numeric_limits<double>::quiet_NaN();
-            }
+        const double unit = Base::hold(b, bucket, contribution, message, own.message * sizeof(std::uint32_t));
+        if (unit != 0 && !codec_.write(own, residuals_.bucket(b), bucket.count, message + weight_words)) {
+            residuals_.forget_infinite(b, bucket.count);
+            weight = std::numeric_limits<double>::quiet_NaN();
         }
         std::memcpy(message, &weight, sizeof weight);
         const BufferView all = detail::typed_view(message_of(own, 0), own.message * size_, DType::i32);

@@ -106,14 +106,8 @@ public:
             return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         const Bucket& own = buckets_[b];
         second_->set_timeout(backend.timeout());
-        const double unit = residuals_.unit_of(contribution);
-        if (unit == 0) {
-            residuals_.hold_back(b, bucket, contribution.scale);
-            std::memset(left_of(own), 0, own.left_count * sizeof(float));
-        } else {
-            residuals_.begin(b, bucket, contribution.scale, unit);
-            make_left(b);
-        }
+        const double unit = Base::hold(b, bucket, contribution, left_of(own), own.left_count * sizeof(float));
+        if (unit != 0) make_left(b);
         // The scale of 1 is right: these numbers contain the gradients with their scale already.
         return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
                            Rest{this, b, bucket, contribution.weight, unit});

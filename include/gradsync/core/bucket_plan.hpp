@@ -45,8 +45,7 @@ public:
     friend bool operator==(const BucketPlan&, const BucketPlan&) = default;
 
 private:
-    List<std::size_t> parameters_;
-    List<std::size_t> ends_;
+    List<std::size_t> parameters_, ends_;
 };
 
 /// Decides which gradients travel together.

@@ -28,6 +28,11 @@ enum class Errc {
     storage,                ///< a file could not be written or read, or has the wrong contents
 };
 
+/// Is it the number of one of these? It may have come from another process.
+constexpr bool is_errc(int number) noexcept {
+    return number >= static_cast<int>(Errc::invalid_argument) && number <= static_cast<int>(Errc::storage);
+}
+
 /// The place of a failure. A field that does not apply is empty, or -1.
 struct ErrorContext {
     std::string operation = {};  ///< "all_reduce", "finish", ...

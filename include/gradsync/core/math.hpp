@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 /// Small arithmetic functions. They replace <cmath>, which also brings the special functions, and <algorithm>: these two would take a tenth
 /// of the time to compile this library.
@@ -28,6 +29,23 @@ constexpr std::size_t line_bytes = 64;  ///< of a cache line
 
 /// `bytes` rounded up to whole cache lines. Objects that are allocated together lie whole lines apart.
 constexpr std::size_t in_lines(std::size_t bytes) noexcept { return round_up(bytes, line_bytes); }
+
+/// Sorts a list or vector by `before(a, b)`. The sort is stable.
+template <class Elements, class Before>
+void sort_by(Elements& elements, Before&& before) {
+    Elements merged = elements;
+    const std::size_t n = elements.size();
+    for (std::size_t run = 1; run < n; run *= 2) {  // runs of this length are sorted; merges pairs of them
+        for (std::size_t at = 0; at < n;) {
+            const std::size_t middle = smaller(at + run, n), last = smaller(middle + run, n);
+            for (std::size_t left = at, right = middle; at < last; ++at) {
+                const bool takes_left = right == last || (left < middle && !before(elements[right], elements[left]));
+                merged[at] = std::move(elements[takes_left ? left++ : right++]);
+            }
+        }
+        std::swap(elements, merged);
+    }
+}
 
 /// The 64-bit FNV-1a hash of `bytes` bytes. Pass the hash of the bytes before them as `hash` to continue it.
 inline std::uint64_t fnv1a(const void* data, std::size_t bytes, std::uint64_t hash = 0xcbf29ce484222325u) noexcept {

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "../collective/world.hpp"
-#include "../core/clock.hpp"
 #include "runtime.hpp"
 
 namespace gradsync::inline v0_2::detail {

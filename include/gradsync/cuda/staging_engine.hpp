@@ -3,12 +3,10 @@
 
 #include <memory>
 
-#include "../collective/call.hpp"
 #include "../collective/deadline.hpp"
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
 #include "../core/backend.hpp"
-#include "../core/collective_tag.hpp"
 #include "../core/leak_until_exit.hpp"
 #include "device_watch.hpp"
 
@@ -22,8 +20,6 @@ namespace gradsync::inline v0_2::detail {
 template <Backend Host>
 class StagingEngine final : collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
-    using Call = collective::Call;
-    using Operation = collective::Operation;
 
 public:
     /// State that the communicators of one origin share.
@@ -34,12 +30,7 @@ public:
     };
 
     StagingEngine(Host host, std::shared_ptr<Watch> watch, std::size_t piece_bytes, cudaStream_t compute)
-        : host_(std::move(host)),
-          watch_(std::move(watch)),
-          piece_bytes_(piece_bytes),
-          compute_(compute),
-          down_(cuda::make_stream()),
-          up_(cuda::make_stream()) {
+        : host_(std::move(host)), watch_(std::move(watch)), piece_bytes_(piece_bytes), compute_(compute) {
         for (std::uint64_t place = 0; place < most_pieces; ++place) pieces_[place].copied = cuda::make_event();
         watch_->hooks.enlist(*this);
     }
@@ -73,7 +64,7 @@ public:
             cuda::check(cudaEventRecord(started.ready.get(), compute_stream()), "cudaEventRecord");
             started.call = call;
             const std::size_t each = elements_of_piece(call);
-            started.pieces = divides(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
+            started.pieces = !has_shards(call.operation) && call.in_count > each ? divide_up(call.in_count, each) : 1;
             started.opened = started.returning = started.over = 0;
         });
         advance();
@@ -155,9 +146,6 @@ private:
         typename Host::WorkType work;
     };
 
-    static bool divides(Operation operation) noexcept {
-        return operation == Operation::all_reduce || operation == Operation::reduce || operation == Operation::broadcast;
-    }
     std::size_t elements_of_piece(const Call& call) const noexcept { return piece_bytes_ / size_of(call.dtype); }
 
     // All functions below require the mutex.
@@ -178,7 +166,8 @@ private:
                 pieces_.add([this](Piece& piece, std::uint64_t) { open(piece); });
         });
     }
-    /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later calls.
+    /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later
+    /// calls.
     template <class F>
     void keep_error(F&& f) {
         try {
@@ -194,7 +183,7 @@ private:
         Started& whole = started_[opening_];
         const Call& call = whole.call;
         const std::size_t width = size_of(call.dtype), each = elements_of_piece(call), first = whole.opened * each;
-        const bool in_place = divides(call.operation);
+        const bool in_place = !has_shards(call.operation);
         piece.number = opening_;
         piece.call = call;
         if (in_place) piece.call.in_count = piece.call.out_count = smaller(call.in_count - first, each);
@@ -312,7 +301,7 @@ private:
 
     std::atomic<cudaStream_t> compute_;
     std::mutex mutex_;
-    cuda::Stream down_, up_;
+    cuda::Stream down_ = cuda::make_stream(), up_ = cuda::make_stream();
     collective::InFlight<Started> started_;
     collective::InFlight<Piece> pieces_{most_pieces};  ///< numbered across collectives
     std::uint64_t opening_ = 0;                        ///< the collective whose pieces leave

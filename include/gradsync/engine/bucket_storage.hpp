@@ -132,8 +132,7 @@ private:
     BucketLayout layout_;
     Memory memory_{};
     std::size_t bytes_ = 0, image_bytes_ = 0;
-    List<BufferView> buckets_;
-    List<BufferView> parameters_;
+    List<BufferView> buckets_, parameters_;
     List<Slot> slots_;
     List<std::size_t> slot_of_;  ///< by bucket: its slot, while it has one
     List<kernel::HostBuffer> more_memory_;

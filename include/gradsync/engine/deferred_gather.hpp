@@ -4,9 +4,7 @@
 #include <exception>
 #include <optional>
 
-#include "../core/backend.hpp"
 #include "../core/collective_tag.hpp"
-#include "../core/overlap_policy.hpp"
 #include "../core/shard_range.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/progress_thread.hpp"
@@ -21,8 +19,7 @@ template <Backend B>
 class DeferredGather {
 public:
     DeferredGather() = default;
-    DeferredGather(const DeferredGather&) = delete;
-    DeferredGather& operator=(const DeferredGather&) = delete;
+    DeferredGather& operator=(DeferredGather&&) = delete;
     ~DeferredGather() {
         if (std::uncaught_exceptions() != exceptions_) return;
         try {

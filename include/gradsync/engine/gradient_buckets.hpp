@@ -24,13 +24,11 @@ public:
           policy_(policy),
           parameters_(std::move(parameters)),
           infos_(infos_for(backend, policies.packs)),
-          order_(default_order(parameters_)),
           plan_(make_plan(backend)),
           dealt_(deal_of(options_, size_), policies.sums && B::memory_space == MemorySpace::host && has_several_sums(options_, size_)),
           shards_(backend, options_),
           sums_(backend, parameters_.size(), place_of_sums(), dealt_.deal(), dealt_.several() && !pooled()),
-          passes_(passes_of(backend)),
-          asked_for_(parameters_.size()) {
+          passes_(passes_of(backend)) {
         if (!pooled() && dealt_.several()) additions_ = dealt_.needs().additions;
     }
 
@@ -123,17 +121,12 @@ public:
         if (pooled()) return bucket;
         const ListView<const DealtSum> now = dealt_.now();
         std::size_t spare = 0;  // others' sums have spare memory, but for the first sum of a round in which this rank has none
-        for (std::size_t i = 0; i <= k; ++i) {
-            const bool is_first = i == 0 || now[i - 1].round != now[i].round;
-            const bool has_root = now[i].round < sums_.roots();
-            if (has_part(now[i]) || (is_first && !has_root)) {
-                if (i == k) return sums_.root(now[k].round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
-            } else if (i == k) {
-                break;
-            } else {
-                ++spare;
-            }
-        }
+        const auto has_spare = [&](std::size_t i) {
+            const bool is_first = i == 0 || now[i - 1].round != now[i].round, has_root = now[i].round < sums_.roots();
+            return !has_part(now[i]) && (!is_first || has_root);
+        };
+        if (!has_spare(k)) return sums_.root(now[k].round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
+        for (std::size_t i = 0; i < k; ++i) spare += has_spare(i) ? 1 : 0;
         return storage_.image(bucket, images() - spares() + spare);
     }
     /// The memory of its result: the whole bucket, or this rank's shard.
@@ -352,7 +345,7 @@ private:
     const AnyBuckets& policy_;
     List<ParameterView> parameters_;
     List<ParameterInfo> infos_;
-    List<std::size_t> order_;
+    List<std::size_t> order_ = default_order(parameters_);
     BucketPlan plan_;
     BucketStorage<B> storage_;
     std::mutex slots_;
@@ -365,10 +358,11 @@ private:
     std::size_t apart_bytes_ = 0;
     List<BufferView> sums_apart_;  ///< by place and parameter
     [[no_unique_address]] PassesOf<B> passes_;
-    List<Mark> marks_;               ///< by parameter
-    List<std::uint8_t> asked_for_;   ///< by parameter, in this backward; only if gradients are pooled
-    List<std::size_t> kept_;         ///< saved gradients, in case no rank used them
-    List<std::uint8_t> kept_bytes_;  ///< their contents, one after the other
+    List<Mark> marks_;  ///< by parameter
+    List<std::uint8_t> asked_for_ =
+        List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; only if gradients are pooled
+    List<std::size_t> kept_;                     ///< saved gradients, in case no rank used them
+    List<std::uint8_t> kept_bytes_;              ///< their contents, one after the other
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/backend.hpp"
-#include "../kernel/elementwise.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_layout.hpp"
 

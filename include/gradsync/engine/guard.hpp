@@ -19,8 +19,7 @@ public:
 protected:
     /// `owner`: the object as its errors name it, "this Reducer".
     Guard(const B& backend, const char* owner) : backend_(backend), owner_(owner) {}
-    Guard(const Guard&) = delete;
-    Guard& operator=(const Guard&) = delete;
+    Guard& operator=(Guard&&) = delete;
     ~Guard() = default;
 
     /// Throws without any effect: the object stays usable.

@@ -185,11 +185,7 @@ protected:
           options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs, policies.sums)),
           bucket_policy_(std::move(policies.buckets)),
           gradients_(backend_, std::move(parameters), options_, bucket_policy_, policies),
-          readiness_(uses_of(gradients_.parameters()), gradients_.plan()),
           step_(backend_, options_, gradients_, readiness_, std::move(policies.exchange)),
-          tracks_(options_.gradients == GradientStorage::borrowed && any_tracked(gradients_.parameters())),
-          checks_gradients_(tracks_ || options.non_finite != NonFinite::pass),
-          ready_order_(BackendClock(backend_), bucket_policy_.plans_by_times()),
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
@@ -265,8 +261,7 @@ protected:
         Finishing(Marking& marking, const char* operation) : marking_(marking) {
             if ((marking.unsynchronised_.fetch_or(finishing) & finishing) != 0) marking.refuse(operation, in_finish);
         }
-        Finishing(const Finishing&) = delete;
-        Finishing& operator=(const Finishing&) = delete;
+        Finishing& operator=(Finishing&&) = delete;
         ~Finishing() { marking_.unsynchronised_ &= ~finishing; }
 
     private:
@@ -363,11 +358,12 @@ protected:
     ReducerOptions options_;
     AnyBuckets bucket_policy_;
     GradientBuckets<B> gradients_;
-    Readiness readiness_;
+    Readiness readiness_{uses_of(gradients_.parameters()), gradients_.plan()};
     Step<B> step_;
-    const bool tracks_, checks_gradients_;
+    const bool tracks_ = options_.gradients == GradientStorage::borrowed && any_tracked(gradients_.parameters());
+    const bool checks_gradients_ = tracks_ || options_.non_finite != NonFinite::pass;
     std::atomic<bool> skips_{false};  ///< this rank's gradients have an element that is not finite
-    ReadyOrder ready_order_;
+    ReadyOrder ready_order_{BackendClock(backend_), bucket_policy_.plans_by_times()};
     DeferredGather<B> gathers_;  ///< only if decoupled
 
     static constexpr unsigned without_batch = 1, finishing = 2, one_guard = 4;
@@ -375,8 +371,7 @@ protected:
     bool marks_watched_ = false;                  ///< marks are recorded or observed
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 
-    Hooks hook_{*this, true};
-    Hooks background_{*this, false};
+    Hooks hook_{*this, true}, background_{*this, false};
     AnyOverlap overlap_;
 };
 

@@ -2,8 +2,6 @@
 #pragma once
 
 #include "../core/deal.hpp"
-#include "../core/dtype.hpp"
-#include "../core/reduce_op.hpp"
 #include "../kernel/tables.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -115,17 +113,13 @@ struct ReducerOptions {
 
 /// All settings that the ranks have in common, in one line; they compare it.
 inline std::string describe(const ReducerOptions& options) {
-    constexpr const char* storage[] = {"automatic", "borrowed", "in_buckets", "pooled"};
-    constexpr const char* averaging[] = {"mean", "sum", "weighted_mean", "mean_over_count"};
-    constexpr const char* accumulation[] = {"in_gradients", "in_buckets"};
-    constexpr const char* unused[] = {"error", "find_unused"};
-    constexpr const char* divisor[] = {"live_ranks", "all_ranks"};
-    constexpr const char* non_finite[] = {"pass", "error", "skip"};
+    using detail::name_in;
     return detail::text(
-        "gradients=", storage[static_cast<int>(options.gradients)], " averaging=", averaging[static_cast<int>(options.averaging)],
-        " accumulation=", accumulation[static_cast<int>(options.accumulation)], " micro_batches=", options.micro_batches,
-        " unused=", unused[static_cast<int>(options.unused)], " divisor=", divisor[static_cast<int>(options.divisor)],
-        " non_finite=", non_finite[static_cast<int>(options.non_finite)],
+        "gradients=", name_in({"automatic", "borrowed", "in_buckets", "pooled"}, options.gradients),
+        " averaging=", name_in({"mean", "sum", "weighted_mean", "mean_over_count"}, options.averaging),
+        " accumulation=", name_in({"in_gradients", "in_buckets"}, options.accumulation), " micro_batches=", options.micro_batches,
+        " unused=", name_in({"error", "find_unused"}, options.unused), " divisor=", name_in({"live_ranks", "all_ranks"}, options.divisor),
+        " non_finite=", name_in({"pass", "error", "skip"}, options.non_finite),
         " reduce_dtype=", options.reduce_dtype ? name_of(*options.reduce_dtype) : "own",
         " compare_weights_every=", options.compare_weights_every == never ? "never" : detail::text(options.compare_weights_every));
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstdlib>
 #include <optional>
 
 #include "../core/backend.hpp"
@@ -45,19 +44,13 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
 /// Finds two trainable parameters whose `part` (value or gradient) shares memory; a pair of nulls if there are none.
 template <BufferView ParameterView::*part>
 std::pair<const ParameterView*, const ParameterView*> overlapping(const List<ParameterView>& parameters) {
-    List<const ParameterView*> by_address(parameters.size());
-    std::size_t n = 0;
+    List<const ParameterView*> by_address;
+    by_address.reserve(parameters.size());
     for (const ParameterView& p : parameters)
-        if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0) by_address[n++] = &p;
-    if (n == 0) return {};
-    static constexpr auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>((p->*part).data); };
-    // Not std::sort: <algorithm> would slow every compilation that includes the library.
-    std::qsort(by_address.data(), n, sizeof by_address[0], [](const void* a, const void* b) {
-        const auto *one = *static_cast<const ParameterView* const*>(a), *other = *static_cast<const ParameterView* const*>(b);
-        const bool before = first(one) != first(other) ? first(one) < first(other) : one < other;
-        return before ? -1 : 1;
-    });
-    for (std::size_t k = 1; k < n; ++k) {
+        if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0) by_address.push_back(&p);
+    const auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>((p->*part).data); };
+    sort_by(by_address, [&](const ParameterView* one, const ParameterView* other) { return first(one) < first(other); });
+    for (std::size_t k = 1; k < by_address.size(); ++k) {
         const ParameterView *one = by_address[k - 1], *other = by_address[k];
         if (first(other) - first(one) < (one->*part).bytes()) return one < other ? std::pair(one, other) : std::pair(other, one);
     }

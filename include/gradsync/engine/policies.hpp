@@ -3,9 +3,7 @@
 
 #include "../bucket/any_buckets.hpp"
 #include "../core/exchange.hpp"
-#include "../core/overlap_policy.hpp"
 #include "../core/parameter.hpp"
-#include "../core/unique_handle.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
 #include "bucket_layout.hpp"

@@ -1,32 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstdlib>
-
-#include "../core/backend.hpp"
 #include "../core/backend_clock.hpp"
 #include "../core/math.hpp"
 #include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2::detail {
-
-/// Sorts `order` by these times, which are by parameter. The sort is stable.
-inline void sort_by_times(List<std::uint64_t>& order, ListView<const double> times) {
-    struct Entry {
-        double time;
-        std::size_t place;
-        std::uint64_t parameter;
-    };
-    List<Entry> entries(order.size());
-    for (std::size_t k = 0; k < order.size(); ++k) entries[k] = {times[order[k]], k, order[k]};
-    // Not std::sort: <algorithm> would slow every compilation that includes the library.
-    std::qsort(entries.data(), entries.size(), sizeof(Entry), [](const void* a, const void* b) {
-        const auto &one = *static_cast<const Entry*>(a), &other = *static_cast<const Entry*>(b);
-        const bool before = one.time != other.time ? one.time < other.time : one.place < other.place;
-        return before ? -1 : 1;
-    });
-    for (std::size_t k = 0; k < order.size(); ++k) order[k] = entries[k].parameter;
-}
 
 /// Records the order in which gradients become ready, and if the plan needs them (`timed`) the times; then the ranks agree on one order.
 /// `record` is for any thread; the rest is for one thread while no marks are under way.
@@ -73,7 +52,7 @@ public:
             if (seconds.back() == 0) return order;
             seconds.resize(seconds.size() - 1);
             seconds_ = std::move(seconds);
-            sort_by_times(order, seconds_);
+            sort_by(order, [&](std::uint64_t one, std::uint64_t other) { return seconds_[one] < seconds_[other]; });
         } else {
             if (backend.rank() == 0) put_recorded_first(order, present);
             host_of(backend).broadcast(BufferView(order.data(), order.size()), 0).wait();

@@ -100,17 +100,8 @@ public:
     /// The arguments passed by reference outlive this, and `backend` is copied. `exchange` holds the collectives in flight.
     [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
                        Owner<AnyExchange<B>> exchange)
-        : backend_(backend),
-          number_(next_owner(backend_)),
-          options_(options),
-          gradients_(gradients),
-          readiness_(readiness),
-          exchange_(std::move(exchange)),
-          several_(gradients.dealt().several()),
-          single_rank_(exchange_->is_single_rank(backend_)),
-          watch_(BackendClock(backend), options.observer) {}
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
+        : backend_(backend), options_(options), gradients_(gradients), readiness_(readiness), exchange_(std::move(exchange)) {}
+    Step& operator=(Step&&) = delete;
 
     /// Adapts to a new plan, whose buckets are allocated. Between steps.
     [[gnu::cold]] void adopt_plan() {
@@ -302,17 +293,17 @@ private:
         else exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
-    B backend_;                 ///< its tag names the bucket that is started
-    const std::size_t number_;  ///< number of the Reducer among those of its communicator
+    B backend_;                                        ///< its tag names the bucket that is started
+    const std::size_t number_ = next_owner(backend_);  ///< number of the Reducer among those of its communicator
     const ReducerOptions& options_;
     GradientBuckets<B>& gradients_;
     const Readiness& readiness_;
     Owner<AnyExchange<B>> exchange_;
     DealtExchange<B> dealt_;
-    const bool several_;      ///< it is used instead
-    const bool single_rank_;  ///< kept here, because every mark asks
+    const bool several_ = gradients_.dealt().several();             ///< it is used instead
+    const bool single_rank_ = exchange_->is_single_rank(backend_);  ///< kept here, because every mark asks
     LaunchGroups<B> groups_;
-    Watch watch_;
+    Watch watch_{BackendClock(backend_), options_.observer};
     List<Times> times_;  ///< by bucket
     std::atomic<std::size_t> started_{0}, completed_{0};
     WeightComparison<HostOf<B>> weights_;
@@ -320,8 +311,7 @@ private:
     std::optional<double> weight_;  ///< for this step
     bool has_batch_ = true;
     // No spin locks: a thread that waits for memory waits for a collective, and a compressor computes for milliseconds at a launch.
-    std::mutex polling_;
-    std::mutex launching_;
+    std::mutex polling_, launching_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

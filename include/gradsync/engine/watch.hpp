@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <utility>
-
 #include "../core/backend_clock.hpp"
 #include "../observe/observer.hpp"
 
@@ -65,8 +62,7 @@ public:
             : watch_(watch), activity_(activity), index_(index), begin_(begin), held_(held) {
             watch_.begin(activity_, index_, begin_);
         }
-        Span(const Span&) = delete;
-        Span& operator=(const Span&) = delete;
+        Span& operator=(Span&&) = delete;
         ~Span() {
             if (!ended_) end(watch_.now());
         }

@@ -6,7 +6,6 @@
 #include <array>
 #include <vector>
 
-#include "../core/bucket_plan.hpp"
 #include "../core/unique_handle.hpp"
 #include "../observe/observer.hpp"
 

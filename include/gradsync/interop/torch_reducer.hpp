@@ -65,8 +65,7 @@ public:
             nodes_.emplace_back(node, node->add_post_hook(std::make_unique<Hook>(mark_, i)));
         }
     }
-    TorchHooks(const TorchHooks&) = delete;
-    TorchHooks& operator=(const TorchHooks&) = delete;
+    TorchHooks& operator=(TorchHooks&&) = delete;
     ~TorchHooks() {
         for (auto& [node, key] : nodes_) node->del_post_hook(key);
     }

@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <span>
-#include <type_traits>
 
-#include "../core/dtype.hpp"
-#include "../core/reduce_op.hpp"
 #include "convert.hpp"
-#include "isa.hpp"
-#include "kernels.hpp"
 
 namespace gradsync::inline v0_2::kernel {
 

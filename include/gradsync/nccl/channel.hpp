@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include "../cuda/passes.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"
@@ -17,19 +15,10 @@ namespace gradsync::inline v0_2::detail {
 /// the library, in f32, because NCCL would round the factor to their type. So are all types on a single rank, where NCCL before 2.29.7
 /// skips up to 31 elements at the end (NVIDIA/nccl#1950). For one thread at a time.
 class NcclChannel {
-    using Call = collective::Call;
-    using Operation = collective::Operation;
-
 public:
     /// `slots`: the most calls in flight.
     NcclChannel(NcclCommunicator comm, int rank, int size, std::size_t slots)
-        : comm_(std::move(comm)),
-          rank_(rank),
-          size_(size),
-          stream_(cuda::make_stream(true)),
-          cells_(slots * sizeof(cuda::MeanFactor)),
-          weights_(slots * sizeof(double)),
-          token_(sizeof(int)) {
+        : comm_(std::move(comm)), rank_(rank), size_(size), cells_(slots * sizeof(cuda::MeanFactor)), weights_(slots * sizeof(double)) {
         pending_.reserve(slots);
     }
 
@@ -253,10 +242,10 @@ private:
 
     NcclCommunicator comm_;
     const int rank_, size_;
-    cuda::Stream stream_;
-    cuda::DeviceMemory cells_;    ///< a MeanFactor per slot
-    cuda::PinnedMemory weights_;  ///< this rank's weight per slot
-    cuda::DeviceMemory token_;    ///< the element that a barrier reduces
+    cuda::Stream stream_ = cuda::make_stream(true);
+    cuda::DeviceMemory cells_;               ///< a MeanFactor per slot
+    cuda::PinnedMemory weights_;             ///< this rank's weight per slot
+    cuda::DeviceMemory token_{sizeof(int)};  ///< the element that a barrier reduces
     std::vector<cuda::DeviceMemory> scratch_;
     std::vector<Pending> pending_;  ///< calls of the next launch
     std::size_t culprit_ = 0;

@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "../collective/messages/message_engine.hpp"
-#include "../core/clock.hpp"
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 14, 0)
 #error "gradsync needs NCCL 2.14 or later: older ones have no communicators that do not block"

@@ -14,7 +14,6 @@ namespace gradsync::inline v0_2::detail {
 /// aborted on every rank.
 class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine> {
     using Clock = std::chrono::steady_clock;
-    using Call = collective::Call;
     using MessageEngine = message_passing::MessageEngine;
 
 public:
@@ -29,10 +28,7 @@ public:
           control_(std::move(control)),
           watch_(std::move(watch)),
           settings_(settings),
-          compute_(settings.compute),
-          memory_(settings.memory),
-          channel_(std::move(comm), rank(), size(), slots),
-          ready_(cuda::make_event()) {
+          channel_(std::move(comm), rank(), size(), slots) {
         for (std::uint64_t place = 0; place < slots; ++place) {
             started_[place].begin = cuda::make_event();
             started_[place].end = cuda::make_event();
@@ -348,12 +344,12 @@ private:
     const Shared<MessageEngine> control_;
     const std::shared_ptr<DeviceWatch> watch_;
     const NcclSettings settings_;
-    std::atomic<cudaStream_t> compute_;
+    std::atomic<cudaStream_t> compute_{settings_.compute};
 
     std::mutex mutex_;
-    NcclAllocator<NcclEngine> memory_;
+    NcclAllocator<NcclEngine> memory_{settings_.memory};
     NcclChannel channel_;
-    cuda::Event ready_;
+    cuda::Event ready_ = cuda::make_event();
     collective::InFlight<Started> started_{slots};
     std::uint64_t issued_ = 0;  ///< all lower numbers are on the stream
     int open_groups_ = 0;

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include "../collective/engine.hpp"
-#include "../core/leak_until_exit.hpp"
-#include "../core/unique_handle.hpp"
 #include "../cuda/runtime.hpp"
 #include "communicator.hpp"
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cerrno>
 #include <charconv>
 
 #include "../collective/process.hpp"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstdint>
-
 #include "progress_thread.hpp"
 
 namespace gradsync::inline v0_2 {

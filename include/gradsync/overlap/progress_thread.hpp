@@ -4,9 +4,6 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
-#include <unistd.h>
-
-#include <atomic>
 
 #include "../core/overlap_policy.hpp"
 #include "../core/thread.hpp"

@@ -118,11 +118,9 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
         const std::uint64_t each = target.global_tokens / row;
         if (const auto m = divisor(each, 1, micro - 1); m != 0) add(BatchRounding::smaller_micro_batch, m, each / m, devices);
     }
-    // A stable insertion sort by distance from the target: there are few choices.
+    // By distance from the target.
     const auto off = [](const BatchChoice& c) { return c.relative_error < 0 ? -c.relative_error : c.relative_error; };
-    for (std::size_t i = 1; i < plan.choices.size(); ++i)
-        for (std::size_t k = i; k > 0 && off(plan.choices[k]) < off(plan.choices[k - 1]); --k)
-            std::swap(plan.choices[k], plan.choices[k - 1]);
+    gradsync::detail::sort_by(plan.choices, [&](const BatchChoice& a, const BatchChoice& b) { return off(a) < off(b); });
     return plan;
 }
 

@@ -104,8 +104,7 @@ Fit calibrate(B backend, const CalibrationOptions& options = {}) {
             works.clear();
             if (i >= 0) seconds[static_cast<std::size_t>(i)] = (backend_seconds(backend) - begin) / static_cast<double>(calls);
         }
-        for (std::size_t i = 1; i < seconds.size(); ++i)  // sorted: there are few
-            for (std::size_t k = i; k > 0 && seconds[k] < seconds[k - 1]; --k) std::swap(seconds[k], seconds[k - 1]);
+        gradsync::detail::sort_by(seconds, [](double a, double b) { return a < b; });
         double median = seconds[seconds.size() / 2];
         const auto agree = [&](auto& host) { host.all_reduce(gradsync::buffer(std::span(&median, 1)), ReduceOp::max).wait(); };
         if constexpr (B::memory_space == MemorySpace::host) agree(backend);

@@ -11,9 +11,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "../core/backend.hpp"
-#include "../core/math.hpp"
-#include "../core/parameter.hpp"
+#include "../core/unique_handle.hpp"
 #include "../engine/verification.hpp"
 
 /// Checkpoints of sharded trainings: every rank writes its own shards, and any number of ranks reads them.
@@ -175,10 +173,8 @@ struct ShardManifest {
             out.finish();
         }
         std::filesystem::rename(temporary, path(directory));
-        if (const int folder = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY); folder >= 0) {
-            ::fsync(folder);
-            ::close(folder);
-        }
+        const UniqueHandle<int, ::close, -1> folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY));
+        if (folder) ::fsync(folder.get());
     }
 
     /// Throws unless this machine sees every rank's part.

@@ -2,8 +2,6 @@
 #pragma once
 
 #include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
-#include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 #include "../kernel/elementwise.hpp"
@@ -121,12 +119,7 @@ public:
 
     /// Collective.
     StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state, std::span<const ParameterView> parameters)
-        : backend_(backend),
-          plan_(plan),
-          state_(state),
-          parameters_(parameters),
-          slice_of_(parameters.size(), nullptr),
-          memory_(backend.allocate(piece * sizeof(double))) {
+        : backend_(backend), plan_(plan), state_(state), parameters_(parameters) {
         for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // one slice of a parameter at most
     }
 
@@ -188,8 +181,8 @@ private:
     const BucketPlan& plan_;
     const ShardState<B>& state_;
     std::span<const ParameterView> parameters_;
-    List<const ShardSlice*> slice_of_;  ///< by parameter: this rank's slice, or null
-    decltype(std::declval<B&>().allocate(std::size_t{})) memory_;
+    List<const ShardSlice*> slice_of_{parameters_.size()};  ///< by parameter: this rank's slice, or null
+    decltype(std::declval<B&>().allocate(std::size_t{})) memory_ = backend_.allocate(piece * sizeof(double));
 };
 
 }  // namespace gradsync::inline v0_2::detail

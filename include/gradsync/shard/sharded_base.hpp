@@ -5,14 +5,7 @@
 
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
-#include "../engine/deferred_gather.hpp"
 #include "../engine/gradient_engine.hpp"
-#include "../engine/guard.hpp"
-#include "../engine/no_sync.hpp"
-#include "../engine/options.hpp"
-#include "../engine/policies.hpp"
-#include "../engine/verification.hpp"
-#include "../observe/statistics.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
 
@@ -49,8 +42,7 @@ protected:
 public:
     using Optimizer = O;
 
-    ShardedBase(const ShardedBase&) = delete;
-    ShardedBase& operator=(const ShardedBase&) = delete;
+    ShardedBase& operator=(ShardedBase&&) = delete;
 
     // ---------------------------------------------------------------------------------- the backward, as with a Reducer
 

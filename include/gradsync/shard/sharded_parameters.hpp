@@ -57,9 +57,7 @@ public:
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
                detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units, first, more...),
           options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
-          given_units_(units),
-          gathering_(backend_.duplicate()),
-          order_(options_.prefetch) {
+          given_units_(units) {
         static_assert(
             detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
         if (options_.reducer.gradients != GradientStorage::automatic)
@@ -255,10 +253,10 @@ private:
     }
 
     ShardedParametersOptions options_;
-    Units given_units_;  ///< the user's, without the replicated one
-    B gathering_;        ///< a communicator of its own: marks from other threads start collectives too
+    Units given_units_;                   ///< the user's, without the replicated one
+    B gathering_ = backend_.duplicate();  ///< a communicator of its own: marks from other threads start collectives too
     std::size_t number_ = detail::next_owner(backend_);
-    detail::GatherOrder order_;
+    detail::GatherOrder order_{options_.prefetch};
 };
 
 template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardedParametersOptions, class... More>

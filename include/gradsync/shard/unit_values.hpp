@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../core/backend.hpp"
-#include "../core/bucket_plan.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 
@@ -129,8 +128,7 @@ private:
     std::size_t first_staying_ = 0;
     List<BufferView> buckets_;
     List<Place> places_;  ///< by parameter
-    std::size_t slot_bytes_ = 0;
-    std::size_t bytes_ = 0;
+    std::size_t slot_bytes_ = 0, bytes_ = 0;
     std::uint64_t releases_ = 0;
 };
 

@@ -16,13 +16,7 @@ using collective::Call;
 class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
     Communicator(std::shared_ptr<Simulation> simulation, List<int> world_ranks)
-        : simulation_(std::move(simulation)),
-          world_ranks_(std::make_shared<const List<int>>(std::move(world_ranks))),
-          route_(simulation_->network.route(*world_ranks_)),
-          number_(simulation_->communicators++),
-          next_(world_ranks_->size()),
-          gone_(world_ranks_->size()),
-          worker_(world_ranks_->size()) {}
+        : simulation_(std::move(simulation)), world_ranks_(std::make_shared<const List<int>>(std::move(world_ranks))) {}
 
     Simulation& simulation() const noexcept { return *simulation_; }
     const collective::Member::WorldRanks& world_ranks() const noexcept { return world_ranks_; }
@@ -145,8 +139,7 @@ private:
         if (first.operation == collective::Operation::barrier) return;
         if (simulation_->is_unmoved(first.in_count != 0 ? first.in : first.out)) return;
         const std::size_t count = whole_count(calls);
-        const bool anybody = first.operation == collective::Operation::all_reduce || first.operation == collective::Operation::reduce ||
-                             first.operation == collective::Operation::broadcast;
+        const bool anybody = !has_shards(first.operation);
         if (anybody && count != 0) worker_.run(calls, 0, {0, count});
         for (int owner = 0; owner < size() && !anybody; ++owner)
             if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0) worker_.run(calls, owner, shard);
@@ -163,13 +156,13 @@ private:
 
     std::shared_ptr<Simulation> simulation_;
     collective::Member::WorldRanks world_ranks_;
-    Network::Route route_;
-    int number_;
-    collective::InFlight<Started> started_;  ///< not retired by all ranks yet
-    std::vector<std::uint64_t> next_;        ///< by rank: number of its next collective
-    std::vector<bool> gone_;
+    Network::Route route_ = simulation_->network.route(*world_ranks_);
+    int number_ = simulation_->communicators++;
+    collective::InFlight<Started> started_;                                               ///< not retired by all ranks yet
+    std::vector<std::uint64_t> next_ = std::vector<std::uint64_t>(world_ranks_->size());  ///< by rank: number of its next collective
+    std::vector<bool> gone_ = std::vector<bool>(world_ranks_->size());
     collective::Meetings<std::shared_ptr<Communicator>> meetings_;
-    shared_memory::ChunkWorker worker_;
+    shared_memory::ChunkWorker worker_{world_ranks_->size()};
 };
 
 }  // namespace gradsync::inline v0_2::simulation

@@ -163,8 +163,7 @@ private:
     std::vector<Rank> ranks_;
     std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;  ///< the earliest first
     std::uint64_t sequence_ = 0;
-    int blocked_ = 0;
-    int running_ = -1;
+    int blocked_ = 0, running_ = -1;
     std::uint64_t turn_ = 0;
 };
 

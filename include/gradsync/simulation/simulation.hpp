@@ -4,10 +4,7 @@
 #include <map>
 #include <memory>
 
-#include "../collective/call.hpp"
 #include "../collective/failures.hpp"
-#include "../collective/world.hpp"
-#include "../core/clock.hpp"
 #include "../plan/cost_model.hpp"
 #include "scheduler.hpp"
 
@@ -87,9 +84,7 @@ public:
         : World(cluster.ranks, std::make_shared<State>()),
           scheduler(cluster.ranks),
           network(cluster, algorithm),
-          moves_buckets_(moves_buckets),
-          waits_(static_cast<std::size_t>(cluster.ranks)),
-          limits_(waits_.size()) {
+          moves_buckets_(moves_buckets) {
         scheduler.on_deadlock = [this] { end_the_earliest_wait(); };
     }
 
@@ -180,8 +175,9 @@ private:
     }
 
     bool moves_buckets_;
-    std::vector<Wait> waits_;                       ///< by world rank
-    std::vector<std::chrono::nanoseconds> limits_;  ///< by world rank
+    /// By world rank.
+    std::vector<Wait> waits_ = std::vector<Wait>(static_cast<std::size_t>(network.cluster.ranks));
+    std::vector<std::chrono::nanoseconds> limits_ = std::vector<std::chrono::nanoseconds>(waits_.size());
     std::condition_variable stopped_;
     bool stop_ = false;
     std::map<const std::byte*, const std::byte*> regions_;

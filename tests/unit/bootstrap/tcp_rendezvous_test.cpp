@@ -219,7 +219,8 @@ TEST_CASE("TcpRendezvous: what a rank heard earlier, or said, proves nothing") {
     Attempt first, second;
     std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .port = port, .token = "right"}); });
     std::thread rank_1([&] {
-        second = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = gradsync::net::port_of(between), .token = "right"});
+        second =
+            attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = gradsync::net::address_of(between).port(), .token = "right"});
     });
     const Socket caller = between.accept(limit()), called = stranger(port);
     std::string said(sizeof(Hello) + 32, '\0'), challenge(16 + 16 + 32, '\0');
@@ -255,7 +256,7 @@ TEST_CASE("TcpRendezvous: what a rank heard earlier, or said, proves nothing") {
 TEST_CASE("TcpRendezvous: whoever poses as rank 0 and does not know the token is not believed") {
     std::string problem;
     const Socket posing = gradsync::net::listen("127.0.0.1", 0, 4, problem);
-    const std::uint16_t port = gradsync::net::port_of(posing);
+    const std::uint16_t port = gradsync::net::address_of(posing).port();
     Attempt caller;
     std::thread rank_1([&] { caller = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port, .token = "right"}); });
     gradsync::net::Channel channel(posing.accept(Clock::now() + 10s));
@@ -316,7 +317,7 @@ TEST_CASE("TcpRendezvous: rank 0 is not there") {
 
 TEST_CASE("TcpRendezvous: the port is another's") {
     const Socket other = gradsync::net::listen(gradsync_test::loopback(0), 4);
-    const std::uint16_t port = gradsync::net::port_of(other);
+    const std::uint16_t port = gradsync::net::address_of(other).port();
     const Attempt a = attempt({.rank = 0, .size = 2, .address = "127.0.0.1", .port = port});
     CHECK(is(a, Errc::invalid_argument));
     CHECK(says(a, "port " + std::to_string(port) + " is in use"));
@@ -337,7 +338,7 @@ TEST_CASE("TcpRendezvous: the port is another's") {
 TEST_CASE("TcpRendezvous: whoever takes a call and hangs up is not rank 0, which is called again") {
     std::string problem;
     Socket other = gradsync::net::listen("127.0.0.1", 0, 4, problem);
-    const std::uint16_t port = gradsync::net::port_of(other);
+    const std::uint16_t port = gradsync::net::address_of(other).port();
     std::vector<Attempt> results(2);
     std::thread caller([&] { results[1] = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port}); });
     for (int i = 0; i < 2; ++i) CHECK(other.accept(Clock::now() + 10s));

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
+#include <gradsync/core/list.hpp>
 #include <gradsync/core/math.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <limits>
+#include <vector>
 
 using gradsync::detail::is_finite;
 using gradsync::detail::square_root;
@@ -18,4 +21,21 @@ TEST_CASE("square_root") {
     CHECK(square_root(2.25) == 1.5);
     CHECK(!is_finite(square_root(Limits::infinity())));
     CHECK(!is_finite(square_root(Limits::quiet_NaN())));
+}
+
+TEST_CASE("sort_by sorts as std::stable_sort does") {
+    std::uint64_t state = 1;
+    for (std::size_t size = 0; size < 200; ++size) {
+        std::vector<std::pair<int, std::size_t>> expected(size);
+        for (std::size_t i = 0; i < size; ++i) expected[i] = {static_cast<int>(gradsync::detail::split_mix(state) % (1 + size / 2)), i};
+        const auto before = [](const auto& a, const auto& b) { return a.first < b.first; };
+        std::vector<std::pair<int, std::size_t>> sorted = expected;
+        gradsync::List<std::pair<int, std::size_t>> list;
+        for (const auto& element : expected) list.push_back(element);
+        std::stable_sort(expected.begin(), expected.end(), before);
+        gradsync::detail::sort_by(sorted, before);
+        gradsync::detail::sort_by(list, before);
+        CHECK(sorted == expected);
+        CHECK(std::equal(list.begin(), list.end(), expected.begin(), expected.end()));
+    }
 }

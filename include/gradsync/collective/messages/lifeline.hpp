@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <mutex>
-
 #include "../../bootstrap/reception.hpp"
-#include "../../core/clock.hpp"
-#include "../../core/list.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
@@ -17,11 +13,8 @@ namespace gradsync::inline v0_2::message_passing {
 /// by the time limit only. `lost` and `silent` are thread-safe.
 class Lifeline {
 public:
-    using Address = net::Contact;  ///< the address at which a rank listens
-
     Lifeline() = default;
-    Lifeline(const Lifeline&) = delete;
-    Lifeline& operator=(const Lifeline&) = delete;
+    Lifeline& operator=(Lifeline&&) = delete;
     ~Lifeline() { close(); }
 
     /// Says good-bye; this rank watches no other any more.
@@ -34,7 +27,7 @@ public:
     }
 
     /// Begins to listen, at `bind` (see net::listen).
-    Address listen(const bootstrap::AnyRendezvous& meeting, const std::string& bind) {
+    net::Contact listen(const bootstrap::AnyRendezvous& meeting, const std::string& bind) {
         std::string problem;
         reception_ = net::Reception::open(meeting, bind, problem);
         return reception_.contact();
@@ -44,7 +37,7 @@ public:
     /// way. Takes up to `limit`, or a few times that if addresses lead nowhere. Returns the number of connections that there should be;
     /// `lines()` is the number that there are.
     template <class Apart>
-    std::size_t connect(int rank, const List<Address>& all, std::string_view secret, std::chrono::milliseconds limit, Apart&& apart) {
+    std::size_t connect(int rank, const List<net::Contact>& all, std::string_view secret, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
         List<int> after, before;
         for (int distance = 1; distance <= 2 && distance < size; ++distance) {

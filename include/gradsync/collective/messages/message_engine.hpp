@@ -34,12 +34,7 @@ public:
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           known_(std::move(known)),
-          route_{world_->transport(), *this->world_ranks(), rank, communicator},
-          shares_cores_(world_->share_cores(*this->world_ranks())),
-          pending_(slots),
-          combiner_(this->world_ranks()->size()),
-          rounds_(route_, combiner_),
-          detector_(*world_, *this, communicator, rounds_) {
+          route_{world_->transport(), *this->world_ranks(), rank, communicator} {
         const std::lock_guard lock(world_->mutex());
         world_->enlist(communicator);
         world_->hooks().enlist(*this);
@@ -363,18 +358,19 @@ private:
     const Shared<MessageWorld> world_;
     const Shared<KnownMemory> known_;
     const Route route_;
-    const bool shares_cores_;  ///< these ranks run on one machine with fewer cores; the same on all of them
+    /// These ranks run on one machine with fewer cores. The same on all of them.
+    const bool shares_cores_ = world_->share_cores(*world_ranks());
     bool ended_ = false;
 
-    collective::InFlight<Shared<PendingCollective>> pending_;
+    collective::InFlight<Shared<PendingCollective>> pending_{slots};
     List<Shared<PendingCollective>> spare_;
     std::uint64_t heard_ = 0;    ///< all ranks are known to have started all below
     std::uint64_t opening_ = 0;  ///< all rounds of all below were opened
 
-    collective::Combiner combiner_;
+    collective::Combiner combiner_{world_ranks()->size()};
     List<const void*> inputs_;
-    Rounds rounds_;
-    MessageFailureDetector detector_;
+    Rounds rounds_{route_, combiner_};
+    MessageFailureDetector detector_{*world_, *this, route_.communicator, rounds_};
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
 };
 

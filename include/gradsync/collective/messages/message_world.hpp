@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
 #include <optional>
 
 #include "../failures.hpp"
@@ -21,7 +20,8 @@ public:
     /// both fail together, and have the same hooks.
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
-    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news of it has arrived, if its transport may go then; otherwise never.
+    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news
+    /// of it has arrived, if its transport may go then; otherwise never.
     static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
                                      const World* twin = nullptr) {
         sweep();
@@ -130,8 +130,7 @@ private:
         : World(ranks_here, twin ? twin->shared_state() : Shared<State>::make(),
                 twin ? twin->shared_hooks() : Shared<collective::ProgressHooks>::make()),
           transport_(std::move(transport)),
-          processes_(std::move(processes)),
-          gone_(processes_.size()) {
+          processes_(std::move(processes)) {
         std::lock_guard lock(mutex());
         listen();
     }
@@ -241,10 +240,9 @@ private:
     [[gnu::cold]] void take_in(const ControlMessage& message, std::size_t bytes) {
         const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
         const bool fails = message.kind == ControlMessage::has_failed;
-        const bool names_errc = message.code >= static_cast<int>(Errc::invalid_argument) && message.code <= static_cast<int>(Errc::storage);
         if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed ||
             message.kind > ControlMessage::is_gone || message.communicator < 0 || !is_rank(message.sender) ||
-            (fails && (!names_errc || (message.culprit != -1 && !is_rank(message.culprit)))))
+            (fails && (!is_errc(message.code) || (message.culprit != -1 && !is_rank(message.culprit)))))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {
             const std::size_t room = bytes - offsetof(ControlMessage, text);
@@ -275,7 +273,7 @@ private:
     List<Outgoing> outgoing_;
     List<int> communicators_;  ///< of this rank
     List<Leaver> leavers_;
-    List<bool> gone_;  ///< by rank: it has said good-bye, and will send nothing more
+    List<bool> gone_ = List<bool>(processes_.size());  ///< by rank: it has said good-bye, and will send nothing more
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
 #include <cassert>
-#include <stdexcept>
 
 #include "../../bootstrap/mpi_rendezvous.hpp"
 #include "transport.hpp"
@@ -115,17 +113,12 @@ public:
                 *came += static_cast<std::size_t>(bytes);
         }
         // Completed requests are null now, even if another one has failed.
-        std::size_t kept = 0;
-        for (std::size_t i = 0; i < requests_.size(); ++i) {
-            if (requests_[i] == MPI_REQUEST_NULL) {
-                --tickets_[request_tickets_[i]].open;
-            } else {
-                requests_[kept] = requests_[i];
-                request_tickets_[kept++] = request_tickets_[i];
-            }
-        }
-        requests_.resize(kept);
-        request_tickets_.resize(kept);
+        request_tickets_.erase_if([&, i = std::size_t{0}](Ticket ticket) mutable {
+            const bool over = requests_[i++] == MPI_REQUEST_NULL;
+            tickets_[ticket].open -= over;
+            return over;
+        });
+        requests_.erase_if([](MPI_Request request) { return request == MPI_REQUEST_NULL; });
         check_mpi(code, "MPI_Testsome");
         return true;
     }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstring>
 
 #include "../combine.hpp"
 #include "transport.hpp"
@@ -30,18 +29,9 @@ public:
     /// `room`: the most bytes of data that a hello carries. `few_owners`: if there is little data, few ranks own all of it.
     PendingCollective(const Route& route, std::size_t room, bool few_owners)
         : route_(route),
-          calls_(route.transport_ranks.size()),
-          ranks_(route.size()),
-          rank_(route.rank),
           few_owners_(few_owners),
           first_(smaller(sizeof(Call) + room, larger(sizeof(Call), route.transport.quick_bytes()))),
-          place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))),
-          due_(calls_.size()),
-          came_(calls_.size()),
-          hellos_in_(calls_.size(), Transport::no_ticket),
-          hellos_out_(hellos_in_),
-          rests_in_(hellos_in_),
-          rests_out_(hellos_in_) {
+          place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))) {
         hellos_.reserve(calls_.size() * place_);
     }
 
@@ -55,7 +45,7 @@ public:
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
         if (whole_is_known_) whole_ = call.operation == Operation::barrier ? 0 : larger(call.in_count, call.out_count);
         owners_ = ranks_;
-        if (few_owners_ && whole_is_known_ && !collective::in_is_shard(call.operation) && !collective::out_is_shard(call.operation))
+        if (few_owners_ && whole_is_known_ && !collective::has_shards(call.operation))
             owners_ = static_cast<int>(smaller(larger<std::size_t>(whole_ * width / min_share, 1), calls_.size()));
         small_ = whole_is_known_ && !call.elsewhere && whole_ * width <= room;
         const std::size_t brought = brought_by(rank_);
@@ -259,9 +249,8 @@ private:
     std::uint64_t number_ = 0;
     Call call_;
     const Route& route_;
-    List<Call> calls_;
-    const int ranks_;
-    const int rank_;
+    const int ranks_ = route_.size(), rank_ = route_.rank;
+    List<Call> calls_ = List<Call>(route_.transport_ranks.size());
     const bool few_owners_;
     const std::size_t first_;  ///< bytes of a hello that fit into a quick message
     const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages, and whole lines, so that elements are aligned
@@ -272,9 +261,10 @@ private:
     bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it leaves from `in`, or is one message, which asks the
                                  ///< receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    List<std::byte> hellos_;        ///< by rank; empty: its room is not zeroed, because most of it may never be used
-    List<std::size_t> due_, came_;  ///< by rank: bytes of its hello, with the rest
-    List<Transport::Ticket> hellos_in_, hellos_out_, rests_in_, rests_out_;
+    List<std::byte> hellos_;  ///< by rank; empty: its room is not zeroed, because most of it may never be used
+    List<std::size_t> due_ = List<std::size_t>(calls_.size()), came_ = due_;  ///< by rank: bytes of its hello, with the rest
+    List<Transport::Ticket> hellos_in_ = List<Transport::Ticket>(calls_.size(), Transport::no_ticket);
+    List<Transport::Ticket> hellos_out_ = hellos_in_, rests_in_ = hellos_in_, rests_out_ = hellos_in_;
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

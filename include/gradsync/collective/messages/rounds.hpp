@@ -7,8 +7,8 @@
 namespace gradsync::inline v0_2::message_passing {
 
 /// One piece of every share of a collective. Each rank owns a share, or only a few ranks do. Every rank sends its contributions to the
-/// owners. An owner combines what it receives, in the order of the tree, and sends the result to the ranks that want it. So each element crosses the
-/// network as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
+/// owners. An owner combines what it receives, in the order of the tree, and sends the result to the ranks that want it. So each element
+/// crosses the network as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
 ///
 /// Both sides must begin messages of one stream in the order of the rounds: call `hear` and `advance` for one round after another, with the
 /// gates that the earlier rounds have left open.
@@ -21,16 +21,7 @@ public:
 
     /// The references must outlive this. `piece_bytes`: the most bytes of a piece.
     Round(const Route& route, std::size_t piece_bytes, collective::Combiner& combiner)
-        : route_(route),
-          piece_bytes_(piece_bytes),
-          combiner_(combiner),
-          contributions_out_(route.transport_ranks.size(), Transport::no_ticket),
-          contributions_in_(contributions_out_),
-          results_out_(contributions_out_),
-          results_in_(contributions_out_),
-          contributions_came_(contributions_out_.size()),
-          results_came_(contributions_out_.size()),
-          inputs_(contributions_out_.size()) {}
+        : route_(route), piece_bytes_(piece_bytes), combiner_(combiner) {}
 
     static std::size_t count(const PendingCollective& pending, std::size_t piece_bytes) noexcept {
         if (pending.call().operation == Operation::barrier || pending.call().elsewhere) return 0;
@@ -210,9 +201,10 @@ private:
     PendingCollective* pending_ = nullptr;
     std::size_t piece_ = 0;
     bool hearing_ = false, combined_ = false, taking_ = false;
-    Tickets contributions_out_, contributions_in_, results_out_, results_in_;
-    List<std::size_t> contributions_came_, results_came_;  ///< bytes, by rank
-    List<const void*> inputs_;
+    Tickets contributions_out_ = Tickets(route_.transport_ranks.size(), Transport::no_ticket);
+    Tickets contributions_in_ = contributions_out_, results_out_ = contributions_out_, results_in_ = contributions_out_;
+    List<std::size_t> contributions_came_ = List<std::size_t>(results_in_.size()), results_came_ = contributions_came_;  ///< bytes, by rank
+    List<const void*> inputs_ = List<const void*>(results_in_.size());
     kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< allocated when first needed
 };
 

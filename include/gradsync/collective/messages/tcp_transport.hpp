@@ -6,11 +6,6 @@
 #include <sys/uio.h>
 
 #include "../../bootstrap/reception.hpp"
-#include "../../bootstrap/rendezvous.hpp"
-#include "../../bootstrap/socket.hpp"
-#include "../../core/clock.hpp"
-#include "../../core/error.hpp"
-#include "../../core/math.hpp"
 #include "inboxes.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
@@ -68,15 +63,8 @@ public:
     Ticket receive(int rank, int stream, void* data, std::size_t bytes, std::size_t* came = nullptr) override {
         const Ticket ticket = tickets_.add(false);
         Inbox& inbox = inbox_of(rank, stream);
-        const Posted posted{static_cast<std::byte*>(data), bytes, ticket, came};
-        if (inbox.kept.empty()) {
-            inbox.posted.push_back(posted);
-        } else {
-            Kept message = std::move(inbox.kept.front());
-            inbox.kept.pop_front();
-            hand_over(message, posted);
-            tickets_[ticket] = true;
-        }
+        inbox.posted.push_back({static_cast<std::byte*>(data), bytes, ticket, came});
+        match(inbox);
         return ticket;
     }
 
@@ -187,14 +175,18 @@ private:
     void check_room(int rank, std::size_t bytes, const Posted& posted) {
         if (bytes > posted.bytes) refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
     }
-    /// Gives a message that was kept to its receive.
-    void hand_over(Kept& message, const Posted& posted) {
+    /// Gives a message that was kept to its receive, if it has begun.
+    void match(Inbox& inbox) {
+        if (inbox.kept.empty() || inbox.posted.empty()) return;
+        Kept message = std::move(inbox.kept.front());
+        inbox.kept.pop_front();
         const std::size_t bytes = message.bytes.size();
-        check_room(message.rank, bytes, posted);
+        const Posted posted = take_posted(message.rank, inbox, bytes);
         if (bytes != 0) std::memcpy(posted.data, message.bytes.data(), bytes);
         if (posted.came != nullptr) *posted.came += bytes;
         peers_[at(message.rank)].kept -= cost(bytes);
         spare_.keep(std::move(message.bytes));
+        set_over(posted.ticket);
     }
     /// Takes the receive that has begun first, for a message of `bytes` bytes.
     Posted take_posted(int rank, Inbox& inbox, std::size_t bytes) {
@@ -326,14 +318,8 @@ private:
         if (incoming.keep) {
             // A receive may have begun since its first byte came.
             Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
-            Kept message{rank, std::move(incoming.own)};
-            if (inbox.posted.empty()) {
-                inbox.kept.push_back(std::move(message));
-            } else {
-                const Posted posted = take_posted(rank, inbox, message.bytes.size());
-                hand_over(message, posted);
-                set_over(posted.ticket);
-            }
+            inbox.kept.push_back({rank, std::move(incoming.own)});
+            match(inbox);
         } else {
             if (incoming.came != nullptr) *incoming.came += incoming.header.bytes;
             set_over(incoming.ticket);

@@ -22,10 +22,6 @@ struct Nonsense : std::runtime_error {
     Nonsense(int sender, const std::string& what)
         : std::runtime_error(text("rank ", sender, " sent ", what, "; give all ranks the same build, and look at that rank's machine")),
           rank(sender) {}
-    /// Throws if a rank has sent fewer or more bytes than were due.
-    static void check_length(int sender, std::size_t bytes, std::size_t due) {
-        if (bytes != due) throw Nonsense(sender, text("a message of ", bytes, " bytes where ", due, " were due"));
-    }
     int rank;
 };
 
@@ -138,7 +134,10 @@ struct Route {
     Transport::Ticket receive_known(int from, int stream, void* data, std::size_t bytes, std::size_t room, std::size_t* came) const {
         return transport.receive_known(other(from), number(stream), data, bytes, room, came);
     }
-    void check_length(int from, std::size_t bytes, std::size_t due) const { Nonsense::check_length(other(from), bytes, due); }
+    /// Throws if a rank has sent fewer or more bytes than were due.
+    void check_length(int from, std::size_t bytes, std::size_t due) const {
+        if (bytes != due) throw Nonsense(other(from), text("a message of ", bytes, " bytes where ", due, " were due"));
+    }
     /// No message will travel in its streams any more.
     void forget() const noexcept { transport.forget(number(0), number(streams - 1)); }
 

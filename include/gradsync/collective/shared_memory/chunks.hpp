@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <cstring>
-
 #include "../combine.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
@@ -24,10 +22,8 @@ public:
         count_ = whole_count(calls);
         share_ = divide_up(count_, calls.size());
         const std::size_t line = gradsync::detail::line_bytes / size_of(call.dtype);
-        const bool any_cut =
-            call.operation == Operation::all_reduce || call.operation == Operation::reduce || call.operation == Operation::broadcast;
         // If the operation allows any cut, no two ranks write into one cache line.
-        if (any_cut) share_ = round_up(share_, line);
+        if (!has_shards(call.operation)) share_ = round_up(share_, line);
         const std::size_t least = min_chunk_bytes / size_of(call.dtype);
         const std::size_t most = max_chunk_bytes / size_of(call.dtype);
         chunk_ = smaller(larger(round_up(share_ / 8, line), least), most);
@@ -49,9 +45,7 @@ private:
     static constexpr std::size_t min_chunk_bytes = 32 * 1024;
     static constexpr std::size_t max_chunk_bytes = 256 * 1024;
 
-    std::size_t count_ = 0;
-    std::size_t share_ = 0;
-    std::size_t chunk_ = 1;
+    std::size_t count_ = 0, share_ = 0, chunk_ = 1;
 };
 
 /// Works on single chunks. Keeps its scratch, so that a steady state allocates nothing. For one thread at a time.

@@ -36,8 +36,7 @@ public:
           regions_(std::move(regions)),
           staging_region_(staging_region),
           direct_(board(memory, 0), rank, timeout, RegionSpace(regions_, size() == 1)),
-          staged_(board(memory, 1), rank, timeout, RegionSpace(regions_, size() == 1)),
-          pieces_in_flight_(pieces_in_flight) {
+          staged_(board(memory, 1), rank, timeout, RegionSpace(regions_, size() == 1)) {
         const auto ranks = static_cast<std::size_t>(size());
         std::byte* const area = memory.get() + 2 * Board::bytes(ranks);
         regions_->add(staging_region_, area, ranks * pieces_in_flight * piece_bytes);
@@ -283,8 +282,7 @@ private:
     const Shared<ProcessWorld> world_;
     const Shared<Regions> regions_;
     const std::uint32_t staging_region_;
-    Seat<RegionSpace> direct_;
-    Seat<RegionSpace> staged_;
+    Seat<RegionSpace> direct_, staged_;
     std::byte* own_area_ = nullptr;
 
     mutable std::mutex mutex_;
@@ -292,8 +290,8 @@ private:
     collective::InFlight<Started> started_;  ///< not known to be complete, or behind such a collective
     std::uint64_t classified_ = 0;           ///< collectives below this number are known to be staged or not
     std::optional<StagedPieces> pieces_;     ///< pieces of the oldest collective that have not been launched, if it is staged
-    collective::InFlight<StagedPieces::Piece> pieces_in_flight_;  ///< their numbers are also the staged seat's
-    bool buffers_may_go_ = false;                                 ///< the trainer has seen a failure, or has reported one
+    collective::InFlight<StagedPieces::Piece> pieces_in_flight_{pieces_in_flight};  ///< their numbers are also the staged seat's
+    bool buffers_may_go_ = false;                                                   ///< the trainer has seen a failure, or has reported one
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };
 

@@ -38,12 +38,7 @@ template <AddressSpace Space>
 class Seat : public collective::Member {
 public:
     Seat(Shared<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
-        : Member(board->world_ranks(), rank, timeout),
-          space_(std::move(space)),
-          board_(std::move(board)),
-          detector_(*board_, rank),
-          calls_(static_cast<std::size_t>(board_->size())),
-          worker_(calls_.size()) {}
+        : Member(board->world_ranks(), rank, timeout), space_(std::move(space)), board_(std::move(board)) {}
     ~Seat() { leave(); }
 
     Board& board() const noexcept { return *board_; }
@@ -346,7 +341,7 @@ private:
 
     const Space space_;
     Shared<Board> board_;
-    const BoardFailureDetector detector_;
+    const BoardFailureDetector detector_{*board_, rank()};
 
     // For starts: requires the lock.
     std::atomic<bool> locked_{false};
@@ -361,9 +356,9 @@ private:
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
     std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< time at which a failed world counts as quiet at the latest; 0: not
                                                                ///< failed
-    List<Call> calls_;
+    List<Call> calls_ = List<Call>(static_cast<std::size_t>(board_->size()));
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
-    ChunkWorker worker_;
+    ChunkWorker worker_{calls_.size()};
 };
 
 }  // namespace gradsync::inline v0_2::shared_memory

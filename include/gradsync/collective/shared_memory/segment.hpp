@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <exception>
 
 #include "../../bootstrap/rendezvous.hpp"
-#include "../../core/clock.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shared.hpp"
-#include "../../core/text.hpp"
 #include "../../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {

@@ -33,7 +33,7 @@ bool soon(F&& condition) {
 
 struct Ring {
     std::vector<std::unique_ptr<Lifeline>> lifelines;
-    gradsync::List<Lifeline::Address> addresses;
+    gradsync::List<gradsync::net::Contact> addresses;
 
     explicit Ring(int size) {
         for (int r = 0; r < size; ++r) {

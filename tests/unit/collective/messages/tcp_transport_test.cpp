@@ -46,7 +46,7 @@ struct Pair {
     static std::pair<int, int> over_tcp() {
         namespace net = gradsync::net;
         const net::Socket listener = net::listen(gradsync_test::loopback(0), 1);
-        net::Socket caller = gradsync_test::stranger(net::port_of(listener));
+        net::Socket caller = gradsync_test::stranger(net::address_of(listener).port());
         net::Socket called = listener.accept(net::Clock::now() + 10s);
         return {caller.release(), called.release()};
     }
