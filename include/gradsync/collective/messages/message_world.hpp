@@ -21,7 +21,8 @@ public:
     /// both fail together, and have the same hooks.
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
-    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news of it has arrived, if its transport may go then; otherwise never.
+    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news
+    /// of it has arrived, if its transport may go then; otherwise never.
     static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
                                      const World* twin = nullptr) {
         sweep();
@@ -136,14 +137,14 @@ private:
         listen();
     }
 
-    /// Keeps another world without owners, and destroys those that are quiet by now.
+    /// Keeps another world without owners, and destroys those that are quiet by now. A forked child leaves its parent's alone.
     [[gnu::cold]] static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
         static auto& worlds = *new List<MessageWorld*>;
         std::lock_guard lock(mutex);
         if (another != nullptr) worlds.push_back(another);
         worlds.erase_if([](MessageWorld* world) {
-            const bool quiet = world->is_quiet();
+            const bool quiet = world->maker_.is_here() && world->is_quiet();
             if (quiet) delete world;
             return quiet;
         });
@@ -265,6 +266,7 @@ private:
 
     Owner<Transport> transport_;
     const List<collective::ProcessIdentity> processes_;
+    const gradsync::detail::Maker maker_;
     Lifeline lifeline_;
 
     std::atomic<std::uint64_t> arrivals_{0};
