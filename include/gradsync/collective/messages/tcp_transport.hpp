@@ -6,10 +6,6 @@
 #include <sys/uio.h>
 
 #include "../../bootstrap/reception.hpp"
-#include "../../bootstrap/rendezvous.hpp"
-#include "../../bootstrap/socket.hpp"
-#include "../../core/clock.hpp"
-#include "../../core/error.hpp"
 #include "../../core/math.hpp"
 #include "inboxes.hpp"
 
