@@ -149,7 +149,7 @@ TEST_CASE("FileRendezvous: what cannot be meant is refused") {
     CHECK(says(error_of([] { FileRendezvous("x", 0, 2, {.timeout = 0s}); }), "time limit must be positive"));
 }
 
-TEST_CASE("FileRendezvous: what is no file keeps nobody waiting") {
+TEST_CASE("FileRendezvous: a pipe in the folder blocks no rank") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");
     REQUIRE(::mkdir(path.c_str(), 0700) == 0);
