@@ -80,10 +80,10 @@ private:
         remove_all();
     }
 
-    /// The others find the reason.
+    /// The others find the reason, unless rank 0 has not arrived: the folder may be another user's.
     [[noreturn]] void fail(const bootstrap::Refusal& why) const {
         const std::string words = why.words();
-        write(failure, std::as_bytes(std::span(words)));
+        if (job_ != 0) write(failure, std::as_bytes(std::span(words)));
         refuse(why, -1);
     }
 
@@ -111,9 +111,9 @@ private:
     }
 
     bool is_gone() const noexcept { return ::access(folder_.c_str(), F_OK) != 0; }
-    /// Never through a link.
+    /// Never through a link, and without waiting for whoever may be at the other end of a pipe.
     static std::FILE* open(const std::string& name, int flags, const char* mode) noexcept {
-        const int descriptor = ::open(name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+        const int descriptor = ::open(name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
         return descriptor < 0 ? nullptr : ::fdopen(descriptor, mode);
     }
 

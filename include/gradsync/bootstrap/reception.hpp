@@ -17,6 +17,9 @@ struct Contact {
 };
 static_assert(std::is_trivially_copyable_v<Contact>);
 
+/// How long each side waits for the words of another that may be a stranger.
+inline constexpr std::chrono::seconds patience{5};
+
 /// A connection to a rank.
 struct Link {
     int rank = -1;
@@ -82,8 +85,10 @@ public:
                 caller.channel.secure(proof(key_, 's', caller.words.hello, caller.challenge));
                 return {static_cast<int>(caller.words.hello.from), std::move(caller.channel)};
             }
+            errno = 0;
             for (std::size_t i = 0; i < backlog; ++i) {
                 Socket socket = listener_.accept({});
+                if (!socket && (errno == EMFILE || errno == ENFILE)) ::usleep(10'000);  // the next caller goes on waiting
                 if (!socket) break;
                 if (callers_.size() == backlog)
                     callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) { return &caller == oldest && ++turned_away_ > 0; });
@@ -113,7 +118,6 @@ private:
     };
 
     static constexpr std::size_t backlog = 128;
-    static constexpr std::chrono::seconds patience{5};
 
     /// Reads what has arrived of a caller's words, and turns it away at the first wrong byte. Returns whether more is to come.
     [[gnu::cold]] bool listen_to(Caller& caller) {
@@ -205,7 +209,7 @@ struct Answer {
     channel.socket().send_without_delay();
     hello.nonce = Nonce::random();
     // Others answer at once, if they belong to the job: whoever is mute must not take the time that another address needs.
-    const auto soon = gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(5));
+    const auto soon = gradsync::detail::smaller(deadline, Clock::now() + patience);
     Nonce challenge;
     if (!channel.socket().send_all(&hello, sizeof hello, soon)) answer.problem = std::strerror(errno);
     else if (hears(Kind::challenge, sizeof challenge, soon)) {
@@ -227,6 +231,7 @@ struct Answer {
 /// Calls whoever listens at one of `addresses`. An address that does not answer within a quarter of a second does not keep the next ones
 /// waiting (as RFC 8305 has it). Each is tried once, unless the deadline comes first.
 [[gnu::cold]] inline Answer call(const List<Address>& addresses, const Hello& hello, const Hash& key, Clock::time_point deadline) {
+    using gradsync::detail::smaller;
     Answer answer{.problem = "no address"};
     List<Socket> trying;
     List<pollfd> waiting;
@@ -242,7 +247,7 @@ struct Answer {
         }
         waiting.clear();
         for (const Socket& socket : trying) waiting.push_back({socket.get(), POLLOUT, 0});
-        const auto until = next < addresses.size() ? gradsync::detail::smaller(next_at, deadline) : deadline;
+        const auto until = next < addresses.size() ? smaller(next_at, deadline) : deadline;
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
         ::poll(waiting.data(), waiting.size(), left < 0 ? 0 : left > 100 ? 100 : static_cast<int>(left));
         for (std::size_t i = 0; i < trying.size() && !answer.channel; ++i) {
@@ -252,8 +257,11 @@ struct Answer {
                 answer.problem = std::strerror(errno);
                 continue;
             }
-            Answer one = introduce(std::move(socket), hello, key, deadline);
+            bool last = next == addresses.size();
+            for (const Socket& other : trying) last &= !other;
+            Answer one = introduce(std::move(socket), hello, key, last ? deadline : smaller(deadline, Clock::now() + patience));
             if (one.refusal.why.empty()) one.refusal = std::move(answer.refusal);
+            one.hung_up |= answer.hung_up;
             answer = std::move(one);
         }
         if (answer.channel) return answer;

@@ -33,7 +33,8 @@ public:
             deadline_ = now + limit;
             liveness_check_ = now + interval;
         }
-        const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16, std::chrono::seconds(1));
+        const auto most =
+            gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16 + std::chrono::nanoseconds(1), std::chrono::seconds(1));
         if (now - last_ > most) deadline_ += now - last_ - most;
         last_ = now;
         if (now >= deadline_) {

@@ -17,14 +17,15 @@ inline std::atomic<std::uint64_t> not_for_children[1024];
 
 inline std::atomic<pid_t>& this_process() noexcept;
 
-/// In a new child. What it closes stays taken, because copied objects may close it again.
+/// In a new child. What it closes stays taken, because copied objects may close it again. The child may then use the number for something
+/// else, which its own children keep.
 [[gnu::cold]] inline void leave_parent() noexcept {
     this_process().store(::getpid(), std::memory_order_relaxed);
     const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    for (int i = 0; i < 64 * 1024; ++i) {
-        if (not_for_children[i / 64].load(std::memory_order_relaxed) == 0) i |= 63;
-        else if ((not_for_children[i / 64].load(std::memory_order_relaxed) >> i % 64 & 1) != 0)
-            static_cast<void>(nothing < 0 ? ::close(i) : ::dup3(nothing, i, O_CLOEXEC));
+    for (int word = 0; word < 1024; ++word) {
+        std::uint64_t bits = not_for_children[word].exchange(0, std::memory_order_relaxed);
+        for (int i = 64 * word; bits != 0; ++i, bits >>= 1)
+            if ((bits & 1) != 0) static_cast<void>(nothing < 0 ? ::close(i) : ::dup3(nothing, i, O_CLOEXEC));
     }
     if (nothing >= 0) ::close(nothing);
 }

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -145,4 +147,20 @@ TEST_CASE("FileRendezvous: a folder that others may write into is refused") {
 TEST_CASE("FileRendezvous: what cannot be meant is refused") {
     CHECK(says(error_of([] { FileRendezvous("x", 2, 2); }), "rank 2 is not one of 2"));
     CHECK(says(error_of([] { FileRendezvous("x", 0, 2, {.timeout = 0s}); }), "time limit must be positive"));
+}
+
+TEST_CASE("FileRendezvous: a pipe in the folder blocks no rank") {
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string path = folder.file("meeting");
+    REQUIRE(::mkdir(path.c_str(), 0700) == 0);
+    REQUIRE(::mkfifo((path + "/arrival.0").c_str(), 0600) == 0);
+    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "holds nonsense"));
+}
+
+TEST_CASE("FileRendezvous: a rank writes nothing into a folder in which rank 0 has not arrived") {
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string path = folder.file("meeting");
+    REQUIRE(::mkdir(path.c_str(), 0700) == 0);
+    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 200ms}); }), "rank 0 did not arrive"));
+    CHECK(std::filesystem::is_empty(path));  // it may be another user's
 }

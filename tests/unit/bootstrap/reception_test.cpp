@@ -114,6 +114,32 @@ TEST_CASE("Reception: who does not know the secret, has a wrong number or size, 
     CHECK(rank.reception.turned_away() == 5);
 }
 
+TEST_CASE("call: a stranger at one address that answers, and then says nothing, leaves time for the others") {
+    Rank0 rank;
+    const Socket listener = gradsync::net::listen(gradsync_test::loopback(0), 1);
+    gradsync::net::Channel stranger;
+    std::thread strange([&] {
+        stranger = gradsync::net::Channel(listener.accept(Clock::now() + 10s));
+        Hello hello;
+        CHECK(stranger.socket().receive_all(&hello, sizeof hello, Clock::now() + 10s));
+        CHECK(stranger.send(gradsync::net::Channel::Kind::challenge, std::string(sizeof hello.nonce, 'x'), Clock::now() + 10s));
+    });
+    Hello hello;
+    hello.size = 4;
+    hello.from = 3;
+    Answer called;
+    const auto limit = Clock::now() + 20s;
+    std::thread caller([&] {
+        const List<gradsync::net::Address> addresses{gradsync_test::loopback(gradsync::net::port_of(listener)),
+                                                     rank.reception.contact().addresses[0]};
+        called = gradsync::net::call(addresses, hello, rank.reception.contact().key("a secret"), limit);
+    });
+    CHECK(rank.reception.answer(limit, List<int>{3}).channel);
+    strange.join();
+    caller.join();
+    CHECK(called.channel);
+}
+
 TEST_CASE("Channel: a message that is changed, repeated, left out or turned back is nonsense") {
     using gradsync::net::Channel;
     for (const std::string what : {"unchanged", "changed", "repeated", "left out", "turned back"}) {

@@ -52,6 +52,17 @@ TEST_CASE("deadline: a pause between two looks is no waiting, except for a sixte
     CHECK(alarms == 0);
 }
 
+TEST_CASE("deadline: the shortest limit passes, too") {
+    Deadline deadline;
+    int alarms = 0;
+    for (int i = 0; i < 100 && alarms == 0; ++i) {
+        deadline.look(
+            1ns, [&](std::chrono::nanoseconds) { ++alarms; }, [] {});
+        std::this_thread::sleep_for(1ms);
+    }
+    CHECK(alarms == 1);
+}
+
 TEST_CASE("deadline: who may wait for one that waits leaves the others a twentieth of the limit a stage") {
     CHECK(Deadline::too_early(0s, 20s));
     CHECK(Deadline::too_early(999ms, 20s));

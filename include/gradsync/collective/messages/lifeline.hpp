@@ -20,9 +20,8 @@ public:
     /// Says good-bye; this rank watches no other any more.
     void close() noexcept {
         std::lock_guard lock(mutex_);
-        const char word = 'b';
         for (const Line& line : lines_)
-            if (line.socket) (void)!::send(line.socket.get(), &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (line.socket) (void)!::send(line.socket.get(), &good_bye, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
         lines_.clear();
     }
 
@@ -48,6 +47,7 @@ public:
         for (net::Link& link : net::connect(reception_, all, rank, secret, after, before, limit, limit / 4)) {
             lines_.push_back({link.rank, link.channel.take_socket()});
             lines_.back().socket.keep_alive();
+            (void)!::send(lines_.back().socket.get(), &is_here, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
         }
         reception_.close();
         return after.size() + before.size();
@@ -58,12 +58,13 @@ public:
         std::lock_guard lock(mutex_);
         bool gone = false;
         for (Line& line : lines_) {
-            if (line.rank != rank) continue;
+            if (line.rank != rank || !line.socket) continue;
             char word = 0;
-            const ssize_t got = line.socket ? ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT) : 1;
+            ssize_t got = 0;
+            while ((got = ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT)) == 1 && word == is_here) line.is_made = true;
             if (got < 0 && net::may_pass(errno)) continue;
-            if (got == 1) {
-                line.socket = {};  // a byte is a good-bye
+            if (got == 1 || !line.is_made) {
+                line.socket = {};
                 continue;
             }
             line.silent |= got < 0 && net::is_silence(errno);
@@ -81,10 +82,13 @@ public:
     std::size_t lines() const noexcept { return lines_.size(); }
 
 private:
+    static constexpr char is_here = 'h', good_bye = 'b';
+
     struct Line {
         int rank = -1;
         net::Socket socket = {};
-        bool silent = false;  ///< the system has given up on its host
+        bool is_made = false;  ///< on both sides: the other has not given up before the welcome that this one sent
+        bool silent = false;   ///< the system has given up on its host
     };
 
     net::Reception reception_;

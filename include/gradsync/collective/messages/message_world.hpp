@@ -135,14 +135,14 @@ private:
         listen();
     }
 
-    /// Keeps another world without owners, and destroys those that are quiet by now.
+    /// Keeps another world without owners, and destroys those that are quiet by now. A forked child leaves its parent's alone.
     [[gnu::cold]] static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
         static auto& worlds = *new List<MessageWorld*>;
         std::lock_guard lock(mutex);
         if (another != nullptr) worlds.push_back(another);
         worlds.erase_if([](MessageWorld* world) {
-            const bool quiet = world->is_quiet();
+            const bool quiet = world->maker_.is_here() && world->is_quiet();
             if (quiet) delete world;
             return quiet;
         });
@@ -263,6 +263,7 @@ private:
 
     Owner<Transport> transport_;
     const List<collective::ProcessIdentity> processes_;
+    const gradsync::detail::Maker maker_;
     Lifeline lifeline_;
 
     std::atomic<std::uint64_t> arrivals_{0};

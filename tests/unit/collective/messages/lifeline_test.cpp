@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/numbers_only.hpp"
+#include "support/ports.hpp"
 
 #if defined(__linux__)
 #include <arpa/inet.h>
@@ -105,6 +106,37 @@ TEST_CASE("lifeline: a process that dies is lost to its neighbours") {
     CHECK(ring.lifelines[0]->lost(1));  // for good
     CHECK(!ring.lifelines[0]->lost(2));
     ::waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("lifeline: a rank that calls, and gives up when it was admitted already, is not lost") {
+    Ring ring(2);
+    gradsync::net::Hello hello;
+    hello.size = 2;
+    hello.from = 1;
+    const auto deadline = gradsync::net::Clock::now() + 20s;
+    gradsync::net::Channel channel;
+    std::thread caller([&] {
+        channel = gradsync::net::Channel(gradsync_test::stranger(ring.addresses[0].addresses[0].port()), true);
+        CHECK(channel.socket().send_all(&hello, sizeof hello, deadline));
+        gradsync::net::Channel::Kind kind{};
+        gradsync::Blob words;
+        gradsync::net::Nonce challenge;
+        REQUIRE(channel.receive(kind, words, deadline) == gradsync::net::Channel::Got::message);
+        REQUIRE(words.size() == sizeof challenge);
+        std::memcpy(&challenge, words.data(), sizeof challenge);
+        const gradsync::net::Hash own = gradsync::net::proof(ring.addresses[0].key({}), 'c', hello, challenge);
+        CHECK(channel.socket().send_all(&own, sizeof own, deadline));
+    });
+    gradsync::List<Lifeline::Address> addresses = ring.addresses;
+    addresses[1] = {};  // it cannot be called
+    ring.lifelines[0]->connect(0, addresses, {}, 20s, [](int) { return true; });
+    caller.join();
+    CHECK(ring.lifelines[0]->lines() == 1);
+    channel = {};  // the welcome came too late
+    for (int i = 0; i < 100; ++i) {
+        REQUIRE(!ring.lifelines[0]->lost(1));
+        std::this_thread::sleep_for(1ms);
+    }
 }
 
 TEST_CASE("lifeline: strangers, and addresses that lead nowhere, cost the time limit and no more") {

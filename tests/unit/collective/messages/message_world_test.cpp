@@ -71,6 +71,24 @@ TEST_CASE("message_world: nonsense on the control stream is an error, and indexe
     sweep();
 }
 
+TEST_CASE("message_world: a forked child does not touch its parent's worlds") {
+    const auto network = std::make_shared<LoopbackNetwork>(2);
+    auto first = world(network, 0), second = world(network, 1);
+    std::mutex& mutex = first->mutex();
+    first.reset();  // the second has not said good-bye: it stays
+    mutex.lock();   // as another thread might at the moment of the fork
+    const auto reports = gradsync_test::forked(1, [](int) -> std::string {
+        ::alarm(20);
+        sweep();
+        return "swept";
+    });
+    mutex.unlock();
+    CHECK(reports[0].says("swept"));
+    second.reset();
+    sweep();
+    CHECK(transports(network) == 0);
+}
+
 TEST_CASE("message_world: a world goes although the other rank had heard its good-bye before it said its own") {
     for (const bool heard : {false, true}) {
         CAPTURE(heard);

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/core/forked.hpp>
+
+#include <doctest/doctest.h>
+
+#if defined(__linux__)
+#include <sys/wait.h>
+
+namespace {
+
+/// Runs `f()` in a forked child; returns what it returns, 0 to 255.
+template <class F>
+int in_child(F&& f) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(f());
+    int status = -1;
+    return child > 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+bool writes(int descriptor) { return ::write(descriptor, "x", 1) == 1; }
+
+}  // namespace
+
+TEST_CASE("forked children lose what they must not keep, and keep what they open themselves under the same number") {
+    int ends[2] = {-1, -1};
+    REQUIRE(::pipe(ends) == 0);
+    const int kept = ::dup(ends[1]), own = gradsync::detail::keep_from_children(ends[1]);
+    CHECK(in_child([&] { return writes(own) ? 1 : 0; }) == 0);
+    CHECK(writes(own));
+    CHECK(in_child([&] {
+              ::close(own);  // as daemons do with all that they inherit
+              if (::dup2(kept, own) != own) return 2;
+              return in_child([&] { return writes(own) ? 1 : 0; });
+          }) == 1);
+    gradsync::detail::close_descriptor(own);
+    for (const int end : {ends[0], kept}) ::close(end);
+}
+#endif
