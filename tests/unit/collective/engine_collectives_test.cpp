@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/wait.h>
@@ -158,4 +159,28 @@ TEST_CASE("fork: a child that outlives its killed parent does not keep the conne
     ::close(alive[1]);
     CHECK(reports[0].text == "lost");
     CHECK(reports[1].signal == SIGKILL);
+}
+
+TEST_CASE("fail: a rank that passes on an Error leaves its culprit to blame; any other exception is its own") {
+    for (const int culprit : {2, -1}) {
+        int blamed = -1;
+        gs::run_threads(3, [&](gs::ThreadBackend comm) {
+            if (comm.rank() != 1) {
+                while (comm.rank() == 2 && !comm.failed()) std::this_thread::yield();
+                if (comm.rank() == 2) return;
+                try {
+                    throw gs::Error(gs::Errc::storage, "a disk is full", {.peer = culprit});
+                } catch (const gs::Error& error) {
+                    comm.fail(error.what());
+                }
+                return;
+            }
+            try {
+                comm.barrier().wait();
+            } catch (const gs::Error& error) {
+                blamed = error.context().peer;
+            }
+        });
+        CHECK(blamed == (culprit == 2 ? 2 : 0));
+    }
 }
