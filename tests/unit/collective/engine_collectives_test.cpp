@@ -184,3 +184,21 @@ TEST_CASE("fail: a rank that passes on an Error leaves its culprit to blame; any
         CHECK(blamed == (culprit == 2 ? 2 : 0));
     }
 }
+
+TEST_CASE("time limit: of several ranks that are late, the one that the others wait for is named") {
+    int blamed[] = {-1, -1};
+    gs::run_threads(3, [&](gs::ThreadBackend comm) {
+        gs::ThreadBackend part = comm.split(comm.rank() == 0 ? 0 : 1, comm.rank());
+        comm.set_timeout(1s);
+        part.set_timeout(1200ms);
+        while (comm.rank() == 2 && !comm.failed()) std::this_thread::yield();
+        if (comm.rank() == 2) return;
+        try {
+            (comm.rank() == 0 ? comm : part).barrier().wait();
+        } catch (const gs::Error& error) {
+            blamed[comm.rank()] = error.context().peer;
+        }
+    });
+    CHECK(blamed[0] == 2);
+    CHECK(blamed[1] == 2);
+}
