@@ -164,11 +164,10 @@ private:
         try {
             part = local.split(group).as<ProcessEngine>();
         } catch (const Error& error) {
-            if (flat.world().failed()) throw;
             problem = error.what();
             culprit = error.context().peer < 0 ? self : error.context().peer;
         }
-        for (const int other : flat.exchange(culprit)) {
+        for (const int other : flat.exchange(culprit)) {  // if the world has failed, this throws, and tells the other machines
             if (other < 0) continue;
             if (problem.empty()) problem = text("split on rank ", self, ": rank ", other, " has no shared memory for it; see what it says");
             raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = other});
@@ -356,7 +355,7 @@ private:
         const int culprit = flat_->first_dead();
         std::unique_lock lock(mutex_);
         if (started_.empty() || started_.oldest().stage == Stage::complete) return;
-        flat_->answer(late(started_.oldest()));
+        if (flat_->is_asked()) flat_->answer(late(started_.oldest()));
         if (culprit < 0) return;
         const std::string what = collective::name_of(started_.oldest().call, started_.first());
         lock.unlock();

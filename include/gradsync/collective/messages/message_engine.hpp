@@ -139,6 +139,10 @@ public:
         std::lock_guard lock(world_->mutex());
         return detector_.ask(who, number, timeout());
     }
+    [[gnu::cold]] bool is_asked() {
+        std::lock_guard lock(world_->mutex());
+        return world_->is_asked();
+    }
     [[gnu::cold]] void answer(const collective::Late& who) noexcept {
         std::lock_guard lock(world_->mutex());
         detector_.answer(who);
@@ -336,7 +340,7 @@ private:
     [[gnu::cold]] void report_missing() {
         if (pending_.empty()) return;
         detector_.report_missing(oldest_open());
-        detector_.answer(detector_.late(oldest_open()));
+        if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()));
     }
 
     /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.

@@ -74,7 +74,7 @@ public:
     /// Tells those that ask whom this rank waits for. Called while it waits.
     [[gnu::cold]] void answer(const Late& who) noexcept {
         const bool knows = who.certain && !who.ranks.empty() && who.ranks.front() != self_.own_world_rank();
-        if (world_.is_asked()) world_.answer(knows ? who.ranks.front() : -1);
+        world_.answer(knows ? who.ranks.front() : -1);
     }
 
     /// Asks the first of these ranks whom it waits for: that one is to blame, then. `number`: of the collective that they keep from
