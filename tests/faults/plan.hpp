@@ -199,6 +199,7 @@ inline Plan plan_of(std::uint64_t seed) {
                          plan.fault == Fault::long_pause || plan.fault == Fault::messenger;
     if (signals && below(2) == 0) plan.microseconds = 1 + below(3000);
     plan.by_file = below(4) == 0 && plan.backend != Backend::threads && plan.backend != Backend::mpi;
+    plan.by_file = plan.by_file && !plan.on_hosts();  // a host that is cut off would not see the folder either
     plan.messages = plan.backend == Backend::tcp_messages || (plan.backend == Backend::mpi && !plan.divided && below(2) == 0);
     plan.unwinds = below(2) == 0;
     if (plan.backend != Backend::threads) plan.ending = static_cast<Ending>(below(3));

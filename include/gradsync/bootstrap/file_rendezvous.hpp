@@ -158,15 +158,16 @@ private:
 
     /// Waits for the files of the `missing` ranks, and reads them into `all`.
     void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all) {
-        auto deadline = Clock::now() + timeout();
+        // Rank 0 says who is missing before another rank has to. It may still wait for the arrivals when others come to the first exchange.
+        constexpr std::chrono::seconds moment{2};
+        auto deadline = Clock::now() + timeout() + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
         for (bool leader_is_here = rank() == 0;; ::usleep(2'000)) {
             missing.erase_if([&](int r) {
                 Blob words;
                 if (read(failure, r, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), r);
                 const bool left = exchange != arrival && read(good_bye, r, words);  // before the look: it may post, and then leave
                 if (read(exchange, r, all[static_cast<std::size_t>(r)])) {
-                    // Rank 0 has waited for the others since then at the latest: it says who is missing before this rank has to.
-                    if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + timeout() + std::chrono::seconds(2);
+                    if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + timeout() + moment;
                     return true;
                 }
                 if (left)

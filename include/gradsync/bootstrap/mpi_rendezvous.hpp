@@ -255,7 +255,7 @@ private:
         refuse(Errc::timeout,
                text("waited ", bootstrap::format_duration(options_.timeout), " in ", function, " for ", ranks,
                     "; every rank has to make its backend, or rendezvous, at the same place in the program"),
-               silent.size() == 1 ? silent.front() : -1);
+               silent.empty() ? -1 : silent.front());
     }
 
     /// Receives which calls other ranks are in, and answers them.

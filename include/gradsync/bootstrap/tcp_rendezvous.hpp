@@ -122,8 +122,8 @@ private:
         const int error = errno;
         const auto soon = Clock::now() + std::chrono::milliseconds(200);
         Blob unread;
-        while (rank() != 0 && peer(to).receive(kind, unread, soon) == net::Channel::Got::message)  // it may have said why
-            if (kind == Kind::refusal) refuse(net::Refusal::read(bootstrap::text_of(unread)), to);
+        while (peer(to).receive(kind, unread, soon) == net::Channel::Got::message)  // it may have said why
+            if (kind == Kind::refusal) pass_on(net::Refusal::read(bootstrap::text_of(unread)), to);
         errno = error;
         report_lost(to);
     }
@@ -134,7 +134,7 @@ private:
         const net::Channel::Got got = peer(from).receive(kind, blob, deadline);
         if (got == net::Channel::Got::nothing) report_lost(from);
         if (got == net::Channel::Got::message && kind == expected) return blob;
-        if (got == net::Channel::Got::message && kind == Kind::refusal) refuse(net::Refusal::read(bootstrap::text_of(blob)), from);
+        if (got == net::Channel::Got::message && kind == Kind::refusal) pass_on(net::Refusal::read(bootstrap::text_of(blob)), from);
         fail({Errc::peer_failed, from, bootstrap::text("rank ", from, " sent nonsense; all ranks must run the same program")});
     }
 
@@ -149,15 +149,20 @@ private:
         fail({Errc::peer_failed, other, bootstrap::text("rank ", other, " is gone", why, "; look at its output for the cause")});
     }
 
+    /// The others learn of another rank's refusal through rank 0.
+    [[noreturn]] void pass_on(net::Refusal refusal, int from) {
+        if (refusal.peer < 0) refusal.peer = from;
+        if (rank() == 0) fail(refusal);
+        refuse(refusal, from);
+    }
+
     /// The others learn of the failure through rank 0.
     [[noreturn]] void fail(const net::Refusal& failure) {
-        if (rank() == 0) {
-            const auto soon = Clock::now() + std::chrono::seconds(1);
-            for (net::Channel& channel : peers_)
-                if (channel) (void)channel.send(Kind::refusal, failure.words(), soon);
-            for (const net::Channel& channel : peers_)
-                if (channel) channel.socket().end(soon);
-        }
+        const auto soon = Clock::now() + std::chrono::seconds(1);
+        for (net::Channel& channel : peers_)
+            if (channel) (void)channel.send(Kind::refusal, failure.words(), soon);
+        for (const net::Channel& channel : peers_)
+            if (channel && rank() == 0) channel.socket().end(soon);
         for (net::Channel& channel : peers_) channel = {};
         refuse(failure.code, failure.why, failure.peer);
     }

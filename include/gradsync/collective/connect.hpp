@@ -75,7 +75,7 @@ Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, con
 
 /// What must be the same in all ranks' builds: what travels between them, as bytes. Raise the first number if its meaning changes.
 constexpr std::uint64_t build() noexcept {
-    std::uint64_t hash = 1;
+    std::uint64_t hash = 2;
     for (const std::size_t part : {sizeof(collective::Call), offsetof(collective::Call, root), sizeof(collective::World::State),
                                    sizeof(collective::ProcessIdentity), static_cast<std::size_t>(collective::Operation::barrier),
                                    static_cast<std::size_t>(ReduceOp::mean), static_cast<std::size_t>(DType::f8e5m2), sizeof(void*)})

@@ -189,10 +189,12 @@ public:
     }
 
     /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`.
-    /// Returns once no rank touches another's buffers.
+    /// If an Error is being handled that blames another rank, that rank stays to blame. Returns once no rank touches another's buffers.
     [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
-        const int culprit = engine_->own_world_rank();
-        if (engine_.maker().is_here()) engine_->fail({Errc::peer_failed, culprit, text("rank ", culprit, " failed: ", what)});
+        if (!engine_.maker().is_here()) return;
+        const int self = engine_->own_world_rank(), peer = handled_peer();
+        const bool known = peer >= 0 && peer < size() && engine_->world_rank(peer) == peer;
+        engine_->fail({Errc::peer_failed, known ? peer : self, text("rank ", self, " failed: ", what)});
     }
 
 protected:

@@ -33,16 +33,16 @@ namespace gradsync::inline v0_2::collective {
 
 /// The ranks that keep a collective from completing, as far as one rank can tell.
 struct Late {
-    enum class Did { not_start, not_go_on, not_answer };
+    enum class Did { not_start, not_go_on, not_answer, wait_itself };
     List<int> ranks = {};      ///< world ranks; empty if unknown
     Did did = Did::not_start;  ///< the failure of these ranks; `not_go_on`: every rank has started it
     bool certain = true;       ///< if not, these ranks, or unknown ones, may wait themselves for a rank that others see
 };
 
 [[gnu::cold, gnu::noinline]] inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
-    constexpr const char* did[] = {" did not start it", " started it, as all did, but did not go on",
-                                   " did not answer, or waits itself for one that did not start it,"};  // indexed by Late::Did
-    const bool blames = !late.ranks.empty() && late.did != Late::Did::not_answer;
+    constexpr const char* did[] = {" did not start it", " started it, as all did, but did not go on", " did not answer",
+                                   " waits itself for one that did not start it,"};  // indexed by Late::Did
+    const bool blames = !late.ranks.empty() && late.did != Late::Did::wait_itself;
     std::string who = "its work did not end, though every rank started it";
     if (!late.ranks.empty())
         who = text(late.ranks.size() == 1 ? "rank " : "ranks ", gradsync::detail::joined(late.ranks), did[static_cast<int>(late.did)]);

@@ -150,19 +150,17 @@ private:
     [[gnu::cold]] static Shared<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local, const collective::Group& group) {
         Shared<ProcessEngine> part;
         std::string problem;
+        int culprit = -1, self = flat.own_world_rank();
         try {
             part = local.split(group).as<ProcessEngine>();
         } catch (const Error& error) {
-            if (flat.world().failed()) throw;
             problem = error.what();
+            culprit = error.context().peer < 0 ? self : error.context().peer;
         }
-        const List<std::uint8_t> good = flat.exchange(static_cast<std::uint8_t>(static_cast<bool>(part)));
-        for (int r = 0; r < flat.size(); ++r) {
-            if (good[static_cast<std::size_t>(r)]) continue;
-            const int culprit = flat.world_rank(r), self = flat.own_world_rank();
-            if (problem.empty())
-                problem = text("split on rank ", self, ": rank ", culprit, " has no shared memory for it; see what it says");
-            raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = culprit});
+        for (const int other : flat.exchange(culprit)) {  // if the world has failed, this throws, and tells the other machines
+            if (other < 0) continue;
+            if (problem.empty()) problem = text("split on rank ", self, ": rank ", other, " has no shared memory for it; see what it says");
+            raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = other});
         }
         return part;
     }
@@ -342,13 +340,12 @@ private:
 
     [[gnu::cold]] void report_dead() {
         const int culprit = flat_->first_dead();
+        std::unique_lock lock(mutex_);
+        if (started_.empty() || started_.oldest().stage == Stage::complete) return;
+        if (flat_->is_asked()) flat_->answer(late(started_.oldest()));
         if (culprit < 0) return;
-        std::string what;
-        {
-            std::lock_guard lock(mutex_);
-            if (started_.empty()) return;
-            what = collective::name_of(started_.oldest().call, started_.first());
-        }
+        const std::string what = collective::name_of(started_.oldest().call, started_.first());
+        lock.unlock();
         fail(flat_->end_of(culprit, what));
     }
 
@@ -365,6 +362,7 @@ private:
             const int stages_before = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
             who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
+            if ((stages_before > 0 || !who.certain) && !flat_->ask(who, started_.first())) return;
         }
         fail(collective::timed_out(what, who, own_world_rank(), timeout()));
     }

@@ -5,6 +5,7 @@
 #error "gradsync: compile with exceptions (no -fno-exceptions): errors of the library, and of other ranks, are thrown"
 #endif
 
+#include <exception>
 #include <stdexcept>
 #include <utility>
 
@@ -82,6 +83,17 @@ struct ErrorPlace {
 /// Throws Error(invalid_argument) with the message "operation: what".
 [[noreturn, gnu::cold]] inline void refuse(const char* operation, std::string_view what, int rank = -1) {
     raise(Errc::invalid_argument, text(operation, ": ", what), {.operation = operation, .rank = rank});
+}
+
+/// The rank to blame of the Error that is being handled; -1 if there is none.
+[[gnu::cold, gnu::noinline]] inline int handled_peer() noexcept {
+    try {
+        if (std::current_exception()) throw;
+    } catch (const Error& error) {
+        return error.context().peer;
+    } catch (...) {
+    }
+    return -1;
 }
 
 /// Runs `f()` for bucket b; an Error from it names that bucket.

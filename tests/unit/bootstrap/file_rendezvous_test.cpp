@@ -132,6 +132,20 @@ TEST_CASE("FileRendezvous: whoever waits learns who is missing from the rank tha
     }
 }
 
+TEST_CASE("FileRendezvous: rank 0, which still waits for arrivals, says who is missing, and is not blamed itself") {
+    const gradsync_test::TemporaryDirectory folder;
+    int blamed = -1;
+    std::thread rank_0([&] { error_of([&] { FileRendezvous(folder.file("meeting"), 0, 3, {.timeout = 2s}); }); });
+    try {
+        FileRendezvous rendezvous(folder.file("meeting"), 1, 3, {.timeout = 1s});
+        (void)rendezvous.all_gather({});
+    } catch (const gradsync::Error& error) {
+        blamed = error.context().peer;
+    }
+    rank_0.join();
+    CHECK(blamed == 2);
+}
+
 TEST_CASE("FileRendezvous: a folder that others may write into is refused") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");

@@ -184,6 +184,24 @@ TEST_CASE("TcpRendezvous: who does not come to an exchange is named to all, also
     }
 }
 
+TEST_CASE("TcpRendezvous: where rank 0 pauses, a rank that gives up says so, and is not blamed itself") {
+    const std::uint16_t port = gradsync_test::free_port();
+    std::atomic<int> blamed{-1};
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 3; ++rank)
+        ranks.emplace_back([&, rank] {
+            try {
+                TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port}, {.timeout = rank == 1 ? 1s : 20s});
+                if (rank == 0) std::this_thread::sleep_for(3s);
+                (void)rendezvous.all_gather({});
+            } catch (const gradsync::Error& error) {
+                if (rank == 2) blamed = error.context().peer;
+            }
+        });
+    for (std::thread& rank : ranks) rank.join();
+    CHECK(blamed == 0);
+}
+
 TEST_CASE("TcpRendezvous: who leaves is named to all, also to those who learn of it while they send") {
     for (int round = 0; round < 20; ++round) {
         const std::uint16_t port = gradsync_test::free_port();

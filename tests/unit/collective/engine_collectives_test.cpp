@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <sys/wait.h>
@@ -158,4 +159,46 @@ TEST_CASE("fork: a child that outlives its killed parent does not keep the conne
     ::close(alive[1]);
     CHECK(reports[0].text == "lost");
     CHECK(reports[1].signal == SIGKILL);
+}
+
+TEST_CASE("fail: a rank that passes on an Error leaves its culprit to blame; any other exception is its own") {
+    for (const int culprit : {2, -1}) {
+        int blamed = -1;
+        gs::run_threads(3, [&](gs::ThreadBackend comm) {
+            if (comm.rank() != 1) {
+                while (comm.rank() == 2 && !comm.failed()) std::this_thread::yield();
+                if (comm.rank() == 2) return;
+                try {
+                    throw gs::Error(gs::Errc::storage, "a disk is full", {.peer = culprit});
+                } catch (const gs::Error& error) {
+                    comm.fail(error.what());
+                }
+                return;
+            }
+            try {
+                comm.barrier().wait();
+            } catch (const gs::Error& error) {
+                blamed = error.context().peer;
+            }
+        });
+        CHECK(blamed == (culprit == 2 ? 2 : 0));
+    }
+}
+
+TEST_CASE("time limit: of several ranks that are late, the one that the others wait for is named") {
+    int blamed[] = {-1, -1};
+    gs::run_threads(3, [&](gs::ThreadBackend comm) {
+        gs::ThreadBackend part = comm.split(comm.rank() == 0 ? 0 : 1, comm.rank());
+        comm.set_timeout(1s);
+        part.set_timeout(1200ms);
+        while (comm.rank() == 2 && !comm.failed()) std::this_thread::yield();
+        if (comm.rank() == 2) return;
+        try {
+            (comm.rank() == 0 ? comm : part).barrier().wait();
+        } catch (const gs::Error& error) {
+            blamed[comm.rank()] = error.context().peer;
+        }
+    });
+    CHECK(blamed[0] == 2);
+    CHECK(blamed[1] == 2);
 }

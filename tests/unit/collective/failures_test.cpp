@@ -45,16 +45,18 @@ TEST_CASE("mismatch: a call of another process that makes no sense is described,
 
 TEST_CASE("timed_out: names the ranks that did not start it") {
     const Late none, one{{4}, Late::Did::not_start}, several{{1, 3}, Late::Did::not_start}, stopped{{1, 3}, Late::Did::not_go_on},
-        silent{{0}, Late::Did::not_answer};
+        silent{{0}, Late::Did::not_answer}, waits{{0}, Late::Did::wait_itself};
     CHECK(timed_out("x", none, 0, std::chrono::milliseconds(1500))
               .message.find("its work did not end, though every rank started it while rank 0 waited 1.5 s") != std::string::npos);
     CHECK(timed_out("x", one, 0, std::chrono::seconds(2)).message.find("x: rank 4 did not start it while rank 0 waited 2 s") == 0);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).message.find("x: ranks 1, 3 did not start it") == 0);
     CHECK(timed_out("x", stopped, 0, std::chrono::seconds(2))
               .message.find("x: ranks 1, 3 started it, as all did, but did not go on while rank 0") == 0);
-    CHECK(timed_out("x", silent, 1, std::chrono::seconds(2))
-              .message.find("x: rank 0 did not answer, or waits itself for one that did not start it, while rank 1 waited 2 s") == 0);
-    CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).culprit == -1);
+    CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).message.find("x: rank 0 did not answer while rank 1 waited 2 s") == 0);
+    CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).culprit == 0);
+    CHECK(timed_out("x", waits, 1, std::chrono::seconds(2))
+              .message.find("x: rank 0 waits itself for one that did not start it, while rank 1 waited 2 s") == 0);
+    CHECK(timed_out("x", waits, 1, std::chrono::seconds(2)).culprit == -1);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).culprit == 1);
     CHECK(timed_out("x", none, 0, std::chrono::seconds(2)).culprit == -1);
 }

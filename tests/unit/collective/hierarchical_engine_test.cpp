@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "support/forked.hpp"
@@ -277,6 +279,27 @@ TEST_CASE("HierarchicalEngine: ranks of one machine that are split off share mem
             },
             true);
         for (const auto& report : reports) CHECK(report.text == "right");
+    }
+}
+
+TEST_CASE("HierarchicalEngine: where one rank gets no memory for a split, all blame that rank") {
+    for (const int victim : {0, 1, 2}) {
+        CAPTURE(victim);
+        const auto reports = on_machines({0, 0, 1, 1}, [&](gs::collective::Engine& engine) -> std::string {
+            if (engine.rank() == victim) {
+                const rlimit limit{128, 128};
+                ::setrlimit(RLIMIT_NOFILE, &limit);
+                while (::open("/dev/null", O_RDONLY | O_CLOEXEC) >= 0) {
+                }
+            }
+            try {
+                engine.split(gs::collective::Group::of_all(engine.size(), engine.rank()));
+            } catch (const gs::Error& error) {
+                return "blames " + std::to_string(error.context().peer);
+            }
+            return "blames nobody";
+        });
+        for (const auto& report : reports) CHECK(report.text == "blames " + std::to_string(victim));
     }
 }
 

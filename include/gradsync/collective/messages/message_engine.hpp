@@ -129,6 +129,19 @@ public:
         std::lock_guard lock(world_->mutex());
         return detector_.first_dead();
     }
+    /// See MessageFailureDetector; for callers that wait elsewhere.
+    [[gnu::cold]] bool ask(collective::Late& who, std::uint64_t number) {
+        std::lock_guard lock(world_->mutex());
+        return detector_.ask(who, number, timeout());
+    }
+    [[gnu::cold]] bool is_asked() {
+        std::lock_guard lock(world_->mutex());
+        return world_->is_asked();
+    }
+    [[gnu::cold]] void answer(const collective::Late& who) noexcept {
+        std::lock_guard lock(world_->mutex());
+        detector_.answer(who);
+    }
     [[gnu::cold]] Failure end_of(int world_rank, const std::string& what) {
         std::lock_guard lock(world_->mutex());
         return world_->end_of(world_rank, what);
@@ -320,7 +333,9 @@ private:
     }
 
     [[gnu::cold]] void report_missing() {
-        if (!pending_.empty()) detector_.report_missing(oldest_open());
+        if (pending_.empty()) return;
+        detector_.report_missing(oldest_open());
+        if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()));
     }
 
     /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.

@@ -23,7 +23,7 @@ public:
         using Did = Late::Did;
         if (List<int> missing = missing_of(pending); !missing.empty())
             return {.ranks = std::move(missing),
-                    .did = pending.waits_for_hub() ? Did::not_answer : Did::not_start,
+                    .did = pending.waits_for_hub() ? Did::wait_itself : Did::not_start,
                     .certain = !pending.waits_for_hub()};
         List<int> late;
         auto worst = Round::Debt::none;
@@ -64,8 +64,37 @@ public:
         const PendingCollective* open = &oldest;
         Late who = late(*open);
         if (!who.certain && collective::Deadline::too_early(by, limit)) return;
+        // Several ranks may all wait for one of them, which another one of them knows.
+        if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
+        if ((!who.certain || who.ranks.size() > 1) && !ask(who, open->number(), limit)) return;
         if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // the rank that has stopped did not start this one
         world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, self_.own_world_rank(), limit));
+    }
+
+    /// Tells those that ask whom this rank waits for. Called while it waits.
+    [[gnu::cold]] void answer(const Late& who) noexcept {
+        const bool knows = who.certain && !who.ranks.empty() && who.ranks.front() != self_.own_world_rank();
+        world_.answer(knows ? who.ranks.front() : -1);
+    }
+
+    /// Asks the first of these ranks whom it waits for: that one is to blame, then. `number`: of the collective that they keep from
+    /// completing. Returns false while it may still answer or, if it does not know, report.
+    [[gnu::cold]] bool ask(Late& who, std::uint64_t number, std::chrono::nanoseconds limit) {
+        if (who.ranks.empty()) return true;
+        const int first = who.ranks.front();
+        if (std::exchange(asked_, number + 1) != number + 1 || std::exchange(asked_rank_, first) != first) {
+            asked_rank_ = first;
+            asked_at_ = Clock::now();
+            world_.ask(first);
+        }
+        const std::optional<int> late = world_.answer_of(first);
+        if (late && *late >= 0 && *late != self_.own_world_rank()) {
+            who = {.ranks = {*late}};
+            return true;
+        }
+        if (late) who.did = Late::Did::wait_itself;
+        else if (who.did == Late::Did::wait_itself) who.did = Late::Did::not_answer;
+        return !collective::Deadline::too_early(Clock::now() - asked_at_, limit, late ? 4 : 1);
     }
 
 private:
@@ -94,6 +123,9 @@ private:
     const int communicator_;
     const Rounds& rounds_;
     List<Clock::time_point> gone_since_;  ///< by rank
+    std::uint64_t asked_ = 0;             ///< 1 + the number of the collective about which a rank was asked
+    int asked_rank_ = -1;                 ///< that rank
+    Clock::time_point asked_at_{};
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

@@ -118,6 +118,21 @@ public:
         leavers_.erase_if([&](const Leaver& leaver) { return leaver.communicator == communicator; });
     }
 
+    /// Asks a rank whom it waits for: a rank that waits for others answers. Requires the mutex.
+    [[gnu::cold]] void ask(int rank) noexcept {
+        asked_ = rank;
+        answer_.reset();
+        try_post(rank, {.kind = ControlMessage::asks});
+    }
+    /// That rank's answer to the last question: a rank, or -1 if it does not know.
+    std::optional<int> answer_of(int rank) const noexcept { return rank == asked_ ? answer_ : std::nullopt; }
+    /// Do others ask this rank? Requires the mutex.
+    bool is_asked() const noexcept { return !asking_.empty(); }
+    [[gnu::cold]] void answer(int late) noexcept {
+        for (const int rank : asking_) try_post(rank, {.kind = ControlMessage::waits, .culprit = late});
+        asking_.clear();
+    }
+
     /// Memory goes that messages of a world that has failed may be from or to. Returns false if they may still touch it.
     [[gnu::cold]] bool release(const void* data, std::size_t bytes) noexcept {
         if (transport_->refusal() != nullptr) return false;
@@ -181,7 +196,7 @@ private:
     }
 
     struct ControlMessage {
-        enum Kind : std::int32_t { has_failed, has_left, is_gone };
+        enum Kind : std::int32_t { has_failed, has_left, is_gone, asks, waits };
         std::uint64_t next = 0;
         Kind kind = has_failed;
         std::int32_t sender = 0;
@@ -221,6 +236,14 @@ private:
         outgoing_.push_back({std::move(copy), ticket, rank});
     }
 
+    [[gnu::cold]] void try_post(int rank, const ControlMessage& message) noexcept {
+        try {
+            post(rank, message);
+        } catch (const std::exception&) {
+            // Other ranks may still be told.
+        }
+    }
+
     [[gnu::cold]] void send_failure() {
         announced_.store(true, std::memory_order_relaxed);
         const collective::Failure failure = this->failure();
@@ -229,20 +252,16 @@ private:
         failure.message.copy(message.text, sizeof message.text - 1);
         for (int r = 0; r < transport_->size(); ++r) {
             if (r == transport_->rank() || !listens(r)) continue;
-            try {
-                post(r, message);
-            } catch (const std::exception&) {
-                // The next rank may still hear of it.
-            }
+            try_post(r, message);
         }
     }
 
     [[gnu::cold]] void take_in(const ControlMessage& message, std::size_t bytes) {
         const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
         const bool fails = message.kind == ControlMessage::has_failed;
-        if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed ||
-            message.kind > ControlMessage::is_gone || message.communicator < 0 || !is_rank(message.sender) ||
-            (fails && (!is_errc(message.code) || (message.culprit != -1 && !is_rank(message.culprit)))))
+        if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed || message.kind > ControlMessage::waits ||
+            message.communicator < 0 || !is_rank(message.sender) || (fails && !is_errc(message.code)) ||
+            ((fails || message.kind == ControlMessage::waits) && message.culprit != -1 && !is_rank(message.culprit)))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {
             const std::size_t room = bytes - offsetof(ControlMessage, text);
@@ -251,6 +270,11 @@ private:
             bool matters = message.communicator >= next_communicator;
             for (const int communicator : communicators_) matters |= communicator == message.communicator;
             if (matters) leavers_.push_back({message.communicator, message.sender, message.next});
+        } else if (message.kind == ControlMessage::asks) {
+            asking_.erase_if([&](int rank) { return rank == message.sender; });
+            asking_.push_back(message.sender);
+        } else if (message.kind == ControlMessage::waits) {
+            if (message.sender == asked_) answer_ = message.culprit;
         } else {
             gone_[static_cast<std::size_t>(message.sender)] = true;
         }
@@ -274,6 +298,9 @@ private:
     List<Outgoing> outgoing_;
     List<int> communicators_;  ///< of this rank
     List<Leaver> leavers_;
+    List<int> asking_;  ///< ranks that this one has not answered
+    int asked_ = -1;    ///< the rank that was asked last
+    std::optional<int> answer_;
     List<bool> gone_ = List<bool>(processes_.size());  ///< by rank: it has said good-bye, and will send nothing more
 };
 

@@ -134,8 +134,12 @@ public:
     // For all functions below, `unstarted` is the first collective, up to the one that is waited for, that some rank may not have started;
     // if there is none, the one that is waited for.
 
-    [[gnu::cold, gnu::noinline]] void report_timeout(std::uint64_t unstarted, const Whole* whole, std::chrono::nanoseconds limit) const {
+    /// Called repeatedly once the time limit has passed, `by` ago. Several ranks may all wait for one of them, in another communicator: they
+    /// know more, and get some time to report first.
+    [[gnu::cold, gnu::noinline]] void report_timeout(std::uint64_t unstarted, const Whole* whole, std::chrono::nanoseconds by,
+                                                     std::chrono::nanoseconds limit) const {
         Late who = late(unstarted);
+        if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
         if (whole != nullptr) who.did = Late::Did::not_go_on;
         board_.world().fail(collective::timed_out(name(unstarted, whole), who, board_.world_rank(rank_), limit));
     }

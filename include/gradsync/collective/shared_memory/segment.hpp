@@ -134,8 +134,8 @@ private:
 struct SharedSegment {
     Segment segment;           ///< empty if it cannot be had
     std::uint64_t number = 0;  ///< the creator's
-    int without = -1;          ///< the first rank that does not have its segment; -1: all have
-    std::string problem = {};  ///< why this one does not
+    int without = -1;          ///< the first rank that could not make or open its segment; -1: all have theirs
+    std::string problem = {};  ///< why this one could not
 
     /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along. `exchange(value)` returns the values
     /// of all ranks, of which several may create; the creators keep theirs until all have opened them. Collective.
@@ -160,9 +160,10 @@ struct SharedSegment {
         const Offer offer = exchange(Offer{created.ipc_handle(), number})[static_cast<std::size_t>(creator)];
         if (offer.handle.descriptor >= 0) shared.segment = attempt([&] { return Segment::open(offer.handle, for_huge_pages); });
         shared.number = offer.number;
-        const auto good = exchange(static_cast<std::uint8_t>(shared.segment.data() != nullptr));
-        for (std::size_t r = good.size(); r-- > 0;)
-            if (good[r] == 0) shared.without = static_cast<int>(r);
+        // A rank whose creator has no segment is not to blame.
+        const auto blameless = exchange(static_cast<std::uint8_t>(shared.segment.data() != nullptr || shared.problem.empty()));
+        for (std::size_t r = blameless.size(); r-- > 0;)
+            if (blameless[r] == 0) shared.without = static_cast<int>(r);
         return shared;
     }
 };

@@ -368,7 +368,7 @@ TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped,
             const std::string& error = errors[static_cast<std::size_t>(rank)];
             CAPTURE(error);
             if (rank == victim || (rank != 0 && victim != 0 && error.empty())) continue;  // who has its result needs nobody any more
-            const char* const expected = victim == 0   ? "rank 0 did not answer"
+            const char* const expected = victim == 0   ? "rank 0 did not answer while"
                                          : victim == 1 ? "rank 1 started it, as all did, but did not go on"
                                                        : "rank 2 started it, as all did, but did not go on";
             CHECK(error.find(expected) != std::string::npos);
@@ -399,10 +399,32 @@ TEST_CASE("messages: where little data goes by way of one rank, it alone knows w
                 if (rank == victim) continue;
                 const std::string& error = errors[static_cast<std::size_t>(rank)];
                 CAPTURE(error);
-                CHECK(error.find(victim == 0 ? "rank 0 did not answer" : "rank 1 did not start it") != std::string::npos);
+                CHECK(error.find(victim == 0 ? "rank 0 did not answer while" : "rank 1 did not start it") != std::string::npos);
             }
         }
     }
+}
+
+TEST_CASE("messages: where little data goes by way of one rank, it tells those that ask whom it waits for") {
+    std::atomic<bool> given_up{false};
+    const auto errors = run(
+        std::make_shared<LoopbackNetwork>(3), 1s,
+        [&](mp::MessageEngine& own) {
+            float value = 1;
+            own.wait(own.start(Call{}));  // they begin together
+            if (own.rank() == 0) own.set_timeout(30s);
+            while (own.rank() == 2 && !given_up) std::this_thread::yield();
+            if (own.rank() == 2) return;
+            try {
+                own.wait(own.start(all_reduce(&value, 1)));
+            } catch (const gs::Error& error) {
+                given_up = true;
+                CHECK(error.context().peer == 2);
+                throw;
+            }
+        },
+        on_two_cores);
+    CHECK(errors[1].find("rank 2 did not start it while rank 1 waited") != std::string::npos);
 }
 
 TEST_CASE("messages: who dies between its hello and what follows it is named") {

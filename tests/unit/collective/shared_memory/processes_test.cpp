@@ -144,6 +144,22 @@ float value(int rank, std::size_t i, int step) {
 
 }  // namespace
 
+TEST_CASE("SharedSegment: a rank whose creator has no memory is not to blame for it") {
+    int exchanges = 0;
+    const auto exchange = [&](const auto& own) {
+        gs::List<std::decay_t<decltype(own)>> all(2);
+        all[0] = own;  // rank 1, the creator, offers nothing, and says that it has none
+        all[1] = {};
+        if constexpr (sizeof own > 1) all[1].handle.descriptor = -1;
+        ++exchanges;
+        return all;
+    };
+    const auto shared = sm::SharedSegment::share(exchange, 0, 1, [] { return sm::Segment(); });
+    CHECK(exchanges == 2);
+    CHECK(shared.segment.data() == nullptr);
+    CHECK(shared.without == 1);
+}
+
 TEST_CASE("processes: sums in the order of the tree, collective after collective") {
     for (int size = 1; size <= 4; ++size) {
         const auto ends = run_processes(size, 30s, [](Rank& rank) {
