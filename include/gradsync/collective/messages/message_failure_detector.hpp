@@ -88,10 +88,18 @@ public:
             world_.ask(first);
         }
         const std::optional<int> late = world_.answer_of(first);
-        if (late && *late >= 0 && *late != self_.own_world_rank()) {
+        // A rank that has started the collective may be what others wait for in another communicator: it is not to blame for this one.
+        bool possible = late && *late >= 0 && *late != self_.own_world_rank();
+        if (possible && who.did == Late::Did::not_start) {
+            possible = false;
+            for (const int rank : who.ranks) possible |= rank == *late;
+            if (!possible) return true;
+        }
+        if (possible) {
             who = {.ranks = {*late}};
             return true;
         }
+        if (late && who.did == Late::Did::not_start) return true;
         if (late) who.did = Late::Did::wait_itself;
         else if (who.did == Late::Did::wait_itself) who.did = Late::Did::not_answer;
         return !collective::Deadline::too_early(Clock::now() - asked_at_, limit, late ? 4 : 1);
