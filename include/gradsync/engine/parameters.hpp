@@ -5,6 +5,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
+#include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "options.hpp"
 

@@ -130,7 +130,7 @@ TEST_CASE("call: a stranger at one address that answers, and then says nothing, 
     Answer called;
     const auto limit = Clock::now() + 20s;
     std::thread caller([&] {
-        const List<gradsync::net::Address> addresses{gradsync_test::loopback(gradsync::net::port_of(listener)),
+        const List<gradsync::net::Address> addresses{gradsync_test::loopback(gradsync::net::address_of(listener).port()),
                                                      rank.reception.contact().addresses[0]};
         called = gradsync::net::call(addresses, hello, rank.reception.contact().key("a secret"), limit);
     });

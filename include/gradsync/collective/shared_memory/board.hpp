@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../deadline.hpp"
 #include "../failures.hpp"
 #include "../member.hpp"
 #include "chunks.hpp"

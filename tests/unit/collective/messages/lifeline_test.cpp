@@ -127,7 +127,7 @@ TEST_CASE("lifeline: a rank that calls, and gives up when it was admitted alread
         const gradsync::net::Hash own = gradsync::net::proof(ring.addresses[0].key({}), 'c', hello, challenge);
         CHECK(channel.socket().send_all(&own, sizeof own, deadline));
     });
-    gradsync::List<Lifeline::Address> addresses = ring.addresses;
+    gradsync::List<gradsync::net::Contact> addresses = ring.addresses;
     addresses[1] = {};  // it cannot be called
     ring.lifelines[0]->connect(0, addresses, {}, 20s, [](int) { return true; });
     caller.join();
