@@ -96,6 +96,8 @@ public:
             if (!possible) return true;
         }
         if (possible) {
+            // The rank that was asked may wait for several, and reports them all.
+            if (who.did != Late::Did::not_start && collective::Deadline::too_early(Clock::now() - asked_at_, limit, 4)) return false;
             who = {.ranks = {*late}};
             return true;
         }
