@@ -13,31 +13,31 @@ using gradsync::collective::World;
 using gradsync::detail::Shared;
 
 TEST_CASE("World: the first failure counts, and is whole") {
-    World world(4, Shared<World::State>::make());
-    CHECK(!world.failed());
+    World shared(4, Shared<World::State>::make());
+    CHECK(!shared.failed());
     std::vector<std::thread> ranks;
     for (int r = 0; r < 4; ++r)
-        ranks.emplace_back([&, r] { world.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
+        ranks.emplace_back([&, r] { shared.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
     for (std::thread& rank : ranks) rank.join();
-    REQUIRE(world.failed());
-    const auto failure = world.failure();
+    REQUIRE(shared.failed());
+    const auto failure = shared.failure();
     CHECK(failure.code == Errc::timeout);
     CHECK(failure.message == std::string(1000, static_cast<char>('a' + failure.culprit)));
-    world.fail({Errc::peer_left, 9, "later"});
-    CHECK(world.failure().culprit == failure.culprit);
+    shared.fail({Errc::peer_left, 9, "later"});
+    CHECK(shared.failure().culprit == failure.culprit);
 }
 
 TEST_CASE("World: if the rank that writes the failure dies, one of those that wait writes theirs, and it is whole") {
     for (int round = 0; round < 10; ++round) {
         const auto state = Shared<World::State>::make();
         state->failed = 1;  // somebody was about to write it
-        World world(4, state);
+        World shared(4, state);
         std::vector<std::thread> ranks;
         for (int r = 0; r < 4; ++r)
-            ranks.emplace_back([&, r] { world.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
+            ranks.emplace_back([&, r] { shared.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
         for (std::thread& rank : ranks) rank.join();
-        REQUIRE(world.failed());
+        REQUIRE(shared.failed());
         CHECK(state->failed == 4);  // written once
-        CHECK(world.failure().message == std::string(1000, static_cast<char>('a' + world.failure().culprit)));
+        CHECK(shared.failure().message == std::string(1000, static_cast<char>('a' + shared.failure().culprit)));
     }
 }
