@@ -298,7 +298,7 @@ TEST_CASE("MpiBackend: ranks that wait for some that do not come name them at th
             FAIL("nothing was thrown");
         } catch (const gradsync::Error& error) {
             CHECK(error.errc() == gradsync::Errc::timeout);
-            CHECK((error.context().peer >= 0) == (std::string(error.what()).find(" for rank ") != std::string::npos));
+            CHECK((error.context().peer >= 0) == (std::string(error.what()).find(" for rank") != std::string::npos));
             CHECK(std::string(error.what()).find(expected) != std::string::npos);
         }
     };
