@@ -15,10 +15,10 @@ using gradsync::detail::Shared;
 TEST_CASE("World: the first failure counts, and is whole") {
     World shared(4, Shared<World::State>::make());
     CHECK(!shared.failed());
-    std::vector<std::thread> ranks;
+    std::vector<std::thread> threads;
     for (int r = 0; r < 4; ++r)
-        ranks.emplace_back([&, r] { shared.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
-    for (std::thread& rank : ranks) rank.join();
+        threads.emplace_back([&, r] { shared.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
+    for (std::thread& thread : threads) thread.join();
     REQUIRE(shared.failed());
     const auto failure = shared.failure();
     CHECK(failure.code == Errc::timeout);
@@ -32,10 +32,10 @@ TEST_CASE("World: if the rank that writes the failure dies, one of those that wa
         const auto state = Shared<World::State>::make();
         state->failed = 1;  // somebody was about to write it
         World shared(4, state);
-        std::vector<std::thread> ranks;
+        std::vector<std::thread> threads;
         for (int r = 0; r < 4; ++r)
-            ranks.emplace_back([&, r] { shared.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
-        for (std::thread& rank : ranks) rank.join();
+            threads.emplace_back([&, r] { shared.fail({Errc::timeout, r, std::string(1000, static_cast<char>('a' + r))}); });
+        for (std::thread& thread : threads) thread.join();
         REQUIRE(shared.failed());
         CHECK(state->failed == 4);  // written once
         CHECK(shared.failure().message == std::string(1000, static_cast<char>('a' + shared.failure().culprit)));
