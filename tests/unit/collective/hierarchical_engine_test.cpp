@@ -282,6 +282,13 @@ TEST_CASE("HierarchicalEngine: ranks of one machine that are split off share mem
     }
 }
 
+// The checks of an undefined-behaviour sanitizer need descriptors themselves.
+#if defined(__has_feature)
+#if __has_feature(undefined_behavior_sanitizer)
+#define GRADSYNC_TEST_NEEDS_DESCRIPTORS
+#endif
+#endif
+#ifndef GRADSYNC_TEST_NEEDS_DESCRIPTORS
 TEST_CASE("HierarchicalEngine: where one rank gets no memory for a split, all blame that rank") {
     for (const int victim : {0, 1, 2}) {
         CAPTURE(victim);
@@ -302,6 +309,7 @@ TEST_CASE("HierarchicalEngine: where one rank gets no memory for a split, all bl
         for (const auto& report : reports) CHECK(report.text == "blames " + std::to_string(victim));
     }
 }
+#endif
 
 TEST_CASE("HierarchicalEngine: machines with different numbers of ranks, and one that dies or stops: with a shard to send, or without") {
     const std::vector<int> machines{0, 0, 0, 0, 1, 1};
