@@ -174,10 +174,10 @@ private:
                     if (r != transport_->rank() && alive(r)) post(r, {.kind = ControlMessage::is_gone});
                 poll();
             }
-            sweep(this);
         } catch (const std::exception&) {
-            // The world stays, then.
+            // Ranks that cannot be told will time out.
         }
+        sweep(this);
     }
 
     /// Will no more messages come, and have all arrived?
