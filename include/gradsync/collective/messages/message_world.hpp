@@ -177,7 +177,11 @@ private:
         } catch (const std::exception&) {
             // Ranks that cannot be told will time out.
         }
-        sweep(this);
+        try {
+            sweep(this);
+        } catch (const std::bad_alloc&) {
+            // The world stays.
+        }
     }
 
     /// Will no more messages come, and have all arrived?
