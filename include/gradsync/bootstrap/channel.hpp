@@ -27,7 +27,7 @@ struct Nonce {
     static Nonce random() { return {{bootstrap::random_token(), bootstrap::random_token()}}; }
 };
 
-/// What a caller says first. Plain bytes. Machines of one job must have one byte order: with another one, the magic number does not match.
+/// A caller sends this first, as plain bytes. All machines of a job must have the same byte order, or the magic number does not match.
 struct Hello {
     std::uint64_t magic = 0x31636e7973646172u;
     std::uint32_t version = 3;
@@ -42,7 +42,7 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 96 && std::is_trivially_copyable_v<Hello>);
 
-/// What the caller (role 'c') and the called (role 'a') prove that they know the key by, and the key of their session (role 's').
+/// The caller's proof that it knows the key (role 'c'), the proof of the rank that it calls (role 'a'), or the key of the session (role 's').
 inline Hash proof(const Hash& key, char role, const Hello& hello, const Nonce& challenge) noexcept {
     return bootstrap::hmac(bootstrap::bytes_of(key), bootstrap::bytes_of(role), bootstrap::bytes_of(hello), bootstrap::bytes_of(challenge));
 }

@@ -143,7 +143,7 @@ private:
     }
 };
 
-/// Where somebody listens: an address of IPv4 or IPv6, and a port. Plain bytes.
+/// An IPv4 or IPv6 address with a port. It can be sent as plain bytes.
 struct Address {
     sockaddr_in6 name = {};  ///< it has room for IPv4's, and the ports lie at the same place
 
@@ -155,7 +155,7 @@ struct Address {
     /// In the host's byte order.
     std::uint16_t port() const noexcept { return ntohs(name.sin6_port); }
     void set_port(std::uint16_t port) noexcept { name.sin6_port = htons(port); }
-    /// As text, without the port.
+    /// Returns the address as text, without the port.
     [[gnu::cold]] std::string text() const {
         char host[NI_MAXHOST] = "";
         ::getnameinfo(get(), size(), host, sizeof host, nullptr, 0, NI_NUMERICHOST);

@@ -9,8 +9,8 @@ namespace gradsync::inline v0_2 {
 struct TcpRendezvousOptions {
     /// Limit of the wait for rank 0, and then of that for the others; of the meeting, and of every exchange after it.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
-    /// Where rank 0 listens: an address of its machine, or a network interface ("eth0"). "": the job's address if that is a loopback address,
-    /// otherwise all networks.
+    /// Rank 0 listens at this address of its machine, or at this network interface ("eth0"). If it is empty, rank 0 listens at the job's
+    /// address if that is a loopback address, and otherwise on all networks.
     std::string bind = {};
 };
 
@@ -43,7 +43,7 @@ private:
     }
     bool at_loopback() const noexcept { return job_.address == "localhost" || job_.address == "::1" || job_.address.starts_with("127."); }
 
-    /// What rank `from` says first to rank 0.
+    /// The greeting that rank `from` sends to rank 0.
     [[gnu::cold]] net::Hello hello(int from) const noexcept {
         bootstrap::Sha256 job;
         job.add(job_.run_id);

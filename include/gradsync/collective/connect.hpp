@@ -18,8 +18,8 @@ struct ProcessOptions {
     bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages like all others
     int domain = -1;            ///< if not -1, only ranks of one machine with the same number share memory, so that a machine can be
                                 ///< divided
-    /// Where this rank takes connections of ranks with which it shares no memory: an address of its machine, or a network interface ("eth0").
-    /// The others call it there. "": all networks.
+    /// This rank listens for connections at this address of its machine, or at this network interface ("eth0"), and ranks that share no
+    /// memory with it call it there. If it is empty, the rank listens on all networks.
     std::string bind = {};
 };
 
@@ -73,7 +73,8 @@ Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, con
     return connection;
 }
 
-/// What must be the same in all ranks' builds: what travels between them, as bytes. Raise the first number if its meaning changes.
+/// Returns a hash of the layout of the bytes that ranks send to one another; all ranks' builds must have the same. Raise the first number if
+/// the meaning of these bytes changes.
 constexpr std::uint64_t build() noexcept {
     std::uint64_t hash = 2;
     for (const std::size_t part : {sizeof(collective::Call), offsetof(collective::Call, root), sizeof(collective::World::State),

@@ -42,6 +42,11 @@ Attempt attempt(gradsync::Job job, std::chrono::nanoseconds limit = 20s, const s
 
 bool says(const Attempt& a, const std::string& words) { return gradsync_test::says(a.text, words); }
 bool is(const Attempt& a, Errc code) { return a.code == static_cast<int>(code); }
+void check_blame(const Attempt& a, Errc code, int peer, const std::string& words) {
+    CHECK(is(a, code));
+    CHECK(a.peer == peer);
+    CHECK(says(a, words));
+}
 
 /// Was the stranger turned away?
 bool is_hung_up(const Socket& socket) {
@@ -177,11 +182,7 @@ TEST_CASE("TcpRendezvous: who does not come to an exchange is named to all, also
             ++over;
         });
     for (std::thread& rank : ranks) rank.join();
-    for (const std::size_t r : {0u, 1u, 3u}) {
-        CHECK(is(results[r], Errc::timeout));
-        CHECK(results[r].peer == 2);
-        CHECK(says(results[r], "rank 2 did not answer within 3 s"));
-    }
+    for (const std::size_t r : {0u, 1u, 3u}) check_blame(results[r], Errc::timeout, 2, "rank 2 did not answer within 3 s");
 }
 
 TEST_CASE("TcpRendezvous: where rank 0 pauses, a rank that gives up says so, and is not blamed itself") {
@@ -220,11 +221,7 @@ TEST_CASE("TcpRendezvous: who leaves is named to all, also to those who learn of
                 }
             });
         for (std::thread& rank : ranks) rank.join();
-        for (const std::size_t r : {0u, 2u, 3u}) {
-            CHECK(is(results[r], Errc::peer_failed));
-            CHECK(results[r].peer == 1);
-            CHECK(says(results[r], "rank 1 is gone"));
-        }
+        for (const std::size_t r : {0u, 2u, 3u}) check_blame(results[r], Errc::peer_failed, 1, "rank 1 is gone");
     }
 }
 

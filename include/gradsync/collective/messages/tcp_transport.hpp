@@ -164,7 +164,7 @@ private:
     /// The inbox of the control stream takes messages from any rank.
     Inbox& inbox_of(int rank, int stream) { return stream == control_stream ? control_ : peers_[at(rank)].inboxes[stream]; }
 
-    /// What it costs to keep a message, so that empty ones are no gift.
+    /// Added to each kept message's bytes, so that empty messages count against the limit, too.
     static constexpr std::size_t cost(std::size_t bytes) noexcept { return bytes + 256; }
 
     /// A rank that sends nonsense is heard no more.
