@@ -377,7 +377,7 @@ private:
     /// Over the ranks of this team, with an order of its own.
     const Shared<ProcessEngine> gather_ = split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
     const bool even_ = teams_.fewest() == teams_.most();  ///< all teams have the same number of ranks
-    /// The shards of a team's sum: one for each of its ranks if `even`, otherwise one for each of its first ranks.
+    /// The shards of a team's sum: one for each of its ranks if `even_`, otherwise one for each of its first ranks.
     const int shards_ = even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards);
 
     std::mutex mutex_;
