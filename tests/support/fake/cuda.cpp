@@ -53,6 +53,10 @@ public:
         const std::lock_guard lock(mutex_);
         return queue_.empty() && !working_;
     }
+    bool over() {
+        const std::lock_guard lock(mutex_);
+        return closed_ && queue_.empty() && !working_;
+    }
     void await_idle() {
         std::unique_lock lock(mutex_);
         done_.wait(lock, [&] { return queue_.empty() && !working_; });
@@ -121,12 +125,11 @@ Worker& worker_of(cudaStream_t stream) {
     return stream == nullptr ? *own.worker : *stream->worker;
 }
 
-/// Every rank is a thread: the streams that it has made are its device.
-thread_local std::vector<std::weak_ptr<Worker>> own_streams;
+/// Every rank is a thread: the streams that it has made are its device. Those that are destroyed may still have work.
+thread_local std::vector<std::shared_ptr<Worker>> own_streams;
 
 void await_device() {
-    for (const auto& stream : own_streams)
-        if (const auto worker = stream.lock()) worker->await_idle();
+    for (const auto& stream : own_streams) stream->await_idle();
     worker_of(nullptr).await_idle();
 }
 
@@ -232,7 +235,7 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
     *stream = new CUstream_st;
-    std::erase_if(own_streams, [](const auto& known) { return known.expired(); });
+    std::erase_if(own_streams, [](const auto& known) { return known->over(); });
     own_streams.push_back((*stream)->worker);
     ++census().streams;
     return cudaSuccess;

@@ -35,9 +35,11 @@ public:
           world_(std::move(world)),
           known_(std::move(known)),
           route_{world_->transport(), *this->world_ranks(), rank, communicator} {
-        const std::lock_guard lock(world_->mutex());
-        world_->enlist(communicator);
-        world_->hooks().enlist(*this);
+        {
+            const std::lock_guard lock(world_->mutex());
+            world_->enlist(communicator);
+        }
+        world_->hooks().enlist(*this);  // not under the world's mutex, which hooks lock
     }
     ~MessageEngine() override {
         world_->hooks().dismiss(*this);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -76,13 +77,20 @@ TEST_CASE("message_world: a forked child does not touch its parent's worlds") {
     auto first = world(network, 0), second = world(network, 1);
     std::mutex& mutex = first->mutex();
     first.reset();  // the second has not said good-bye: it stays
-    mutex.lock();   // as another thread might at the moment of the fork
+    std::promise<void> locked, has_forked;
+    std::thread other([&] {
+        const std::lock_guard lock(mutex);
+        locked.set_value();
+        has_forked.get_future().wait();
+    });
+    locked.get_future().wait();
     const auto reports = gradsync_test::forked(1, [](int) -> std::string {
         ::alarm(20);
         sweep();
         return "swept";
     });
-    mutex.unlock();
+    has_forked.set_value();
+    other.join();
     CHECK(reports[0].says("swept"));
     second.reset();
     sweep();
