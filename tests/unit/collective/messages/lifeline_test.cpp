@@ -89,15 +89,18 @@ TEST_CASE("lifeline: a process that dies is lost to its neighbours") {
         ring.addresses[1] = own.listen(meeting, {});
         if (::write(ends[1], &ring.addresses[1], sizeof ring.addresses[1]) < 0) ::_exit(1);
         own.connect(1, ring.addresses, {}, 20s, [](int) { return true; });
+        if (::write(ends[1], "c", 1) < 0) ::_exit(1);
         for (int i = 0; i < 20000 && !own.lost(0); ++i) ::usleep(1000);  // lives until the parent's end, or a kill
         ::_exit(0);
     }
     ring.lifelines[1].reset();
     REQUIRE(::read(ends[0], &ring.addresses[1], sizeof ring.addresses[1]) == sizeof ring.addresses[1]);
-    for (const int end : ends) ::close(end);
     std::thread other([&] { ring.lifelines[2]->connect(2, ring.addresses, {}, 20s, [](int) { return true; }); });
     ring.lifelines[0]->connect(0, ring.addresses, {}, 20s, [](int) { return true; });
     other.join();
+    char connected = 0;  // whoever dies before that has not been there
+    REQUIRE(::read(ends[0], &connected, 1) == 1);
+    for (const int end : ends) ::close(end);
     CHECK(ring.lifelines[0]->lines() == 4);
     CHECK(!ring.lifelines[0]->lost(1));
     ::kill(child, SIGKILL);
