@@ -66,7 +66,13 @@ public:
     /// very many do so, those that came first are turned away.
     [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) {
         List<pollfd> waiting;
-        for (auto now = Clock::now(); listener_ && now < deadline; now = Clock::now()) {
+        auto last = Clock::now();
+        const auto look = [&] {
+            const auto now = Clock::now();
+            longest_pause_ = gradsync::detail::larger(longest_pause_, now - last);
+            return last = now;
+        };
+        for (auto now = look(); listener_ && now < deadline; now = look()) {
             callers_.erase_if([&](const Caller& caller) {
                 const bool over = caller.until <= now;
                 turned_away_ += over && caller.channel;
@@ -101,6 +107,8 @@ public:
 
     /// How many callers were turned away, and what the last one that may have belonged to the job was told: empty if there was none.
     int turned_away() const noexcept { return turned_away_; }
+    /// The longest time in which `answer` looked at no caller: more than a tenth of a second if this process was stopped.
+    std::chrono::nanoseconds longest_pause() const noexcept { return longest_pause_; }
     const std::string& told() const noexcept { return told_; }
 
 private:
@@ -175,6 +183,7 @@ private:
     Hash key_;
     List<Caller> callers_;
     Contact contact_;
+    std::chrono::nanoseconds longest_pause_{};
     int turned_away_ = 0;
     std::string told_;
 };

@@ -73,6 +73,11 @@ private:
         while (!missing.empty()) {
             net::Link link = reception.answer(deadline, missing);
             if (!link.channel) {
+                if (const auto pause = reception.longest_pause(); pause > timeout() / 4)
+                    fail({Errc::timeout, 0,
+                          bootstrap::text("rank 0 was stopped for ", bootstrap::format_duration(pause), ", and ",
+                                          bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
+                                          bootstrap::format_duration(timeout()), "; find out what stopped it")});
                 std::string strangers;
                 if (reception.turned_away() != 0) strangers = bootstrap::text(" (", reception.turned_away(), " callers were turned away");
                 if (!reception.told().empty()) strangers += bootstrap::text(", the last one because ", reception.told());

@@ -6,11 +6,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "support/forked.hpp"
 #include "support/ports.hpp"
 #include "support/says.hpp"
 
@@ -201,6 +203,27 @@ TEST_CASE("TcpRendezvous: where rank 0 pauses, a rank that gives up says so, and
         });
     for (std::thread& rank : ranks) rank.join();
     CHECK(blamed == 0);
+}
+
+TEST_CASE("TcpRendezvous: a rank 0 that was stopped blames itself, not those who gave up meanwhile") {
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
+        if (rank == 1) return "";  // it does not come
+        if (rank == 0 && ::fork() == 0) {
+            ::usleep(700'000);
+            ::kill(::getppid(), SIGSTOP);
+            ::usleep(3'000'000);
+            ::kill(::getppid(), SIGCONT);
+            ::_exit(0);
+        }
+        const Attempt said = attempt({.rank = rank, .size = 3, .port = port}, rank == 0 ? 2s : 20s);
+        return std::to_string(said.peer) + " " + said.text;
+    });
+    for (const std::size_t r : {0u, 2u}) {
+        CAPTURE(reports[r].text);
+        CHECK(reports[r].text.starts_with("0 "));
+        CHECK(reports[r].says("rank 0 was stopped for "));
+    }
 }
 
 TEST_CASE("TcpRendezvous: who leaves is named to all, also to those who learn of it while they send") {
