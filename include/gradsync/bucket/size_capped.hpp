@@ -51,6 +51,8 @@ public:
         return detail::text("SizeCappedBuckets{caps=[", detail::joined(caps_), "]}");
     }
 
+    friend bool operator==(const SizeCappedBuckets&, const SizeCappedBuckets&) = default;
+
 private:
     explicit SizeCappedBuckets(std::vector<std::size_t> caps) : caps_(std::move(caps)) {
         if (caps_.empty()) detail::refuse("SizeCappedBuckets", "give at least one bucket cap, in bytes");
