@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../bootstrap/mpi_rendezvous.hpp"
 #include "../collective/connect.hpp"
 #include "../collective/messages/mpi_transport.hpp"
 #include "../core/backend.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
 #include <optional>
 #include <vector>
 
@@ -37,19 +36,13 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
     const auto run_rank = [&](std::size_t r) {
         // This is the last handle of the rank: it must not go before the rank's failure is on record.
         Backend handle = std::move(handles[r]);
-        const auto fail = [&](const char* what) {
-            errors[r] = std::current_exception();
-            handle.fail(what);
-        };
         try {
             f(r, handle);
-        } catch (const Error& e) {
-            blamed[r] = e.context().peer;
-            fail(e.what());
-        } catch (const std::exception& e) {
-            fail(e.what());
         } catch (...) {
-            fail("an exception that is no std::exception");
+            const Handled failure = handled();
+            errors[r] = std::current_exception();
+            blamed[r] = failure.peer;
+            handle.fail(failure.what);
         }
     };
     const auto run_thread = [&](std::size_t r) {

@@ -63,9 +63,7 @@ public:
     }
     StagingBackend duplicate() { return split(0, 0); }
 
-    collective::Memory allocate(std::size_t bytes) {
-        return bytes == 0 ? collective::Memory() : collective::Memory::of(cuda::DeviceMemory(bytes));
-    }
+    collective::Memory allocate(std::size_t bytes) { return collective::Memory::of(cuda::DeviceMemory(bytes)); }
 
 private:
     friend Base;

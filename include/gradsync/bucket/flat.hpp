@@ -14,8 +14,6 @@ struct Flat {
     }
 
     std::string describe() const { return "Flat"; }
-
-    friend constexpr bool operator==(Flat, Flat) = default;
 };
 
 static_assert(BucketPolicy<Flat>);

@@ -15,8 +15,6 @@ struct PerParameter {
     }
 
     std::string describe() const { return "PerParameter"; }
-
-    friend constexpr bool operator==(PerParameter, PerParameter) = default;
 };
 
 static_assert(BucketPolicy<PerParameter>);

@@ -49,8 +49,6 @@ public:
 
     std::string describe() const { return detail::text("Units{", count_, "}"); }
 
-    friend bool operator==(const Units&, const Units&) = default;
-
 private:
     std::vector<std::size_t> unit_of_;
     std::size_t count_ = 0;

@@ -192,7 +192,7 @@ public:
     /// If an Error is being handled that blames another rank, that rank stays to blame. Returns once no rank touches another's buffers.
     [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
         if (!engine_.maker().is_here()) return;
-        const int self = engine_->own_world_rank(), peer = handled_peer();
+        const int self = engine_->own_world_rank(), peer = handled().peer;
         const bool known = peer >= 0 && peer < size() && engine_->world_rank(peer) == peer;
         engine_->fail({Errc::peer_failed, known ? peer : self, text("rank ", self, " failed: ", what)});
     }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
-
 #include "flight_recorder.hpp"
 #include "world.hpp"
 

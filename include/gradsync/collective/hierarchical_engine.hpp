@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "messages/inboxes.hpp"
 #include "messages/message_engine.hpp"
 #include "placement.hpp"
 #include "shared_memory/process_engine.hpp"
@@ -382,8 +383,8 @@ private:
 
     std::mutex mutex_;
     bool ended_ = false;
-    collective::InFlight<Started> started_{most_in_flight()};  ///< never grows, because the sums of scales are buffers
-    kernel::SpareBuffers spare_;                               ///< of collectives that are over
+    collective::InFlight<Started> started_{most_in_flight()};                ///< never grows, because the sums of scales are buffers
+    message_passing::SpareMemory<kernel::HostBuffer, max_in_flight> spare_;  ///< of collectives that are over
 };
 
 }  // namespace gradsync::inline v0_2::detail

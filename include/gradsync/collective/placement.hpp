@@ -135,8 +135,7 @@ GRADSYNC_ONCE Placement::Placement(bootstrap::AnyRendezvous meeting, int domain)
         processes.push_back(place.process);
     }
     machines = Machines(std::move(of_ranks));
-    for (int r = 0; r < size; ++r)
-        if (machines.of(r) == machines.of(rank)) neighbours.push_back(r);
+    neighbours = machines.neighbourhood(rank).members;
 }
 #endif
 

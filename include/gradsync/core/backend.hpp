@@ -86,6 +86,30 @@ bool poll_work(W& work) {
     else return work.test();
 }
 
+/// The values of all ranks, in rank order. Collective.
+template <Backend B>
+[[gnu::cold]] List<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
+    List<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
+    backend.all_gather(ConstBufferView(own.data(), own.size()), BufferView(all.data(), all.size())).wait();
+    return all;
+}
+
+/// The texts of all ranks, in rank order; on ranks other than `root`, if one is given, none. Collective.
+template <Backend B>
+[[gnu::cold]] List<std::string> gather_texts(B& backend, std::string_view own, int root = -1) {
+    const std::uint64_t size[] = {own.size()};
+    const List<std::uint64_t> sizes = gather_values(backend, size);
+    std::size_t longest = 0;
+    for (const std::uint64_t s : sizes) longest = s < longest ? longest : s;
+    const bool everywhere = root < 0, here = everywhere || root == backend.rank();
+    std::string mine(own), all(here ? longest * sizes.size() : 0, '\0');
+    mine.resize(longest);
+    (everywhere ? backend.all_gather(const_buffer(mine), buffer(all)) : backend.gather(const_buffer(mine), buffer(all), root)).wait();
+    List<std::string> texts(here ? sizes.size() : 0);
+    for (std::size_t r = 0; r < texts.size(); ++r) texts[r] = all.substr(r * longest, sizes[r]);
+    return texts;
+}
+
 /// Does B need a polling thread, if it supports one?
 template <Backend B>
 bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {

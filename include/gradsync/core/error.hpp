@@ -85,15 +85,23 @@ struct ErrorPlace {
     raise(Errc::invalid_argument, text(operation, ": ", what), {.operation = operation, .rank = rank});
 }
 
-/// The rank to blame of the Error that is being handled; -1 if there is none.
-[[gnu::cold, gnu::noinline]] inline int handled_peer() noexcept {
+/// What an exception says.
+struct Handled {
+    std::string what = "an exception that is no std::exception";
+    Errc code = Errc::peer_failed;
+    int peer = -1;  ///< the rank to blame, if it is an Error that blames another one
+};
+/// The exception that is being handled, if there is one.
+[[gnu::cold, gnu::noinline]] inline Handled handled() {
     try {
         if (std::current_exception()) throw;
     } catch (const Error& error) {
-        return error.context().peer;
+        return {error.what(), error.errc(), error.context().peer};
+    } catch (const std::exception& error) {
+        return {error.what()};
     } catch (...) {
     }
-    return -1;
+    return {};
 }
 
 /// Runs `f()` for bucket b; an Error from it names that bucket.

@@ -26,9 +26,10 @@ public:
     /// The averages of no step.
     PendingAverages() = default;
     explicit PendingAverages(detail::GradientEngine<B>& engine) noexcept : engine_(&engine), step_(engine.statistics().steps) {}
-    PendingAverages(PendingAverages&& other) noexcept { swap(other); }
-    PendingAverages& operator=(PendingAverages&& other) noexcept {
-        PendingAverages(std::move(other)).swap(*this);
+    PendingAverages(PendingAverages&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), step_(other.step_) {}
+    PendingAverages& operator=(PendingAverages other) noexcept {  // `other` then waits for what this had
+        std::swap(engine_, other.engine_);
+        std::swap(step_, other.step_);
         return *this;
     }
     ~PendingAverages() {
@@ -54,11 +55,6 @@ public:
     }
 
 private:
-    void swap(PendingAverages& other) noexcept {
-        std::swap(engine_, other.engine_);
-        std::swap(step_, other.step_);
-    }
-
     detail::GradientEngine<B>* engine_ = nullptr;
     std::uint64_t step_ = 0;
     int exceptions_ = std::uncaught_exceptions();

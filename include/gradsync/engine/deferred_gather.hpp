@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
 #include <optional>
 
 #include "../core/collective_tag.hpp"

@@ -229,7 +229,7 @@ private:
     [[gnu::cold]] void prepare_norm() {
         const List<std::size_t> counts = norm_counts(gradients_.parameters());
         if (scatters_ || decoupled_)
-            norm_ = norm_of_shards(counts, plan(), gradients_.layout(), gradients_.infos(), backend_.size(), backend_.rank());
+            norm_.emplace(counts, plan(), gradients_.layout(), gradients_.infos(), backend_.size(), backend_.rank());
         else norm_.emplace(counts, backend_.size(), backend_.rank());
     }
 

@@ -24,8 +24,6 @@ namespace gradsync::inline v0_2::detail {
 /// sums.
 class GradientNorm {
 public:
-    GradientNorm() = default;
-
     /// For whole gradients: `counts[i]` elements of gradient i, 0 if it takes no part.
     template <class = void>  // see isa.hpp
     GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
@@ -38,19 +36,21 @@ public:
         }
     }
 
-    /// For sharded gradients: `slices[r]` are those of rank r, `rank` is this one.
+    /// For gradients that are sharded by bucket.
     template <class = void>
-    GradientNorm(std::span<const std::size_t> counts, ListView<const List<ShardSlice>> slices, int rank) : GradientNorm(counts) {
+    GradientNorm(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
+                 ListView<const ParameterInfo> infos, int size, int rank)
+        : GradientNorm(counts) {
         // Blocks that are cut have a place each behind the sums.
         split_ = List<std::size_t>(blocks_, whole);
-        for (const List<ShardSlice>& ranks_slices : slices)
-            for (const ShardSlice& s : ranks_slices)
-                if (counts[s.parameter] != 0)
-                    for (const std::size_t edge : {s.first, s.first + s.count})
-                        if (edge % block != 0 && edge != counts[s.parameter])
-                            if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole) place = splits_++;
-        for (const ShardSlice& s : slices[static_cast<std::size_t>(rank)])
-            if (counts[s.parameter] != 0) pieces_.push_back({s.parameter, s.first, s.count, s.offset, s.bucket});
+        for (int r = 0; r < size; ++r)
+            for (const ShardSlice& s : shard_slices(plan, layout, infos, size, r)) {
+                if (counts[s.parameter] == 0) continue;
+                if (r == rank) pieces_.push_back({s.parameter, s.first, s.count, s.offset, s.bucket});
+                for (const std::size_t edge : {s.first, s.first + s.count})
+                    if (edge % block != 0 && edge != counts[s.parameter])
+                        if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole) place = splits_++;
+            }
         values_.resize(blocks_ + splits_ * block);
     }
 
@@ -117,13 +117,5 @@ private:
     std::size_t splits_ = 0;
     List<double> values_;  ///< the blocks' sums, then the elements of split blocks
 };
-
-/// The norm of gradients that are sharded by bucket.
-[[gnu::cold]] inline GradientNorm norm_of_shards(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
-                                                 ListView<const ParameterInfo> infos, int size, int rank) {
-    List<List<ShardSlice>> slices;
-    for (int r = 0; r < size; ++r) slices.push_back(shard_slices(plan, layout, infos, size, r));
-    return GradientNorm(counts, slices, rank);
-}
 
 }  // namespace gradsync::inline v0_2::detail

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <exception>
 #include <mutex>
 
 #include "../core/error.hpp"
@@ -74,15 +73,8 @@ private:
 
     /// Fails because of the exception that is being handled.
     [[gnu::cold, gnu::noinline]] void give_up() {
-        try {
-            throw;
-        } catch (const Error& e) {
-            remember(e.what(), e.errc());
-        } catch (const std::exception& e) {
-            remember(e.what(), Errc::peer_failed);
-        } catch (...) {
-            remember("an exception that is no std::exception", Errc::peer_failed);
-        }
+        const Handled failure = handled();
+        remember(failure.what, failure.code);
         backend_.fail(what_);
     }
     /// Keeps the first failure only.

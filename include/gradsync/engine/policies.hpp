@@ -26,8 +26,7 @@ public:
     virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
     virtual std::chrono::nanoseconds progress_time() const = 0;  ///< See ExchangeTraits::reports_progress_time; 0 without it.
 
-    /// Makes room for a plan; drops what was started. `adopt_plan` follows if the traits ask for it.
-    virtual void resize(std::size_t buckets) = 0;
+    /// Makes room for a plan; drops what was started. Collective if the traits say so, and there are several ranks.
     virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, ListView<const ParameterInfo> infos,
                             ListView<const ParameterView> parameters) = 0;
 
@@ -57,11 +56,12 @@ public:
         if constexpr (X::traits.reports_progress_time) return exchange_.progress_time();
         else return {};
     }
-    void resize(std::size_t buckets) override { works_ = List<typename X::template WorkType<B>>(buckets); }
-    void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const BucketLayout& layout, [[maybe_unused]] const BucketPlan& plan,
+    void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const BucketLayout& layout, const BucketPlan& plan,
                     [[maybe_unused]] ListView<const ParameterInfo> infos,
                     [[maybe_unused]] ListView<const ParameterView> parameters) override {
+        works_ = List<typename X::template WorkType<B>>(plan.size());
         if constexpr (X::traits.adopts_plan) {
+            if (exchange_.is_single_rank(backend)) return;
             List<BucketContents> contents;
             for (std::size_t b = 0; b < plan.size(); ++b) {
                 contents.push_back({layout.counts[b], infos[plan.bucket(b).front()].dtype, {}});

@@ -42,7 +42,6 @@ public:
         empty_buckets();
     }
 
-    std::size_t size() const noexcept { return uses_.size(); }
     std::uint32_t uses(std::size_t i) const noexcept { return uses_[i]; }
     std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
 

@@ -108,10 +108,8 @@ public:
         const BucketPlan& plan = gradients_.plan();
         times_.resize(plan.size());
         groups_.adopt(backend_, gradients_);
-        exchange_->resize(plan.size());
+        exchange_->adopt_plan(backend_, gradients_.layout(), plan, gradients_.infos(), gradients_.parameters());
         if (several_) dealt_.resize(gradients_);
-        if (exchange_->traits.adopts_plan && !is_single_rank())
-            exchange_->adopt_plan(backend_, gradients_.layout(), plan, gradients_.infos(), gradients_.parameters());
         if (watch_.observer() == nullptr) return;
         List<std::size_t> bytes;
         for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());

@@ -99,29 +99,6 @@ void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const Bucke
         for (std::size_t b = 0; b < plan.size(); ++b) backend.check_reduces(infos[plan.bucket(b).front()].dtype);
 }
 
-/// The values of all ranks, in rank order. Collective.
-template <Backend B>
-[[gnu::cold]] List<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {
-    List<std::uint64_t> all(own.size() * static_cast<std::size_t>(backend.size()));
-    backend.all_gather(ConstBufferView(own.data(), own.size()), BufferView(all.data(), all.size())).wait();
-    return all;
-}
-
-/// The texts of all ranks, in rank order. Collective.
-template <Backend B>
-[[gnu::cold]] List<std::string> gather_texts(B& backend, std::string_view own) {
-    const std::uint64_t size[] = {own.size()};
-    const List<std::uint64_t> sizes = gather_values(backend, size);
-    std::size_t longest = 0;
-    for (const std::uint64_t s : sizes) longest = s < longest ? longest : s;
-    std::string mine(own), all(longest * sizes.size(), '\0');
-    mine.resize(longest);
-    backend.all_gather(const_buffer(mine), buffer(all)).wait();
-    List<std::string> texts(sizes.size());
-    for (std::size_t r = 0; r < sizes.size(); ++r) texts[r] = all.substr(r * longest, sizes[r]);
-    return texts;
-}
-
 /// The parts of a text that are separated by spaces outside of braces.
 [[gnu::cold]] inline List<std::string> parts_of(const std::string& text) {
     List<std::string> parts(1);

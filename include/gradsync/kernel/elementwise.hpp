@@ -37,7 +37,7 @@ inline void add(BufferView to, ConstBufferView from) {
 }
 
 /// data[i] *= factor.
-inline void scale(BufferView buffer, double factor) { detail::in_place<detail::Scale>(buffer, factor, &Kernels::scale); }
+inline void scale(BufferView buffer, double factor) { detail::in_place<detail::Product>(buffer, factor, &Kernels::scale); }
 
 /// data[i] = min(max(data[i], -limit), limit); a NaN stays.
 inline void clamp(BufferView buffer, double limit) { detail::in_place<detail::Clamp>(buffer, limit, &Kernels::clamp); }

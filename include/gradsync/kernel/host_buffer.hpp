@@ -34,6 +34,7 @@ public:
 
     void* data() const noexcept { return data_; }
     std::size_t bytes() const noexcept { return bytes_; }
+    std::size_t capacity() const noexcept { return bytes_; }  ///< as List has it
 
 private:
     static constexpr std::size_t huge_page = std::size_t{2} << 20;
@@ -42,26 +43,6 @@ private:
 
     void* data_ = nullptr;
     std::size_t bytes_ = 0;
-};
-
-/// Buffers that are to be used again.
-class SpareBuffers {
-public:
-    void keep(HostBuffer buffer) { buffers_.push_back(std::move(buffer)); }
-    /// One of at least `bytes` bytes.
-    HostBuffer take(std::size_t bytes) {
-        for (HostBuffer& buffer : buffers_) {
-            if (buffer.bytes() < bytes) continue;
-            std::swap(buffer, buffers_.back());
-            HostBuffer taken = std::move(buffers_.back());
-            buffers_.pop_back();
-            return taken;
-        }
-        return HostBuffer(bytes);
-    }
-
-private:
-    List<HostBuffer> buffers_;
 };
 
 }  // namespace gradsync::inline v0_2::kernel

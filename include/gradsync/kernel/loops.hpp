@@ -21,10 +21,10 @@ struct InPlace {
     }
 };
 
-struct Scale {
+struct Product {
     template <class A>
-    GRADSYNC_ALWAYS_INLINE static A apply(A x, A factor) {
-        return x * factor;
+    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
+        return a * x;
     }
 };
 struct Clamp {  // a NaN stays

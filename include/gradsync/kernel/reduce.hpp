@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "convert.hpp"
+#include "loops.hpp"
 
 namespace gradsync::inline v0_2::kernel {
 
@@ -15,12 +15,6 @@ struct Sum {
     template <class A>
     GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
         return a + x;
-    }
-};
-struct Product {
-    template <class A>
-    GRADSYNC_ALWAYS_INLINE static A apply(A a, A x) {
-        return a * x;
     }
 };
 template <bool largest>
@@ -269,14 +263,14 @@ struct RegisterSum {
         GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, double factor) {
             const std::size_t n = std::size(inputs), groups = (n + 7) / 8;
             Pack sum[steps][2];
-            sum_eight<steps>(&inputs[0], n, first, sum);
+            sum_up<8>(&inputs[0], n, first, sum);
             if (groups > 1) {
                 Pack open[gradsync::detail::max_open_sums][steps][2];
                 std::size_t top = 0;
                 for (std::size_t g = 1; g < groups; ++g) {
                     for (std::size_t s = 0; s < steps; ++s) open[top][s][0] = sum[s][0], open[top][s][1] = sum[s][1];
                     ++top;
-                    sum_eight<steps>(&inputs[8 * g], n - 8 * g, first, sum);
+                    sum_up<8>(&inputs[8 * g], n - 8 * g, first, sum);
                     for (unsigned sums = gradsync::detail::sums_after(g, groups); sums != 0; --sums) add<steps>(open[--top], sum, sum);
                 }
             }
@@ -292,30 +286,18 @@ struct RegisterSum {
                 for (std::size_t s = 0; s < steps; ++s) Step::store(stored[s], static_cast<std::byte*>(output) + first + s * Step::bytes);
         }
 
-        /// The sum of eight inputs, or of the `n` that there are.
-        template <std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void sum_eight(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
-            sum_pair<steps>(inputs, n, first, sum);
-            if (n <= 2) return;
-            Pack next[steps][2];
-            sum_pair<steps>(inputs + 2, n - 2, first, next);
-            add<steps>(sum, next, sum);
-            if (n <= 4) return;
-            sum_pair<steps>(inputs + 4, n - 4, first, next);
-            if (n > 6) {
-                Pack last[steps][2];
-                sum_pair<steps>(inputs + 6, n - 6, first, last);
-                add<steps>(next, last, next);
+        /// The sum of `most` inputs, a power of two, or of the `n` that there are: of its two halves.
+        template <std::size_t most, std::size_t steps>
+        GRADSYNC_ALWAYS_INLINE static void sum_up(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
+            if constexpr (most == 1) {
+                load(inputs[0], first, sum);
+            } else {
+                sum_up<most / 2>(inputs, n, first, sum);
+                if (n <= most / 2) return;
+                Pack next[steps][2];
+                sum_up<most / 2>(inputs + most / 2, n - most / 2, first, next);
+                add<steps>(sum, next, sum);
             }
-            add<steps>(sum, next, sum);
-        }
-        template <std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void sum_pair(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
-            load(inputs[0], first, sum);
-            if (n == 1) return;
-            Pack next[steps][2];
-            load(inputs[1], first, next);
-            add<steps>(sum, next, sum);
         }
         template <std::size_t steps>
         GRADSYNC_ALWAYS_INLINE static void add(const Pack (&left)[steps][2], const Pack (&right)[steps][2], Pack (&sum)[steps][2]) {

@@ -24,7 +24,7 @@ constexpr Kernels kernels_of_double() {
             .sum = dispatch_vectors<RegisterSum<T>, const Reduction*>,
             .to_f32_odd = round_to_odd,
             .reduce = [](const Reduction* r) { dispatch<BlockedReduce<T>>(r, Conversions<T>()); },
-            .scale = dispatch<InPlace<Scale>, T*, std::size_t, T>,
+            .scale = dispatch<InPlace<Product>, T*, std::size_t, T>,
             .clamp = dispatch<InPlace<Clamp>, T*, std::size_t, T>,
             .add = add<T>,
             .add_squares = dispatch<SumOfSquares, const T*, std::size_t, T*>};
@@ -86,7 +86,7 @@ GRADSYNC_EXTERN template const Kernels& table_of<DType::f8e4m3>() noexcept;
 GRADSYNC_EXTERN template const Kernels& table_of<DType::f8e5m2>() noexcept;
 GRADSYNC_EXTERN template void dispatch_vectors<detail::RegisterSum<float>>(const Reduction*);
 GRADSYNC_EXTERN template void dispatch<detail::BlockedReduce<float>>(const Reduction*, detail::Conversions<float>);
-GRADSYNC_EXTERN template void dispatch<detail::InPlace<detail::Scale>>(float*, std::size_t, double);
+GRADSYNC_EXTERN template void dispatch<detail::InPlace<detail::Product>>(float*, std::size_t, double);
 GRADSYNC_EXTERN template void dispatch<detail::InPlace<detail::Clamp>>(float*, std::size_t, double);
 GRADSYNC_EXTERN template void dispatch<detail::SumOfSquares>(const float*, std::size_t, double*);
 GRADSYNC_EXTERN template void detail::add<float>(void*, DType, const void*, DType, std::size_t);

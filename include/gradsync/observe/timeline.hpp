@@ -78,7 +78,8 @@ public:
         Time at;
     };
 
-    /// All spans that have ended and are kept, in the order of their beginnings; of equal beginnings longer ones first.
+    /// All spans that have ended and are kept, in the order of their beginnings; of equal beginnings longer ones first. With `unfinished`
+    /// also those that have not ended: after a failure they show what the rank was doing.
     std::vector<Span> spans(bool unfinished = false) const {
         struct Open {
             Record record;
@@ -107,8 +108,6 @@ public:
                          [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
         return spans;
     }
-    /// The same, with spans that have not ended. After a failure they show what the rank was doing.
-    std::vector<Span> spans_and_unfinished() const { return spans(true); }
     /// The times at which gradients became ready, in order.
     std::vector<Mark> marks() const {
         std::vector<Mark> marks;

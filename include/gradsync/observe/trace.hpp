@@ -114,7 +114,7 @@ inline std::string trace_events(const Timeline& timeline, int rank, Observer::Ti
     const auto names = timeline.parameter_names();
     const auto parameter = [&](std::uint32_t i) { return i < names.size() ? names[i] : text("gradient ", i); };
     std::size_t number = 0;
-    for (const Timeline::Span& s : timeline.spans_and_unfinished()) {
+    for (const Timeline::Span& s : timeline.spans(true)) {
         if (s.name != nullptr) {
             writer.span(s.name, TraceWriter::trainer, s);
             continue;
@@ -146,7 +146,7 @@ inline std::string trace_text(std::string events) {
 /// The time of the first event that is kept; Time::max() if there is none.
 inline Observer::Time first_moment(const Timeline& timeline) {
     Observer::Time first = Observer::Time::max();
-    for (const Timeline::Span& s : timeline.spans_and_unfinished()) first = std::min(first, s.begin);
+    for (const Timeline::Span& s : timeline.spans(true)) first = std::min(first, s.begin);
     for (const Timeline::Mark& m : timeline.marks()) first = std::min(first, m.at);
     return first;
 }
@@ -171,17 +171,16 @@ Observer::Time::duration clock_lead(B& comm) {
     constexpr std::size_t rounds = 9;
     std::array<std::int64_t, rounds> leads{};
     const auto ranks = static_cast<std::size_t>(comm.size());
-    std::vector<std::uint64_t> machines(ranks);
     std::vector<std::int64_t> times(ranks);
-    std::uint64_t machine = collective::ProcessIdentity::own().machine;
-    comm.all_gather(const_buffer(std::span(&machine, 1)), buffer(machines)).wait();
+    const std::uint64_t machine = collective::ProcessIdentity::own().machine;
+    const bool is_near = gather_values(comm, {&machine, 1})[0] == machine && machine != 0;
     for (std::int64_t& lead : leads) {
         comm.barrier().wait();
         std::int64_t own = std::chrono::steady_clock::now().time_since_epoch().count();
         comm.all_gather(const_buffer(std::span(&own, 1)), buffer(times)).wait();
         lead = own - times[0];
     }
-    if (machine != 0 && machine == machines[0]) return {};
+    if (is_near) return {};
     std::sort(leads.begin(), leads.end());
     return Observer::Time::duration(leads[rounds / 2]);
 }
@@ -203,19 +202,9 @@ std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
 
     const Observer::Time zero{Observer::Time::duration(ticks)};
     const std::string own = detail::trace_events(timeline, comm.rank(), zero == Observer::Time::max() ? zero : zero + lead);
-    const auto ranks = static_cast<std::size_t>(comm.size());
-    std::uint64_t size = own.size();
-    std::vector<std::uint64_t> sizes(ranks);
-    comm.all_gather(const_buffer(std::span(&size, 1)), buffer(sizes)).wait();
-    const std::uint64_t most = *std::max_element(sizes.begin(), sizes.end());
-    std::vector<std::uint8_t> padded(most), all(comm.rank() == root ? most * ranks : 0);
-    std::memcpy(padded.data(), own.data(), own.size());
-    comm.gather(const_buffer(padded), buffer(all), root).wait();
-    if (comm.rank() != root) return {};
-
     std::string events;
-    for (std::size_t r = 0; r < ranks; ++r) events.append(reinterpret_cast<const char*>(all.data() + r * most), sizes[r]);
-    return detail::trace_text(std::move(events));
+    for (const std::string& of_rank : detail::gather_texts(comm, own, root)) events += of_rank;
+    return comm.rank() == root ? detail::trace_text(std::move(events)) : "";
 }
 
 /// Writes the text of `collect_trace` to a file on the root. Throws Error(storage) there if that fails. Collective.

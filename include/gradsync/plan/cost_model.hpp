@@ -12,8 +12,6 @@ namespace gradsync::inline v0_2::plan {
 struct Link {
     double alpha = 0;  ///< seconds before the first byte
     double beta = 0;   ///< seconds per byte, one over the bandwidth
-
-    friend constexpr bool operator==(Link, Link) = default;
 };
 
 /// The cost of a collective call, for any algorithm: n bytes take  fixed + per_byte n  seconds.

@@ -94,12 +94,8 @@ public:
     }
 
     /// The communicator that the members of a group share. The first member to ask makes it.
-    std::shared_ptr<Communicator> meet(const collective::Group& group) {
-        return meetings_.meet(this, group, [&] {
-            List<int> members;
-            for (const int r : group.members) members.push_back(world_rank(r));
-            return std::make_shared<Communicator>(simulation_, std::move(members));
-        });
+    std::shared_ptr<Communicator> meet(const collective::Group& group, List<int> members) {
+        return meetings_.meet(this, group, [&] { return std::make_shared<Communicator>(simulation_, std::move(members)); });
     }
 
 private:

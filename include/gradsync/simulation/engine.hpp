@@ -84,7 +84,7 @@ public:
 
     std::shared_ptr<Engine> split(const collective::Group& group) {
         const auto lock = locked_by_own_thread();
-        return std::make_shared<Engine>(communicator_->meet(group), group.rank, timeout());
+        return std::make_shared<Engine>(communicator_->meet(group, world_ranks_of(group)), group.rank, timeout());
     }
 
     /// Zeroed memory that takes no physical memory until it is written, so that thousands of ranks can have buckets each.

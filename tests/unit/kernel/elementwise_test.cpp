@@ -135,7 +135,7 @@ TEST_CASE_TEMPLATE("elementwise: the same bits on every instruction set", A, flo
         for (const Isa isa : all_isas) {
             auto own_scaled = values, own_clamped = values, own_sum = values;
             std::vector<double> own_squares(kernel::detail::square_sums);
-            if (!run_with<kernel::detail::InPlace<kernel::detail::Scale>>(isa, own_scaled.data(), count, 0.1)) continue;
+            if (!run_with<kernel::detail::InPlace<kernel::detail::Product>>(isa, own_scaled.data(), count, 0.1)) continue;
             run_with<kernel::detail::InPlace<kernel::detail::Clamp>>(isa, own_clamped.data(), count, 0.3);
             run_with<kernel::detail::Add>(isa, own_sum.data(), others.data(), count);
             run_with<kernel::detail::SumOfSquares>(isa, static_cast<const A*>(ordinary.data()), count, own_squares.data());

@@ -38,9 +38,9 @@ TEST_CASE("a timeline puts beginnings and ends together, however they overlap") 
     timeline.end(Activity::collective, 0, at(9));
     timeline.begin(Activity::finish, Observer::no_index, at(10));  // under way
     CHECK(text_of(timeline.spans()) == "collective0 1-6;collective1 2-5;gather0 3-8;collective0 7-9;");
-    CHECK(timeline.spans_and_unfinished().back().activity == Activity::finish);
-    CHECK(!timeline.spans_and_unfinished().back().finished);
-    CHECK(timeline.spans_and_unfinished().back().end == at(10));
+    CHECK(timeline.spans(true).back().activity == Activity::finish);
+    CHECK(!timeline.spans(true).back().finished);
+    CHECK(timeline.spans(true).back().end == at(10));
     REQUIRE(timeline.marks().size() == 1);
     CHECK(timeline.marks()[0].parameter == 7);
     CHECK(timeline.marks()[0].at == at(4));

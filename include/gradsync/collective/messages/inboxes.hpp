@@ -45,30 +45,29 @@ struct Kept {
     List<std::byte> bytes = {};
 };
 
-/// Memory of kept messages that have gone, for the next ones.
+/// Blocks of memory that are not needed at present, `most` of them, for the next users.
+template <class Block, std::size_t most>
 class SpareMemory {
 public:
     /// The smallest block that suffices, or a new one.
-    List<std::byte> take(std::size_t bytes) {
-        List<std::byte>* best = nullptr;
-        for (List<std::byte>& block : blocks_)
+    Block take(std::size_t bytes) {
+        Block* best = nullptr;
+        for (Block& block : blocks_)
             if (block.capacity() >= bytes && (best == nullptr || block.capacity() < best->capacity())) best = &block;
-        if (best == nullptr) return List<std::byte>(bytes);
+        if (best == nullptr) return Block(bytes);
         std::swap(*best, blocks_.back());
-        List<std::byte> room = std::move(blocks_.back());
+        Block room = std::move(blocks_.back());
         blocks_.pop_back();
-        room.resize(bytes);
         return room;
     }
-    void keep(List<std::byte> block) {
+    void keep(Block block) {
         if (blocks_.size() < most) return blocks_.push_back(std::move(block));
-        for (List<std::byte>& one : blocks_)  // the longer ones are worth more
+        for (Block& one : blocks_)  // the longer ones are worth more
             if (one.capacity() < block.capacity()) std::swap(one, block);
     }
 
 private:
-    static constexpr std::size_t most = 16;
-    List<List<std::byte>> blocks_;
+    List<Block> blocks_;
 };
 
 /// The receives of a stream that have begun, or the messages that came before their receives: one of the two is empty.

@@ -303,6 +303,7 @@ private:
             peer.kept += cost(incoming.header.bytes);
             if (peer.kept > most_kept) refuse(rank, text("more than ", most_kept >> 20, " MiB that this rank has not asked for"));
             incoming.own = spare_.take(incoming.header.bytes);
+            incoming.own.resize(incoming.header.bytes);
             incoming.data = incoming.own.data();
             incoming.ticket = no_ticket;
         } else {
@@ -331,9 +332,9 @@ private:
     const int rank_;
     std::mutex mutex_;
     Inbox control_;
-    TicketBook<bool> tickets_;  ///< by ticket: the message is over
-    SpareMemory spare_;
-    List<pollfd> waiting_;  ///< scratch
+    TicketBook<bool> tickets_;                ///< by ticket: the message is over
+    SpareMemory<List<std::byte>, 16> spare_;  ///< of kept messages that have gone
+    List<pollfd> waiting_;                    ///< scratch
     std::uint64_t over_ = 0;
 };
 

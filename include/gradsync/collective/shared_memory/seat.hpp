@@ -4,7 +4,6 @@
 #include <array>
 #include <optional>
 
-#include "../deadline.hpp"
 #include "board.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {

@@ -4,8 +4,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <exception>
-
 #include "../../bootstrap/rendezvous.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shared.hpp"

@@ -25,7 +25,6 @@ public:
         std::size_t begins = 0;
     };
 
-    StagedPieces() = default;
     /// `whole`: elements of the whole buffer. `most`: size limit of a piece in bytes.
     StagedPieces(const Call& call, std::size_t whole, int rank, int size, std::size_t most) noexcept
         : call_(call), whole_(whole), rank_(rank), size_(size), most_(most / size_of(call.dtype)) {}
