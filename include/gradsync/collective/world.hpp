@@ -23,6 +23,8 @@ class ProgressHook {
 public:
     /// Does as much as it can at once; a no-op if another thread is doing it.
     virtual void progress() noexcept = 0;
+    /// The world has failed: returns once all that could be told elsewhere have been told, or a limit has passed.
+    virtual void deliver_failure() noexcept {}
 
 protected:
     ~ProgressHook() = default;
@@ -49,6 +51,11 @@ public:
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return;
         for (ProgressHook* hook = first_; hook != nullptr; hook = hook->next_) hook->progress();
+    }
+    [[gnu::cold]] void deliver_failure() noexcept {
+        std::unique_lock lock(mutex_, std::try_to_lock);  // a hook may have come upon the failure
+        for (int tries = 0; !lock && tries < 10'000; ++tries) static_cast<void>(lock.try_lock() || ::usleep(100) == 0);
+        for (ProgressHook* hook = lock ? first_ : nullptr; hook != nullptr; hook = hook->next_) hook->deliver_failure();
     }
 
 private:

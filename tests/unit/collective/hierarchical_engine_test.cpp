@@ -141,6 +141,29 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "HierarchicalEngine: a rank that learns of a failure among its machine's ranks tells the other machines before its program ends") {
+    const auto reports = on_two_machines([&](gs::collective::Engine& engine) -> std::string {
+        std::vector<float> data(100, 1.0f);
+        gs::collective::Group here{.color = engine.rank() / 2};
+        for (int r = 0; r < ranks; ++r)
+            if (r / 2 == here.color) here.add(r, r == engine.rank());
+        const auto local = engine.split(here);
+        if (engine.rank() == 3) {
+            ::usleep(4'000'000);  // as if it was stopped by a signal
+            ::_exit(0);
+        }
+        local->set_timeout(1s);
+        if (engine.rank() < 2) return outcome(engine, data);
+        (void)outcome(*local, data);
+        ::_exit(0);
+    });
+    for (const std::size_t r : {0u, 1u}) {
+        CAPTURE(reports[r].text);
+        CHECK(reports[r].says(", rank 3: "));
+    }
+}
+
+TEST_CASE(
     "HierarchicalEngine: at the time limit a rank that started a collective and stopped is named, also where it keeps others that are waited for") {
     for (const int victim : {1, 2}) {
         for (const std::size_t count :

@@ -91,6 +91,8 @@ public:
         if (lock) advance_timed();
     }
 
+    void deliver_failure() noexcept override { world_->deliver(timeout()); }
+
     /// The time that this rank has spent in `progress()` and `test()`.
     std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
 

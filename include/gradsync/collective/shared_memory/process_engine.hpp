@@ -137,9 +137,12 @@ public:
     /// Ends the world and returns once no rank touches another's buffers.
     void fail(const Failure& failure) noexcept override {
         direct_.fail(failure);
-        // No thread of this rank copies from or to the trainer's buffers again.
-        std::lock_guard lock(mutex_);
-        buffers_may_go_ = true;
+        {
+            // No thread of this rank copies from or to the trainer's buffers again.
+            std::lock_guard lock(mutex_);
+            buffers_may_go_ = true;
+        }
+        world_->hooks().deliver_failure();  // ranks of other machines may wait for this one in another communicator
     }
 
     /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private memory of this process,
