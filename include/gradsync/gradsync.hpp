@@ -11,6 +11,7 @@
 #include "bucket/any_buckets.hpp"
 #include "bucket/flat.hpp"
 #include "bucket/per_parameter.hpp"
+#include "core/packed.hpp"
 #include "core/version.hpp"
 #include "overlap/any_overlap.hpp"
 #include "overlap/no_overlap.hpp"

@@ -79,7 +79,8 @@ public:
 
     /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice. It costs more if
     /// there are more ranks than cores and few gradients: see docs/performance.md.
-    static constexpr std::size_t cheaper_alone_from() noexcept { return std::size_t{16} << 10; }
+    static constexpr std::size_t cheaper_alone_from(bool = true) noexcept { return std::size_t{16} << 10; }
+    static constexpr bool shares(const BufferView&) noexcept { return true; }
 
     /// Returns memory for buckets; see the concept.
     kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }

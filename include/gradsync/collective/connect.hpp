@@ -119,10 +119,15 @@ inline void check_same_options(const List<std::uint8_t>& all, int rank, const ch
 template <class Derived>
 class ProcessBackend : public EngineCollectives<Derived, collective::Engine> {
 public:
-    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true};
+    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true};
 
     /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
     bool wants_progress_thread() const { return paths_->any_thread && paths_->machines.count() > 1; }
+
+    /// In bytes; see the concept. Memory that is not shared travels in pieces that stay in the caches, which costs less than two copies of
+    /// more than these hold. Messages leave from any memory.
+    std::size_t cheaper_alone_from(bool shared) const { return std::size_t{1} << (shared && paths_->machines.count() == 1 ? 18 : 20); }
+    bool shares(const BufferView& view) const noexcept { return this->engine_->shares(view.data, view.bytes()); }
 
     /// Says how the ranks reach one another, and why not by the faster way.
     std::string describe() const { return paths_->describe() + this->engine_->remark(); }
@@ -131,6 +136,12 @@ public:
     collective::Memory allocate(std::size_t bytes) {
         this->check_handle();
         return this->engine_->allocate(bytes);
+    }
+
+    /// See `gradsync::adopt`. Collective.
+    collective::Memory adopt(std::span<std::byte> region) {
+        this->check_handle();
+        return this->engine_->adopt(region);
     }
 
 protected:

@@ -53,6 +53,11 @@ public:
     virtual Shared<Engine> split(const Group& group) = 0;
     /// Returns memory in which collectives are fastest, zeroed and aligned to at least 64 bytes. Collective.
     virtual Memory allocate(std::size_t bytes) = 0;
+    /// Makes memory of this process, whole pages, such as `allocate` returns, for as long as the result lives; empty if it stays as it is.
+    /// Collective.
+    [[gnu::cold]] virtual Memory adopt(std::span<std::byte> /*region*/) { return {}; }
+    /// Do other ranks reach these bytes?
+    [[gnu::cold]] virtual bool shares(const void* /*data*/, std::size_t /*bytes*/) const noexcept { return false; }
 
     /// Explains a communicator that is slower than it could be: ", but ...", or empty.
     virtual std::string remark() const { return {}; }

@@ -111,6 +111,12 @@ public:
         return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
 
+    [[gnu::cold]] collective::Memory adopt(std::span<std::byte> region) override {
+        collective::Memory adopted = aside_->adopt(region);
+        return adopted.data() == nullptr ? adopted : flat_->lend(std::move(adopted), region.size());
+    }
+    [[gnu::cold]] bool shares(const void* data, std::size_t bytes) const noexcept override { return aside_->shares(data, bytes); }
+
     std::string remark() const override { return aside_->remark(); }
 
     [[gnu::cold]] Shared<collective::Engine> split(const collective::Group& group) override {

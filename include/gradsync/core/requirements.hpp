@@ -61,8 +61,9 @@ consteval void check_abilities() {
                            "it members void set_tag(CollectiveTag) and std::size_t next_owner()");
     GRADSYNC_CHECK_ABILITY(check_reduces, "check_reduces()", GRADSYNC_HAS(b.check_reduces(dtype)), GRADSYNC_HAS(c.check_reduces(dtype)),
                            "it a member void check_reduces(DType) const");
-    GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", GRADSYNC_HAS(b.cheaper_alone_from()),
-                           GRADSYNC_HAS(std::size_t{c.cheaper_alone_from()}), "it a member std::size_t cheaper_alone_from() const");
+    GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", GRADSYNC_HAS(b.cheaper_alone_from(true)),
+                           GRADSYNC_HAS((std::size_t{c.cheaper_alone_from(true)}, bool{c.shares(BufferView())})),
+                           "it members std::size_t cheaper_alone_from(bool shared) const and bool shares(BufferView) const");
     GRADSYNC_CHECK_ABILITY(clock, "now()", GRADSYNC_HAS(double{b.now()}), GRADSYNC_HAS(double{c.now()}), "it a member double now() const");
     GRADSYNC_CHECK_ABILITY(groups, "group_bytes()", GRADSYNC_HAS(b.group_bytes()),
                            GRADSYNC_HAS((decltype(b.group())() = b.group(), std::size_t{c.group_bytes()})),

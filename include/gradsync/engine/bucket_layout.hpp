@@ -6,8 +6,29 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The place of each parameter in its bucket, in elements; it is aligned to 64 bytes. The gaps between parameters belong to none of them. A
-/// bucket ends with its last parameter.
+/// The elements from the beginning of `range` to that of `part`, which lies in it.
+inline std::size_t distance(const BufferView& range, const BufferView& part) noexcept {
+    return static_cast<std::size_t>(static_cast<std::byte*>(part.data) - static_cast<std::byte*>(range.data)) / size_of(range.dtype);
+}
+
+/// The range of memory in which the views lie side by side, in any order, with nothing else between them; without memory if they do not.
+/// `view(i)`: the view of parameter i, of one type; they do not overlap.
+template <class View>
+BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexcept {
+    BufferView range = view(parameters.front());
+    const auto* end = static_cast<std::byte*>(range.data) + range.bytes();
+    for (const std::size_t i : parameters.subspan(1)) {
+        const BufferView next = view(i);
+        if (next.data == nullptr || range.data == nullptr) return {};
+        if (next.data < range.data) range.data = next.data;
+        if (const auto* its_end = static_cast<std::byte*>(next.data) + next.bytes(); its_end > end) end = its_end;
+        range.count += next.count;
+    }
+    return static_cast<std::byte*>(range.data) + range.bytes() == end ? range : BufferView();
+}
+
+/// The place of each parameter in its bucket, in elements. It is aligned to 64 bytes, except where a bucket is a range of the trainer's memory.
+/// The gaps between parameters belong to none of them. A bucket ends with its last parameter.
 struct BucketLayout {
     List<std::size_t> offsets;  ///< by parameter: its first element, from the bucket's first
     List<std::size_t> counts;   ///< by bucket: its elements

@@ -15,23 +15,22 @@ class BucketStorage {
 public:
     BucketStorage() = default;
 
-    /// `is_direct`, by bucket: it is the gradient of its only parameter, in the trainer's memory. `images`: how often each bucket has memory;
-    /// the views are of its first image. Collective, like the backend's `allocate`.
+    /// `direct`, by bucket: the range of the trainer's memory that holds its gradients and nothing else; without memory if there is none.
+    /// `images`: how often each other bucket has memory; the views are of its first image. Collective, like the backend's `allocate`.
     [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                                   ListView<const ParameterView> parameters, ListView<const std::uint8_t> is_direct,
+                                                   ListView<const ParameterView> parameters, ListView<const BufferView> direct,
                                                    std::size_t images) {
         BucketStorage storage(plan, infos);
         std::size_t total = 0;
-        for (std::size_t b = 0; b < plan.size(); ++b)
-            if (!is_direct[b]) total += in_lines(storage.buckets_[b].bytes());
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            if (direct[b].data == nullptr) total += in_lines(storage.buckets_[b].bytes());
+            else storage.lay_over(b, plan.bucket(b), parameters, direct[b]);
+        }
         storage.image_bytes_ = total;
         storage.allocate(backend, total * images);
         auto* next = static_cast<std::byte*>(storage.memory_.data());
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            if (is_direct[b]) {
-                storage.rebind(b, plan.bucket(b).front(), parameters[plan.bucket(b).front()].gradient);
-                continue;
-            }
+            if (direct[b].data != nullptr) continue;
             storage.place(b, plan.bucket(b), next);
             next += in_lines(storage.buckets_[b].bytes());
         }
@@ -71,6 +70,12 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
 
     void rebind(std::size_t b, std::size_t i, BufferView gradient) noexcept { buckets_[b] = parameters_[i] = gradient; }
+    /// Gives bucket b, which lay in the trainer's memory, memory of its own outside the backend's: a little slower between processes.
+    void detach(std::size_t b, std::span<const std::size_t> parameters)
+        requires(B::memory_space == MemorySpace::host)
+    {
+        place(b, parameters, more_memory(b));
+    }
 
     // For slots; from one thread at a time. `parameters` are those of bucket b.
 
@@ -96,9 +101,8 @@ public:
     void add_slot(std::size_t b)
         requires(B::memory_space == MemorySpace::host)
     {
-        more_memory_.push_back(kernel::HostBuffer(in_lines(buckets_[b].bytes())));
-        slots_.push_back({static_cast<std::byte*>(more_memory_.back().data()), more_memory_.back().bytes()});
-        bytes_ += more_memory_.back().bytes();
+        std::byte* const data = more_memory(b);
+        slots_.push_back({data, more_memory_.back().bytes()});
     }
 
 private:
@@ -121,6 +125,21 @@ private:
     void allocate(B& backend, std::size_t bytes) {
         memory_ = backend.allocate(bytes);
         bytes_ = bytes;
+    }
+
+    std::byte* more_memory(std::size_t b) {
+        more_memory_.push_back(kernel::HostBuffer(in_lines(buckets_[b].bytes())));
+        bytes_ += more_memory_.back().bytes();
+        return static_cast<std::byte*>(more_memory_.back().data());
+    }
+
+    void lay_over(std::size_t b, std::span<const std::size_t> bucket, ListView<const ParameterView> parameters, BufferView range) {
+        for (std::size_t i : bucket) {
+            parameters_[i] = parameters[i].gradient;
+            layout_.offsets[i] = distance(range, parameters_[i]);
+        }
+        layout_.counts[b] = range.count;
+        buckets_[b] = range;
     }
 
     void place(std::size_t b, std::span<const std::size_t> parameters, std::byte* memory) noexcept {

@@ -218,11 +218,19 @@ public:
         return true;
     }
 
-    /// Moves the borrowed gradient i, in bucket b, to another memory.
-    void rebind(std::size_t i, std::size_t b, BufferView gradient) {
-        if (parameters_[i].requires_grad && is_direct(b)) storage_.rebind(b, i, gradient);
+    /// Moves the borrowed gradient i, in bucket b, to another memory. If the bucket lies in the trainer's memory, with other gradients, the
+    /// bucket leaves it. Returns false if it cannot.
+    [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient) {
+        const bool direct = parameters_[i].requires_grad && storage_.parameter(i).data == parameters_[i].gradient.data;
+        if (direct && plan_.bucket(b).size() == 1) {
+            storage_.rebind(b, i, gradient);
+        } else if (direct) {
+            if constexpr (B::memory_space != MemorySpace::host) return false;
+            else storage_.detach(b, plan_.bucket(b));
+        }
         parameters_[i].gradient = gradient;
-        marks_[i] = mark_of(i);
+        for (const std::size_t other : plan_.bucket(b)) marks_[other] = mark_of(other);
+        return true;
     }
 
 private:
@@ -270,13 +278,18 @@ private:
 
     BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
 
-    [[gnu::cold]] List<ParameterInfo> infos_for(const B& backend, [[maybe_unused]] bool packed) const {
-        List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, backend.rank(), backend.size());
+    [[gnu::cold]] List<ParameterInfo> infos_for([[maybe_unused]] B& backend, [[maybe_unused]] bool packed) {
+        List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, rank_, size_);
         if constexpr (abilities_of<B>.cheaper_alone) {
+            if (size_ == 1) return infos;
+            std::uint64_t shared = 1;  // compared whatever the options say, which may differ
+            for (const ParameterView& p : parameters_) shared = shared && (!p.requires_grad || p.gradient.count == 0 || backend.shares(p.gradient));
+            for (const std::uint64_t all : gather_values(backend, {&shared, 1})) shared = shared && all;
+            least_direct_ = shared != 0 ? 0 : backend.cheaper_alone_from(false);
             // Limited, so that a rank that is ahead need not wait for the others to start another one.
             constexpr std::size_t max_alone = 256;
             std::size_t alone = packed ? 0 : infos.size();
-            for (std::size_t least = backend.cheaper_alone_from(); alone != 0; least *= 2) {
+            for (std::size_t least = backend.cheaper_alone_from(shared != 0); alone != 0; least *= 2) {
                 alone = 0;
                 for (std::size_t i = 0; i < infos.size(); ++i)
                     alone += infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= least;
@@ -298,10 +311,29 @@ private:
         return plan;
     }
 
-    /// Is bucket b the gradient of its only parameter, in the trainer's own memory?
-    bool is_direct(std::size_t b) const {
-        const std::size_t i = plan_.bucket(b).front();
-        return plan_.bucket(b).size() == 1 && may_be_direct(i, infos_[i]);
+    /// By bucket: the range of the trainer's memory that is this bucket on all ranks; without memory if there is none. Collective.
+    [[gnu::cold]] List<BufferView> direct_buckets(B& backend) const {
+        List<BufferView> ranges(plan_.size());
+        List<std::uint64_t> places(plan_.size());  // of the gradients in each range, as a digest; the same if there is one gradient
+        bool several = false;
+        for (std::size_t b = 0; b < plan_.size(); ++b) {
+            const std::span<const std::size_t> bucket = plan_.bucket(b);
+            bool direct = true;
+            for (const std::size_t i : bucket) direct = direct && may_be_direct(i, infos_[i]);
+            if (!direct) continue;
+            several = several || bucket.size() > 1;
+            ranges[b] = range_of(bucket, [&](std::size_t i) { return parameters_[i].gradient; });
+            Digest digest;
+            if (bucket.size() > 1 && ranges[b].bytes() < least_direct_) ranges[b] = {};
+            if (ranges[b].data == nullptr) continue;
+            for (const std::size_t i : bucket) digest.add(std::uint64_t{distance(ranges[b], parameters_[i].gradient)});
+            places[b] = digest.value();
+        }
+        if (!several || size_ == 1) return ranges;
+        const List<std::uint64_t> all = gather_values(host_of(backend), places);
+        for (std::size_t k = 0; k < all.size(); ++k)
+            if (const std::size_t b = k % plan_.size(); all[k] != places[b]) ranges[b] = {};
+        return ranges;
     }
     /// May a bucket use the memory of gradient i directly?
     bool may_be_direct(std::size_t i, const ParameterInfo& info) const {
@@ -311,9 +343,7 @@ private:
 
     [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
         if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
-        List<std::uint8_t> direct(plan_.size());
-        for (std::size_t b = 0; b < plan_.size(); ++b) direct[b] = is_direct(b);
-        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, direct, images());
+        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, direct_buckets(backend), images());
     }
 
     /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
@@ -342,6 +372,7 @@ private:
     bool halves_;     ///< see there
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     int size_, rank_;
+    std::size_t least_direct_ = 0;  ///< bytes of a range of the trainer's memory that is used as a bucket, if it holds several gradients
     const AnyBuckets& policy_;
     List<ParameterView> parameters_;
     List<ParameterInfo> infos_;

@@ -242,6 +242,7 @@ private:
     void make_state() {
         values_ = detail::UnitValues<B>(plan(), engine_->layout(), parameters_, name, backend_.rank(), 1, 0,
                                         [](std::size_t) { return std::size_t{0}; });
+        if (!in_buckets()) values_.borrow(backend_, plan(), engine_->layout(), parameters_);
         values_.place(backend_, 0, true);
         Base::make_state();
         for (std::size_t b = 0; b < plan().size(); ++b)

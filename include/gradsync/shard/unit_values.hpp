@@ -4,6 +4,7 @@
 #include "../core/backend.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
+#include "../engine/verification.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -58,6 +59,27 @@ public:
             units_[u].bytes += in_lines(buckets_[b].bytes());
             if (u < first_staying) slot_bytes_ = larger(slot_bytes_, units_[u].bytes);
         }
+    }
+
+    /// Uses the trainer's memory where it holds, on all ranks, the values of a bucket and nothing else, in the order of the gradients. Before
+    /// `place`. Collective.
+    void borrow(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters) {
+        List<std::uint64_t> fits(plan.size());
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            const BufferView range = range_of(plan.bucket(b), [&](std::size_t i) { return parameters[i].value; });
+            bool same = range.data != nullptr && range.count == layout.counts[b];
+            for (const std::size_t i : plan.bucket(b)) same = same && distance(range, parameters[i].value) == layout.offsets[i];
+            if ((fits[b] = same)) buckets_[b].data = range.data;
+        }
+        const List<std::uint64_t> all = gather_values(backend, fits);
+        for (std::size_t k = 0; k < all.size(); ++k)
+            if (all[k] == 0) buckets_[k % plan.size()].data = nullptr;
+        for (Unit& unit : units_)
+            unit.buckets.erase_if([&](std::size_t b) {
+                const bool borrowed = buckets_[b].data != nullptr;  // it needs no slot
+                if (borrowed) unit.bytes -= in_lines(buckets_[b].bytes());
+                return borrowed;
+            });
     }
 
     Unit& operator[](std::size_t u) noexcept { return units_[u]; }

@@ -66,7 +66,7 @@ public:
         if (!who.certain && collective::Deadline::too_early(by, limit)) return;
         // Several ranks may all wait for one of them, which another one of them knows.
         if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
-        if ((!who.certain || who.ranks.size() > 1) && !ask(who, open->number(), limit)) return;
+        if (!ask(who, open->number(), limit)) return;  // a rank that has not started this one may wait in an earlier one
         if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // the rank that has stopped did not start this one
         world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, self_.own_world_rank(), limit));
     }
@@ -101,9 +101,8 @@ public:
             who = {.ranks = {*late}};
             return true;
         }
-        if (late && who.did == Late::Did::not_start) return true;
-        if (late) who.did = Late::Did::wait_itself;
-        else if (who.did == Late::Did::wait_itself) who.did = Late::Did::not_answer;
+        if (late && who.did != Late::Did::not_start) who.did = Late::Did::wait_itself;
+        else if (!late && who.did == Late::Did::wait_itself) who.did = Late::Did::not_answer;
         return !collective::Deadline::too_early(Clock::now() - asked_at_, limit, late ? 4 : 1);
     }
 

@@ -5,6 +5,7 @@
 #include "../engine.hpp"
 #include "../in_flight.hpp"
 #include "process_world.hpp"
+#include "adopted_pages.hpp"
 #include "regions.hpp"
 #include "seat.hpp"
 #include "staged_pieces.hpp"
@@ -164,6 +165,31 @@ public:
         std::byte* const data = shared.segment.data() + stride * static_cast<std::size_t>(rank());
         const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) { regions->remove(number); };
         return collective::Memory(Shared<void>::of(data, take_back));
+    }
+
+    [[gnu::cold]] collective::Memory adopt(std::span<std::byte> region) override {
+        std::string problem = AdoptedPages::problem_of(region);
+        const List<std::uint64_t> sizes = exchange(std::uint64_t{problem.empty() ? region.size() : 0});
+        for (int r = 0; r < size(); ++r) {
+            const std::uint64_t bytes = sizes[static_cast<std::size_t>(r)];
+            if (bytes == sizes[0] && bytes != 0) continue;
+            if (problem.empty()) problem = bytes == 0 ? text("rank ", world_rank(r), " cannot do it; see what it says")
+                                                      : text("rank ", world_rank(r), " adopts ", bytes, " bytes, rank ", world_rank(0), " ", sizes[0]);
+            gradsync::detail::raise(Errc::invalid_argument, text("adopt on rank ", own_world_rank(), ": ", problem),
+                                    {.operation = "adopt", .rank = own_world_rank(), .peer = world_rank(r)});
+        }
+        collective::Memory shared = size() == 1 ? collective::Memory() : allocate(region.size());
+        const auto number = regions_->number_of(shared.data());
+        if (!number) return {};
+        auto* const part = static_cast<std::byte*>(shared.data());
+        const auto pages = Shared<AdoptedPages>::make(region, part);
+        regions_->add_alias(*number, part, region.data(), region.size());
+        return collective::Memory(Shared<void>::of(region.data(), [shared = std::move(shared), pages](void*) {}));
+    }
+
+    [[gnu::cold]] bool shares(const void* data, std::size_t bytes) const noexcept override {
+        const void* published = nullptr;
+        return size() == 1 || regions_->publish(data, bytes, published);
     }
 
     std::string remark() const override {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <optional>
 
 #include "../../core/shared.hpp"
 #include "../call.hpp"
@@ -26,24 +27,35 @@ public:
             gradsync::detail::refuse("allocate",
                                      collective::text(number, " pieces of shared memory were made; make a new backend for more"));
         std::lock_guard lock(mutex_);
-        if (number >= regions_.size()) regions_.resize(number + 1);
-        live_.push_back(number);
-        regions_[number] = {base, bytes};
+        if (number >= bases_.size()) bases_.resize(number + 1);
+        live_.push_back({base, bytes, number, 0});
+        bases_[number] = base;
+    }
+    /// The same memory as `bytes` bytes of region `number` at `part` is mapped at `base`, too.
+    void add_alias(std::uint32_t number, const std::byte* part, std::byte* base, std::size_t bytes) {
+        std::lock_guard lock(mutex_);
+        live_.push_back({base, bytes, number, static_cast<std::size_t>(part - bases_[number])});
+    }
+    /// The region that holds this address.
+    std::optional<std::uint32_t> number_of(const void* address) const noexcept {
+        const void* published = nullptr;
+        if (!publish(address, 1, published)) return std::nullopt;
+        return static_cast<std::uint32_t>((reinterpret_cast<std::uintptr_t>(published) >> offset_bits) - 1);
     }
     void remove(std::uint32_t number) noexcept {
         std::lock_guard lock(mutex_);
-        regions_[number] = {};
-        live_.erase_if([&](std::uint32_t live) { return live == number; });
+        bases_[number] = nullptr;
+        live_.erase_if([&](const Mapping& live) { return live.number == number; });
     }
 
     /// Encodes `address`. Returns false if the `bytes` bytes do not all lie in one region.
     bool publish(const void* address, std::size_t bytes, const void*& published) const noexcept {
         const auto at = reinterpret_cast<std::uintptr_t>(address);
         std::lock_guard lock(mutex_);
-        for (const std::size_t number : live_) {
-            const auto base = reinterpret_cast<std::uintptr_t>(regions_[number].base);
-            if (at < base || at - base > regions_[number].bytes || bytes > regions_[number].bytes - (at - base)) continue;
-            published = reinterpret_cast<const void*>(((number + 1) << offset_bits) | (at - base));
+        for (const Mapping& live : live_) {
+            const auto base = reinterpret_cast<std::uintptr_t>(live.base);
+            if (at < base || at - base > live.bytes || bytes > live.bytes - (at - base)) continue;
+            published = reinterpret_cast<const void*>(((live.number + 1) << offset_bits) | (live.offset + (at - base)));
             return true;
         }
         return false;
@@ -53,18 +65,18 @@ public:
         const auto address = reinterpret_cast<std::uintptr_t>(published);
         if (address == 0) return nullptr;
         std::lock_guard lock(mutex_);
-        return regions_[(address >> offset_bits) - 1].base + (address & ((std::uintptr_t{1} << offset_bits) - 1));
+        return bases_[(address >> offset_bits) - 1] + (address & ((std::uintptr_t{1} << offset_bits) - 1));
     }
 
 private:
-    struct Region {
-        std::byte* base = nullptr;
-        std::size_t bytes = 0;
+    struct Mapping {
+        std::byte* base;
+        std::size_t bytes, number, offset;  ///< it is the region's memory from `offset` on
     };
 
     mutable std::mutex mutex_;
-    List<Region> regions_;      ///< by number
-    List<std::uint32_t> live_;  ///< numbers of the existing regions
+    List<std::byte*> bases_;  ///< by number
+    List<Mapping> live_;      ///< of the existing regions
 };
 static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
 

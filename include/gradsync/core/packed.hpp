@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "parameter.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// A tensor of an arena. If it has `layers` of 1 or more, it is packed: that many tensors of `shape` one after the other, one for each layer.
+struct PackedTensor {
+    std::string name;
+    std::vector<std::size_t> shape = {};  ///< of one layer
+    std::size_t layers = 0;
+    std::uint32_t uses = 1;  ///< see ParameterView
+};
+
+/// The parameters of a model whose weights lie one after the other in one arena, and gradients in the same way in another.
+///
+///     const gs::Packed model = gs::packed(weights, gradients, {{"wte", {V, C}}, {"ln1.weight", {C}, L}, {"ln1.bias", {C}, L}, {"lnf", {C}}});
+///     gs::Reducer sync(comm, model);
+///     // in the backward:
+///     for (std::size_t i : model.layer(l)) sync.mark_ready(i);
+///
+/// They are in the order of a forward: the tensors before the first packed one, then layer by layer, then the others. So the gradients of a
+/// layer have consecutive numbers. A range of them as parameters; does not own the arenas.
+class Packed {
+public:
+    auto begin() const noexcept { return parameters_.begin(); }
+    auto end() const noexcept { return parameters_.end(); }
+    std::size_t size() const noexcept { return parameters_.size(); }
+    const ParameterView& operator[](std::size_t i) const noexcept { return parameters_[i]; }
+
+    std::size_t layers() const noexcept { return layers_; }
+    /// The numbers of the parameters of a layer. Throws Error(invalid_argument) if there is no such layer.
+    std::span<const std::size_t> layer(std::size_t l) const {
+        if (l >= layers_) detail::refuse("Packed::layer", detail::text("there are ", layers_, " layers, and no layer ", l));
+        return std::span<const std::size_t>(numbers_).subspan(first_ + l * in_layer_, in_layer_);
+    }
+    /// The number of a tensor's parameter; `layer` is ignored if it is not packed. Throws Error(invalid_argument) if there is none.
+    std::size_t index(std::string_view tensor, std::size_t layer = 0) const {
+        const std::string packed = detail::text(tensor, ".", layer);
+        for (std::size_t i = 0; i < size(); ++i)
+            if (parameters_[i].name == packed || parameters_[i].name == tensor) return i;
+        detail::refuse("Packed::index", detail::text("there is no tensor '", tensor, "' of layer ", layer));
+    }
+
+private:
+    friend Packed packed_views(BufferView values, BufferView gradients, std::span<const PackedTensor> tensors);
+
+    std::vector<ParameterView> parameters_;
+    std::vector<std::size_t> numbers_;  ///< 0, 1, 2, ...
+    std::size_t layers_ = 0, first_ = 0, in_layer_ = 0;
+};
+
+/// As `packed`, of views.
+[[gnu::cold]] inline Packed packed_views(BufferView values, BufferView gradients, std::span<const PackedTensor> tensors) {
+    const auto refuse = [](const std::string& what) { detail::refuse("packed", what); };
+    Packed packed;
+    std::vector<std::size_t> offsets, counts;
+    std::size_t at = 0, last = 0;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+        std::size_t count = 1;
+        for (const std::size_t extent : tensors[t].shape) count *= extent;
+        offsets.push_back(at);
+        counts.push_back(count);
+        at += count * (tensors[t].layers == 0 ? 1 : tensors[t].layers);
+        if (tensors[t].layers == 0) continue;
+        if (packed.layers_ == 0) packed.first_ = t;
+        else if (tensors[t].layers != packed.layers_)
+            refuse(detail::text("'", tensors[t].name, "' has ", tensors[t].layers, " layers, but others have ", packed.layers_));
+        packed.layers_ = tensors[t].layers;
+        last = t + 1;
+        ++packed.in_layer_;
+    }
+    if (at != gradients.count || (values.data != nullptr && at != values.count))
+        refuse(detail::text("the tensors have ", at, " elements together, the gradients ", gradients.count, ", and the values ", values.count));
+    const auto add = [&](std::size_t t, std::size_t layer) {
+        const PackedTensor& tensor = tensors[t];
+        ParameterView view{.name = tensor.layers == 0 ? tensor.name : detail::text(tensor.name, ".", layer), .shape = tensor.shape, .uses = tensor.uses};
+        const std::size_t first = offsets[t] + layer * counts[t];
+        view.gradient = gradients.subview(first, counts[t]);
+        if (values.data != nullptr) view.value = values.subview(first, counts[t]);
+        packed.numbers_.push_back(packed.parameters_.size());
+        packed.parameters_.push_back(std::move(view));
+    };
+    for (std::size_t t = 0; t < packed.first_; ++t) add(t, 0);
+    for (std::size_t layer = 0; layer < packed.layers_; ++layer)
+        for (std::size_t t = packed.first_; t < last; ++t)
+            if (tensors[t].layers != 0) add(t, layer);
+    for (std::size_t t = packed.first_; t < tensors.size(); ++t)
+        if (tensors[t].layers == 0) add(t, 0);
+    return packed;
+}
+
+/// The parameters of arenas that hold these tensors one after the other, without gaps; see `Packed`. `values` may be empty, as for
+/// `broadcast_parameters` and sharding there are none then. Throws Error(invalid_argument) if sizes or numbers of layers do not fit.
+template <class Values, class Gradients>
+Packed packed(Values&& values, Gradients&& gradients, std::initializer_list<PackedTensor> tensors) {
+    return packed_views(buffer(std::forward<Values>(values)), buffer(std::forward<Gradients>(gradients)), {tensors.begin(), tensors.size()});
+}
+
+/// The layers of one tensor that is packed as (layers, ...) in memory of its own, named "name.0", "name.1", ...
+template <class Value, class Gradient>
+Packed slices(std::string name, Value&& values, Gradient&& gradients, std::size_t layers, std::vector<std::size_t> shape = {}) {
+    const BufferView view = buffer(std::forward<Gradient>(gradients));
+    if (layers == 0 || view.count % layers != 0)
+        detail::refuse("slices", detail::text("'", name, "' has ", view.count, " elements, which are not ", layers, " equal layers"));
+    if (shape.empty()) shape.push_back(view.count / layers);
+    const PackedTensor tensor{std::move(name), std::move(shape), layers};
+    return packed_views(buffer(std::forward<Value>(values)), view, {&tensor, 1});
+}
+
+/// Makes memory that this process mapped for itself (mmap, by whole pages; not malloc's) such as `comm.allocate` returns, for as long as the
+/// result lives: gradients there are reduced where they are, at the speed of shared memory. It stays at its address, with its contents, also
+/// afterwards; no thread may use it during the two moves. Where ranks are threads, and between machines, there is nothing to do. Collective:
+/// the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks if one cannot.
+///
+///     const auto adopted = gs::adopt(comm, std::span(arena, elements));
+template <class B, class Region>
+[[nodiscard]] auto adopt(B& comm, Region&& region) {
+    const BufferView view = buffer(std::forward<Region>(region));
+    if constexpr (requires { comm.adopt(std::span<std::byte>()); }) return comm.adopt({static_cast<std::byte*>(view.data), view.bytes()});
+    else return comm.allocate(0);
+}
+
+}  // namespace gradsync::inline v0_2

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/core/packed.hpp>
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/says.hpp"
+
+namespace gs = gradsync;
+
+namespace {
+
+constexpr std::size_t layers = 3;
+
+template <class F>
+std::string refusal(F&& f) {
+    try {
+        f();
+    } catch (const gs::Error& error) {
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("packed: parameters in the order of a forward, as views of the arenas") {
+    std::vector<float> weights(10 + 3 * 4 + 3 * 2 + 5), gradients(weights.size());
+    const gs::Packed model =
+        gs::packed(weights, gradients, {{"embedding", {5, 2}, 0, 2}, {"w", {2, 2}, layers}, {"b", {2}, layers}, {"norm", {5}}});
+    std::string names;
+    for (const gs::ParameterView& p : model) names += p.name + " ";
+    CHECK(names == "embedding w.0 b.0 w.1 b.1 w.2 b.2 norm ");
+    CHECK(model.size() == 8);
+    CHECK(model.layers() == layers);
+    CHECK(std::vector<std::size_t>(model.layer(1).begin(), model.layer(1).end()) == std::vector<std::size_t>{3, 4});
+    CHECK(model.index("norm") == 7);
+    CHECK(model.index("b", 2) == 6);
+    CHECK(model[0].uses == 2);
+    CHECK(model[0].shape == std::vector<std::size_t>{5, 2});
+    CHECK(model[3].gradient.data == gradients.data() + 10 + 4);
+    CHECK(model[3].value.data == weights.data() + 10 + 4);
+    CHECK(model[3].gradient.count == 4);
+    CHECK(model[6].gradient.data == gradients.data() + 10 + 12 + 4);
+    CHECK(model[7].gradient.data == gradients.data() + 28);
+}
+
+TEST_CASE("packed: a model without layers, and one without values") {
+    std::vector<float> gradients(7);
+    const gs::Packed model = gs::packed(gs::BufferView(), gradients, {{"a", {3}}, {"b", {4}}});
+    CHECK(model.layers() == 0);
+    CHECK(model.size() == 2);
+    CHECK(model[1].value.data == nullptr);
+    CHECK(model[1].gradient.data == gradients.data() + 3);
+}
+
+TEST_CASE("slices: the layers of one tensor") {
+    std::vector<double> weights(12), gradients(12);
+    const gs::Packed w = gs::slices("w", weights, gradients, layers, {2, 2});
+    CHECK(w.size() == 3);
+    CHECK(w[2].name == "w.2");
+    CHECK(w[2].value.data == weights.data() + 8);
+    CHECK(w[2].gradient.dtype == gs::DType::f64);
+    CHECK(w.layer(2)[0] == 2);
+}
+
+TEST_CASE("packed: what does not fit is refused with what does") {
+    using gradsync_test::says;
+    std::vector<float> weights(10), short_weights(9), gradients(10);
+    CHECK(says(refusal([&] { (void)gs::packed(weights, gradients, {{"w", {3}, 3}}); }), "the tensors have 9 elements together, the gradients 10"));
+    CHECK(says(refusal([&] { (void)gs::packed(short_weights, gradients, {{"w", {10}}}); }), "the gradients 10, and the values 9"));
+    CHECK(says(refusal([&] { (void)gs::packed(weights, gradients, {{"w", {2}, 2}, {"b", {2}, 3}}); }), "'b' has 3 layers, but others have 2"));
+    CHECK(says(refusal([&] { (void)gs::slices("w", weights, gradients, 3); }), "'w' has 10 elements, which are not 3 equal layers"));
+    const gs::Packed model = gs::packed(weights, gradients, {{"w", {5}, 2}});
+    CHECK(says(refusal([&] { (void)model.layer(2); }), "there are 2 layers, and no layer 2"));
+    CHECK(says(refusal([&] { (void)model.index("v"); }), "there is no tensor 'v'"));
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: PROCESSORS 2
+// Gradients that lie side by side in memory of the trainer, which is then a bucket.
+#include <gradsync/backend/tcp.hpp>
+#include <gradsync/gradsync.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+
+#include <doctest/doctest.h>
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "support/forked.hpp"
+#include "support/ports.hpp"
+
+namespace gs = gradsync;
+
+namespace {
+
+constexpr std::size_t parts = 6, count = 100;
+
+double value(std::size_t element, int rank) { return static_cast<double>(element % 17) + rank; }
+
+std::vector<gs::ParameterView> views(float* arena, const std::vector<std::size_t>& order) {
+    std::vector<gs::ParameterView> parameters;
+    for (const std::size_t place : order)
+        parameters.push_back({.gradient = {arena + place * count, count, gs::DType::f32}});
+    return parameters;
+}
+
+/// Marks everything and finishes; says what is wrong with the means of `elements` elements.
+template <class Sync>
+std::string wrong_step(Sync& sync, float* arena, std::size_t elements, int rank, int size) {
+    for (std::size_t k = 0; k < elements; ++k) arena[k] = static_cast<float>(value(k, rank));
+    for (std::size_t i = sync.parameters().size(); i-- > 0;) sync.mark_ready(i);
+    sync.finish();
+    for (std::size_t k = 0; k < elements; ++k)
+        if (arena[k] != static_cast<float>(value(k, 0) + (size - 1) / 2.0)) return "element " + std::to_string(k) + " is " + std::to_string(arena[k]);
+    return "";
+}
+
+const std::vector<std::size_t> in_order{0, 1, 2, 3, 4, 5}, mixed{3, 0, 5, 1, 4, 2};
+
+template <class F>
+std::vector<gradsync_test::Report> on_processes(int size, gs::TcpOptions options, F&& f) {
+    const std::uint16_t port = gradsync_test::free_port();
+    return gradsync_test::forked(size, [&](int rank) -> std::string {
+        gs::TcpRendezvous meeting({.rank = rank, .size = size, .port = port});
+        gs::TcpBackend comm(meeting, options);
+        return f(comm);
+    });
+}
+
+}  // namespace
+
+TEST_CASE("arenas: gradients side by side are buckets where they are, in any order, with the right means") {
+    for (const auto& order : {in_order, mixed})
+        for (const int size : {2, 3, 4}) {
+            std::vector<std::string> found(static_cast<std::size_t>(size));
+            gs::run_threads(size, [&](gs::ThreadBackend comm) {
+                std::vector<float> arena(parts * count + 1, -1.0f);
+                gs::Reducer sync(comm, views(arena.data(), order));
+                std::string& said = found[static_cast<std::size_t>(comm.rank())];
+                if (sync.plan().size() != 1) said = "there are several buckets";
+                if (sync.bytes() != 0) said = std::to_string(sync.bytes()) + " bytes for what is not copied";
+                for (int step = 0; step < 2 && said.empty(); ++step)
+                    said = wrong_step(sync, arena.data(), parts * count, comm.rank(), size);
+                if (arena.back() != -1.0f) said = "it wrote behind the arena";
+            });
+            for (const std::string& said : found) CHECK(said == "");
+        }
+}
+
+TEST_CASE("arenas: where the gradients of one rank lie otherwise, all ranks copy them") {
+    std::vector<std::string> found(3);
+    gs::run_threads(3, [&](gs::ThreadBackend comm) {
+        std::vector<float> arena(parts * count);
+        gs::Reducer sync(comm, views(arena.data(), comm.rank() == 1 ? in_order : mixed));
+        for (std::size_t k = 0; k < arena.size(); ++k) arena[k] = static_cast<float>(comm.rank());
+        for (std::size_t i = parts; i-- > 0;) sync.mark_ready(i);
+        sync.finish();
+        if (sync.bytes() == 0) found[static_cast<std::size_t>(comm.rank())] = "it does not copy";
+        for (const float x : arena)
+            if (x != 1.0f) found[static_cast<std::size_t>(comm.rank())] = "wrong";
+    });
+    for (const std::string& said : found) CHECK(said == "");
+}
+
+TEST_CASE("arenas: a gap between gradients is not touched") {
+    std::vector<std::string> found(2);
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        std::vector<float> arena(3 * count, 7.0f);
+        std::vector<gs::ParameterView> parameters = views(arena.data(), {0, 2});
+        gs::Reducer sync(comm, parameters);
+        for (std::size_t k = 0; k < arena.size(); ++k)
+            if (k / count != 1) arena[k] = static_cast<float>(comm.rank());
+        for (std::size_t i = 2; i-- > 0;) sync.mark_ready(i);
+        sync.finish();
+        for (std::size_t k = 0; k < arena.size(); ++k)
+            if (arena[k] != (k / count == 1 ? 7.0f : 0.5f)) found[static_cast<std::size_t>(comm.rank())] = std::to_string(k);
+    });
+    for (const std::string& said : found) CHECK(said == "");
+}
+
+TEST_CASE("arenas: a gradient may leave its arena") {
+    std::vector<std::string> found(2);
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        std::vector<float> arena(parts * count), elsewhere(count);
+        gs::Reducer sync(comm, views(arena.data(), in_order));
+        std::string& said = found[static_cast<std::size_t>(comm.rank())];
+        said = wrong_step(sync, arena.data(), arena.size(), comm.rank(), 2);
+        if (comm.rank() == 0) sync.rebind_gradient(2, {elsewhere.data(), count, gs::DType::f32});  // on one rank only
+        for (int step = 0; step < 2; ++step) {
+            for (float& x : elsewhere) x = static_cast<float>(comm.rank());
+            for (float& x : arena) x = static_cast<float>(comm.rank());
+            for (std::size_t i = parts; i-- > 0;) sync.mark_ready(i);
+            sync.finish();
+            for (std::size_t k = 0; k < arena.size(); ++k) {
+                const bool left = comm.rank() == 0 && k / count == 2;
+                if ((left ? elsewhere[k - 2 * count] : arena[k]) != 0.5f) said = "wrong at " + std::to_string(k);
+            }
+        }
+    });
+    for (const std::string& said : found) CHECK(said == "");
+}
+
+TEST_CASE("arenas: memory of allocate() is reduced where it is, between processes too") {
+    for (const bool shared : {true, false}) {
+        const auto reports = on_processes(3, {.shared_memory = shared}, [&](gs::TcpBackend& comm) -> std::string {
+            const auto memory = comm.allocate(parts * count * sizeof(float));
+            auto* const arena = static_cast<float*>(memory.data());
+            gs::Reducer sync(comm, views(arena, mixed));
+            if (shared != (sync.bytes() == 0)) return std::to_string(sync.bytes()) + " bytes of buckets";  // small messages are copied
+            return wrong_step(sync, arena, parts * count, comm.rank(), 3);
+        });
+        for (const auto& report : reports) CHECK(report.text == "");
+    }
+}
+
+TEST_CASE("adopt: mapped memory becomes shared at its address, and the process's own again") {
+    const auto reports = on_processes(2, {}, [](gs::TcpBackend& comm) -> std::string {
+        constexpr std::size_t elements = 1 << 16, bytes = elements * sizeof(float);
+        void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        auto* const arena = static_cast<float*>(mapped);
+        for (std::size_t k = 0; k < elements; ++k) arena[k] = static_cast<float>(k + 1);
+        const auto shared = [&] { return comm.shares({arena, elements, gs::DType::f32}); };
+        if (shared()) return "it is shared before";
+        for (int round = 0; round < 2; ++round) {
+            const auto adopted = gs::adopt(comm, std::span(arena, elements));
+            for (std::size_t k = 0; k < elements; ++k)
+                if (arena[k] != static_cast<float>(k + 1)) return "the contents changed";
+            if (!shared()) return "it is not shared";
+            gs::Reducer sync(comm, {gs::ParameterView{.gradient = {arena, elements, gs::DType::f32}}});
+            if (sync.bytes() != 0) return "it is copied";
+            if (const std::string wrong = wrong_step(sync, arena, elements, comm.rank(), 2); !wrong.empty()) return wrong;
+            for (std::size_t k = 0; k < elements; ++k) arena[k] = static_cast<float>(k + 1);
+        }
+        if (shared()) return "it is still shared";
+        for (std::size_t k = 0; k < elements; ++k)
+            if (arena[k] != static_cast<float>(k + 1)) return "the contents changed on the way back";
+        return ::munmap(mapped, bytes) == 0 ? "" : "it cannot be unmapped";
+    });
+    for (const auto& report : reports) CHECK(report.text == "");
+}
+
+TEST_CASE("adopt: memory of malloc and of unequal sizes is refused on all ranks") {
+    const auto reports = on_processes(2, {}, [](gs::TcpBackend& comm) -> std::string {
+        constexpr std::size_t bytes = 1 << 16;
+        const auto refusal = [&](void* data, std::size_t size) -> std::string {
+            try {
+                (void)gs::adopt(comm, std::span(static_cast<unsigned char*>(data), size));
+            } catch (const gs::Error& error) {
+                return error.what();
+            }
+            return "";
+        };
+        void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        std::vector<std::byte> heap(bytes);
+        const std::string heaps = refusal(comm.rank() == 1 ? heap.data() : mapped, bytes);
+        const std::string sizes = refusal(mapped, bytes / (comm.rank() == 1 ? 2 : 1));
+        const std::string of_1 = "adopt on rank 1: memory is adopted by whole pages of 4096 bytes; map it with mmap";
+        if (heaps.find(comm.rank() == 1 ? of_1 : "rank 1 cannot do it; see what it says") == std::string::npos) return heaps;
+        if (sizes.find("rank 1 adopts 32768 bytes, rank 0 65536") == std::string::npos) return sizes;
+        return "";
+    });
+    for (const auto& report : reports) CHECK(report.text == "");
+}
