@@ -121,7 +121,9 @@ std::map<std::string, SafeTensor> read_header(const File& file) {
         if (path[0] == metadata || path.size() == 1) throw strange(path);
         Entry& entry = entries[path[0]];
         if (path.size() == 2 && path[1] == "dtype" && string != nullptr) entry.dtype = *string;
-        else if (path.size() == 3 && number != nullptr) (path[1] == "shape" ? entry.shape : entry.offsets).push_back(*number);
+        else if (auto& numbers = path[1] == "shape" ? entry.shape : entry.offsets;
+                 path.size() == 3 && number != nullptr && numbers.size() < 32)
+            numbers.push_back(*number);
         else throw strange(path);
     };
     JsonEvents::read(text, events);

@@ -112,6 +112,7 @@ struct ReducerOptions {
     /// is no overlap; the bits are the same. Each rank decides for itself; `GRADSYNC_CHECKS=1` in the environment asks for it everywhere.
     /// Sees gradients in host memory, and writes up to the call of `finish()`. Does not see micro-batches under `no_sync()`, gradients with
     /// fewer marks than `uses`, pooled buckets that had to leave early to make room, and device memory, for which the option is refused.
+    /// Ranks with several Reducers must finish them in the same order.
     bool check_writes = false;
     /// Receives events, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;
