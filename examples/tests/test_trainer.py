@@ -24,6 +24,7 @@ import tempfile
 import time
 import unicodedata
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "build/python"))  # where scripts/test --all installs it
 try:
@@ -244,6 +245,13 @@ class Digests(TrainerTest):
         self.assertEqual(self.digest(*longer, "--buckets", "optimal", "--accumulate", "2", "--ranks", "1"),
                          self.digest(*longer, "--ranks", "2"))
         self.assertNotIn("profile", self.train(*longer))
+
+    def test_checks_of_writes_find_nothing_and_change_nothing(self):
+        for flags in MODELS.values():
+            expected = self.digest(*flags)
+            with unittest.mock.patch.dict(os.environ, GRADSYNC_CHECKS="1"):
+                for more in (["--overlap", "forward"], ["--gradients", "borrowed"], ["--shard", "optimizer"], ["--shard", "gradients"], ["--shard", "parameters"]):
+                    self.assertEqual(self.digest(*flags, *more, *([] if "parameters" in more else ["--bucket-mib", 0.02])), expected, more)
 
     def test_ranks_and_accumulation_agree(self):
         """N ranks with one micro-batch each, and fewer ranks that accumulate, sum the same gradients in the same order."""
