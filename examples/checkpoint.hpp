@@ -8,7 +8,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +28,7 @@
 
 #include "data.hpp"
 #include "digest.hpp"
+#include "file.hpp"
 #include "parameters.hpp"
 #include "synchroniser.hpp"
 
@@ -88,71 +88,17 @@ private:
     std::vector<std::size_t> begins_, strides_;  // by parameter; between its arrays
 };
 
-/// An open file, from which several threads may read.
-class File {
-public:
-    File(const std::filesystem::path& path, int flags) : path_{path}, descriptor_{::open(path.c_str(), flags, 0666)} {}
-    ~File() {
-        if (descriptor_ >= 0) ::close(descriptor_);
+/// Of the first `bytes` bytes, a multiple of 8.
+inline std::uint64_t digest(const File& file, std::size_t bytes) {
+    Digest digest;
+    std::vector<char> piece(std::min(bytes, std::size_t{1} << 20));
+    for (std::size_t at = 0; at < bytes; at += piece.size()) {
+        const std::size_t n = std::min(piece.size(), bytes - at);
+        file.read(at, piece.data(), n);
+        digest.update(piece.data(), n);
     }
-    File(File&& other) noexcept : path_{other.path_}, descriptor_{std::exchange(other.descriptor_, -1)} {}
-    File& operator=(File&&) = delete;
-
-    explicit operator bool() const { return descriptor_ >= 0; }
-    int descriptor() const { return descriptor_; }
-    std::size_t size() const {
-        struct stat about {};
-        return ::fstat(descriptor_, &about) == 0 ? static_cast<std::size_t>(about.st_size) : 0;
-    }
-
-    void read(std::size_t at, void* data, std::size_t n) const {
-        for (std::size_t done = 0; done < n;) {
-            const auto got = ::pread(descriptor_, static_cast<char*>(data) + done, n - done, static_cast<off_t>(at + done));
-            if (got < 0 && errno == EINTR) continue;
-            if (got == 0) errno = ENODATA;  // it has become shorter
-            if (got <= 0) fail("cannot read ");
-            done += static_cast<std::size_t>(got);
-        }
-    }
-    void write(std::size_t at, const void* data, std::size_t n) const {
-        for (std::size_t done = 0; done < n;) {
-            const auto put = ::pwrite(descriptor_, static_cast<const char*>(data) + done, n - done, static_cast<off_t>(at + done));
-            if (put < 0 && errno == EINTR) continue;
-            if (put < 0) fail_to_write();
-            done += static_cast<std::size_t>(put);
-        }
-    }
-    std::uint64_t word(std::size_t at) const {
-        std::uint64_t x = 0;
-        read(at, &x, sizeof x);
-        return x;
-    }
-    /// Of the first `bytes` bytes, a multiple of 8.
-    std::uint64_t digest(std::size_t bytes) const {
-        Digest digest;
-        std::vector<char> piece(std::min(bytes, std::size_t{1} << 20));
-        for (std::size_t at = 0; at < bytes; at += piece.size()) {
-            const std::size_t n = std::min(piece.size(), bytes - at);
-            read(at, piece.data(), n);
-            digest.update(piece.data(), n);
-        }
-        return digest.value();
-    }
-
-    /// Everything is on disk afterwards.
-    void finish() {
-        if (::fsync(descriptor_) != 0 || ::close(std::exchange(descriptor_, -1)) != 0) fail_to_write();
-    }
-
-    [[noreturn]] void fail(const std::string& what) const {
-        throw std::system_error(errno, std::generic_category(), what + path_.string());
-    }
-    [[noreturn]] void fail_to_write() const { fail("the last checkpoint is unchanged; cannot write "); }
-
-private:
-    std::filesystem::path path_;
-    int descriptor_;
-};
+    return digest.value();
+}
 
 /// A directory for one at a time, be they threads, processes or, where the file system does it, machines; let go when
 /// it is destroyed or its process dies. Whoever waits for too long, or cannot lock here at all, goes on without.
@@ -194,7 +140,7 @@ public:
         const auto file = checkpoint_file(directory_);
         const Temporary temporary{file.string() + ".new" + std::to_string(rank)};
         {
-            checkpoint_detail::File out{temporary.path, O_WRONLY | O_CREAT | O_TRUNC};
+            File out{temporary.path, O_WRONLY | O_CREAT | O_TRUNC, "checkpoint"};
             if (!out) out.fail_to_write();
             // What is not written, between arrays, is zero.
             if (::ftruncate(out.descriptor(), static_cast<off_t>(layout_.end())) != 0) out.fail_to_write();
@@ -202,13 +148,11 @@ public:
             out.write(0, head.data(), head.size());
             collect(
                 [&](StatePlace place, std::span<const float> piece) { out.write(layout_.at(place), piece.data(), piece.size_bytes()); });
-            const std::uint64_t digest = checkpoint_detail::File{temporary.path, O_RDONLY}.digest(layout_.end());
+            const std::uint64_t digest = checkpoint_detail::digest(File{temporary.path, O_RDONLY}, layout_.end());
             out.write(layout_.end(), &digest, sizeof digest);
             out.finish();
         }
-        // Readers see the old file or the new one; syncing the directory makes the new name itself durable.
-        std::filesystem::rename(temporary.path, file);
-        if (const checkpoint_detail::File folder{directory_, O_RDONLY | O_DIRECTORY}; folder) ::fsync(folder.descriptor());
+        replace(temporary.path, file);
     }
 
     /// For the ranks that are left of a run, if they hold all state: each calls it, as nobody knows who else is left,
@@ -223,7 +167,7 @@ public:
         sync.for_whole_state([&](StatePlace, std::span<const float> array) { checkpoint_detail::update(own, array); });
         const checkpoint_detail::Turn turn{directory_};
         // The renaming that made the file came after its last byte: the digest at its end stands for all of it.
-        if (const checkpoint_detail::File kept{checkpoint_file(directory_), O_RDONLY};
+        if (const File kept{checkpoint_file(directory_), O_RDONLY};
             kept && kept.size() == layout_.end() + 8 && kept.word(layout_.end()) == own.value()) {
             return false;
         }
@@ -232,15 +176,6 @@ public:
     }
 
 private:
-    /// A file that is gone again unless it was renamed.
-    struct Temporary {
-        std::filesystem::path path;
-        ~Temporary() {
-            std::error_code ignored;
-            std::filesystem::remove(path, ignored);
-        }
-    };
-
     std::string header(const Progress& progress) const {
         std::string bytes(checkpoint_detail::magic.begin(), checkpoint_detail::magic.end());
         for (std::uint64_t x : {checkpoint_detail::version, progress.steps, progress.samples, progress.fingerprint, progress.micro_batches,
@@ -268,7 +203,8 @@ public:
         if (size_ >= 16 && file_.word(8) != version) {
             refuse("has format version " + std::to_string(file_.word(8)) + ", and this program reads version " + std::to_string(version));
         }
-        const bool intact = size_ >= header_bytes + 8 && size_ % 8 == 0 && file_.digest(size_ - 8) == file_.word(size_ - 8);
+        const bool intact =
+            size_ >= header_bytes + 8 && size_ % 8 == 0 && checkpoint_detail::digest(file_, size_ - 8) == file_.word(size_ - 8);
         if (!intact) refuse("is torn or damaged: its checksum does not match");
         const std::uint64_t description = file_.word(56);
         if (description > size_ - header_bytes - 8 || description % 8 != 0) refuse("is damaged: its description is longer than the file");
@@ -304,7 +240,7 @@ private:
     }
 
     std::filesystem::path path_;
-    checkpoint_detail::File file_;
+    File file_;
     std::size_t size_ = 0, begin_ = 0;  // of the file, and of its arrays
 };
 

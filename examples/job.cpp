@@ -16,12 +16,18 @@ namespace gradsync_train {
 
 namespace {
 
-template <class Config>
+template <class Model>
 void prepare_for(Job& job, bool speaks) {
     Options& o = job.options;
-    Config config;
+    typename Model::Config config;
     o.model_config(config);
     job.reading = config.reading();
+    if (!o.load_weights.empty()) {
+        auto weights = std::make_unique<SafeWeights>(o.load_weights);
+        config.sequences = 1;  // only its parameters are wanted
+        weights->match(Model(config).parameters());
+        job.weights = std::move(weights);
+    }
     if (!o.resume) return check_text(o, job.reading, job.text);
     job.checkpoint = std::make_unique<Checkpoint const>(o.checkpoint);
     job.checkpoint->expect_model(o.describe_run(config.description()));
@@ -72,11 +78,13 @@ Job prepare(Options options, bool speaks) {
     if (speaks && !options.json.empty() && options.json != "-") expect_writable(options.json, "--json");
     if (speaks && !options.trace.empty()) expect_writable(options.trace, "--trace");
     if (speaks && !options.checkpoint.empty()) expect_writable_folder(options.checkpoint, "--checkpoint");
+    if (speaks && is_weights_file(options.save_weights)) expect_writable(options.save_weights, "--save-weights");
+    else if (speaks && !options.save_weights.empty()) expect_writable_folder(options.save_weights, "--save-weights");
     Text text = read_text(options.data.empty() ? default_files(GRADSYNC_SOURCE_DIR) : options.data);
     std::FILE* const out = options.json == "-" ? stderr : stdout;
-    Job job{std::move(options), out, {}, std::move(text), nullptr};
-    if (job.options.model == "mlp") prepare_for<MlpConfig>(job, speaks);
-    else prepare_for<TransformerConfig>(job, speaks);
+    Job job{std::move(options), out, {}, std::move(text), nullptr, nullptr};
+    if (job.options.model == "mlp") prepare_for<Mlp<CpuOps>>(job, speaks);
+    else prepare_for<Transformer<CpuOps>>(job, speaks);
     return job;
 }
 

@@ -11,6 +11,7 @@
 #include "data.hpp"
 #include "options.hpp"
 #include "report.hpp"
+#include "safetensors.hpp"
 
 namespace gradsync_train {
 
@@ -21,6 +22,7 @@ struct Job {
     Reading reading;
     Text text;
     std::unique_ptr<Checkpoint const> checkpoint;  // to go on from; or none
+    std::unique_ptr<SafeWeights const> weights;    // to begin with; or none
 };
 
 /// Reads what the flags name. Throws UsageError. One process of several says what there is to say: `speaks`.

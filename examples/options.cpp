@@ -45,8 +45,12 @@ void complete(Options& o) {
     if (o.checkpoint.empty() && (o.resume || o.checkpoint_every > 0)) {
         throw UsageError(std::string(o.resume ? "--resume" : "--checkpoint-every") + " needs a directory; name it with --checkpoint");
     }
-    if (o.independent && (!o.checkpoint.empty() || o.sample > 0)) {
-        throw UsageError("--independent runs are for timing only; leave out --checkpoint and --sample");
+    if (o.independent && (!o.checkpoint.empty() || !o.save_weights.empty() || o.sample > 0)) {
+        throw UsageError("--independent runs are for timing only; leave out --checkpoint, --save-weights and --sample");
+    }
+    if (o.resume && !o.load_weights.empty()) {
+        throw UsageError(
+            "--load-weights begins a run, and --resume goes on with one, whose weights its checkpoint has; leave out one of them");
     }
     if (o.shard != "none" && o.gradients == "borrowed") {
         throw UsageError("--gradients borrowed is for --shard none; the gradients that are sharded live in buckets");
@@ -246,6 +250,14 @@ Options parse_options(int argc, char** argv, int processes) {
     app.add_flag("--resume", o.resume, "go on from the checkpoint, to the same bits as if never interrupted")->group(group);
     app.add_option("--stop-after", o.stop_after, "end at this step, to be resumed later; the schedule is that of --steps")
         ->check(count)
+        ->group(group)
+        ->default_str("");
+    app.add_option("--load-weights", o.load_weights, "begin with these: a .safetensors file, its .index.json, or a folder with one of them")
+        ->group(group)
+        ->default_str("");
+    app.add_option("--save-weights", o.save_weights,
+                   "where the weights go at the end, for PyTorch and others: a file *.safetensors, or a folder, in which\n"
+                   "--shard parameters makes a file a rank and model.safetensors.index.json")
         ->group(group)
         ->default_str("");
     app.add_option("--sample", o.sample, "bytes to generate at the end")->check(count_or_none)->group(group);

@@ -56,6 +56,7 @@ struct Options {
     std::filesystem::path checkpoint;
     std::uint64_t checkpoint_every = 0, stop_after = 0;
     bool resume = false;
+    std::filesystem::path load_weights, save_weights;
 
     std::size_t sample = 0;
     std::string prompt = "\n";

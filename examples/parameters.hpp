@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numbers>
 #include <span>
 #include <string>
@@ -75,6 +76,7 @@ public:
 
     /// Writes the first weights of parameter i, from element `first` on: any part of them can be had without the rest.
     void initialise(std::size_t i, std::size_t first, std::span<float> out) const {
+        if (source_) return source_(i, first, out);
         const Initial& initial = initial_[i];
         if (initial.deviation == 0) {
             std::fill(out.begin(), out.end(), initial.constant);
@@ -83,6 +85,11 @@ public:
         Random random = initial.random;
         random.skip(2 * first);
         for (float& x : out) x = static_cast<float>(initial.deviation * random.normal());
+    }
+
+    /// First weights come from elsewhere from now on: `source` does what `initialise` does, for several threads at once.
+    void initialise_from(std::function<void(std::size_t i, std::size_t first, std::span<float> out)> source) {
+        source_ = std::move(source);
     }
 
     /// The weights of parameter i are at `value` from now on; null: they are nowhere, and must not be used.
@@ -110,6 +117,7 @@ private:
 
     std::vector<Parameter> all_;
     std::vector<Initial> initial_;
+    std::function<void(std::size_t, std::size_t, std::span<float>)> source_;
     std::vector<const float*> values_;
     Random random_;
 };

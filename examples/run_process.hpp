@@ -37,11 +37,14 @@ std::optional<int> end_together(R& ranks, F&& f) {
     return *speaker;
 }
 
-/// Machines that share no disk may each have a checkpoint of their own.
+/// Machines that share no disk may each have a checkpoint, or weights, of their own.
 template <gs::Rendezvous R>
-void expect_one_checkpoint(R& ranks, const Job& job) {
-    const std::uint64_t digest = job.checkpoint ? job.checkpoint->digest() : 0;
+void expect_same_start(R& ranks, const Job& job) {
+    const std::uint64_t digest = job.checkpoint ? job.checkpoint->digest() : job.weights ? job.weights->digest() : 0;
     if (gs::bootstrap::exchange(ranks, digest).front() == digest) return;
+    if (job.weights)
+        throw UsageError("--load-weights: rank " + std::to_string(ranks.rank()) + " finds other weights in " +
+                         job.options.load_weights.string() + " than rank 0; copy the same files to all machines");
     throw UsageError("--resume: rank " + std::to_string(ranks.rank()) + " finds another checkpoint (after step " +
                      std::to_string(job.checkpoint->progress().steps) + ") in " + job.options.checkpoint.string() +
                      " than rank 0; copy one of them to all machines");
@@ -58,7 +61,7 @@ int run_process(int rank, int argc, char** argv, Meet&& meet, Connect&& connect)
         auto ranks = meet();
         auto code = end_together(ranks, [&] { job = prepare(parse_options(argc, argv, ranks.size()), speaks); });
         if (code) return *code;
-        code = end_together(ranks, [&] { expect_one_checkpoint(ranks, *job); });
+        code = end_together(ranks, [&] { expect_same_start(ranks, *job); });
         if (code) return *code;
 
         comm.emplace(connect(ranks, job->options));

@@ -71,6 +71,52 @@ std::uint64_t digest(Ops ops, const Parameters& parameters, const Units& units, 
     return d.value();
 }
 
+/// Writes all weights to `path`: see --save-weights. `digest`: theirs. All ranks call it together.
+template <class Ops>
+void save_weights(Ops ops, const Parameters& parameters, const Units& units, Synchroniser& sync, Shard shard,
+                  const std::filesystem::path& path, bool in_parts, std::uint64_t digest) {
+    const bool single = is_weights_file(path);
+    const auto ranks = static_cast<std::size_t>(single || !in_parts ? 1 : shard.size);
+    // Which rank writes which parameter: all write about as much, a rank may have none.
+    std::vector<std::size_t> writers, parts;
+    std::size_t before = 0;
+    for (const Parameter& p : parameters) {
+        writers.push_back(before * ranks / std::max<std::size_t>(parameters.count(), 1));
+        if (parts.empty() || writers.back() != parts.back()) parts.push_back(writers.back());
+        before += p.count;
+    }
+    std::vector<std::string> files;
+    for (const std::size_t w : writers) {
+        const auto part = std::find(parts.begin(), parts.end(), w) - parts.begin() + 1;
+        // A name of its own for each state: what an index names is never written anew.
+        files.push_back(ranks == 1 ? "model.safetensors"
+                                   : formatted("model-%s-%05td-of-%05zu.safetensors", hexadecimal(digest).c_str(), part, parts.size()));
+    }
+    std::vector<std::size_t> own;
+    for (std::size_t i = 0; i < writers.size(); ++i)
+        if (writers[i] == static_cast<std::size_t>(shard.rank)) own.push_back(i);
+    if (!single) std::filesystem::create_directories(path);
+    std::optional<SafeWriter> writer;
+    if (!own.empty()) writer.emplace(single ? path : path / files[own.front()], parameters, own, shard.rank);
+    std::vector<float> copy;
+    for (std::size_t u = 0; u < units.size(); ++u) {
+        const UnitUse use{&sync, u};
+        for (std::size_t i : units[u])
+            if (writer) writer->write(i, ops.read(parameters[i].count, parameters.value(i), copy));
+    }
+    if (writer) writer->finish();
+    double written = 1;
+    sync.add_up({&written, 1});  // every file is there, whichever rank it is of
+    if (single || shard.rank != 0) return;
+    const std::vector<std::string> old = safe_parts(path);
+    if (ranks > 1) write_safe_index(path, parameters, files);
+    else std::filesystem::remove(safe_index(path));
+    // What the new weights replace.
+    for (const std::string& part : old)
+        if (std::find(files.begin(), files.end(), part) == files.end()) std::filesystem::remove(path / part);
+    if (ranks > 1) std::filesystem::remove(path / "model.safetensors");
+}
+
 /// After which step the checkpoint in this directory was written, if it is one and whole.
 inline std::optional<std::uint64_t> step_of_checkpoint(const std::filesystem::path& directory) {
     try {
@@ -111,6 +157,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     Model model{config, ops};
     auto& parameters = model.parameters();
     const Units units = model.units();
+    if (job.weights)
+        parameters.initialise_from([&](std::size_t i, std::size_t first, std::span<float> out) { job.weights->read(i, first, out); });
     const auto sync = make(parameters, units);
     model.set_access(sync.get());
 
@@ -219,6 +267,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         summary.train_loss *= static_cast<double>(own * static_cast<std::size_t>(deal.ranks)) / static_cast<double>(deal.micro_batches);
         summary.validation_loss = validate(model, *sync, rank, size, validation, o.micro_batch);
         summary.digest = digest(ops, parameters, units, *sync);
+        if (!o.save_weights.empty())
+            save_weights(ops, parameters, units, *sync, shard, o.save_weights, o.shard == "parameters", summary.digest);
         summary.parameters = parameters.count();
         summary.memory = sync->memory();
         summary.memory.activations = model.activation_bytes();

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """Tests of gradsync_train as its users meet it: a program with flags, files and exit codes.
 
-usage: test_trainer.py command_line|digests|compression|sharding|checkpoints|report|tcp PROGRAM
+usage: test_trainer.py command_line|digests|compression|sharding|checkpoints|weights|report|tcp PROGRAM
        test_trainer.py mpi|cluster PROGRAM MPIEXEC
 """
 import itertools
@@ -17,12 +17,20 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unicodedata
 import unittest
+import unittest.mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "build/python"))  # where scripts/test --all installs it
+try:
+    import safetensors
+except ImportError:
+    safetensors = None
 
 PROGRAM = None
 MPIEXEC = None
@@ -43,6 +51,46 @@ def sealed(data):
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9 & mask
     z = (z ^ z >> 27) * 0x94d049bb133111eb & mask
     return data + (z ^ z >> 31).to_bytes(8, "little")
+
+
+def read_safetensors(path):
+    """{name: (shape, bytes)} by a reader of our own, and by Python's package where there is one."""
+    file = pathlib.Path(path).read_bytes()
+    length, = struct.unpack("<Q", file[:8])
+    header = json.loads(file[8:8 + length])
+    assert header.pop("__metadata__", {"format": "pt"}) == {"format": "pt"} and length % 8 == 0
+    tensors, end = {}, 0
+    for name, tensor in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, (first, end) = end, tensor["data_offsets"]
+        assert (first, tensor["dtype"], end - first) == (begin, "F32", 4 * math.prod(tensor["shape"])), (name, tensor)
+        tensors[name] = tensor["shape"], file[8 + length + first:8 + length + end]
+    assert 8 + length + end == len(file)
+    if safetensors is not None:
+        assert {name: (t["shape"], bytes(t["data"])) for name, t in safetensors.deserialize(file)} == tensors
+    return tensors
+
+
+def safetensors_file(header, data):
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def write_safetensors(path, tensors):
+    """Writes what `read_safetensors` returns: by Python's package where there is one."""
+    if safetensors is not None and hasattr(safetensors, "TensorSpec"):
+        import ctypes
+        memory = {name: ctypes.create_string_buffer(data, len(data)) for name, (_, data) in tensors.items()}
+        file = safetensors.serialize({name: safetensors.TensorSpec(dtype="float32", shape=shape, data_ptr=ctypes.addressof(memory[name]), data_len=len(data))
+                                      for name, (shape, data) in tensors.items()})
+    elif safetensors is not None:
+        file = safetensors.serialize({name: {"dtype": "float32", "shape": shape, "data": data} for name, (shape, data) in tensors.items()})
+    else:
+        header, end = {}, 0
+        for name, (shape, data) in tensors.items():
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + len(data)]}
+            end += len(data)
+        file = safetensors_file(header, b"".join(data for _, data in tensors.values()))
+    pathlib.Path(path).write_bytes(file)
 
 
 class TrainerTest(unittest.TestCase):
@@ -90,7 +138,7 @@ class CommandLine(TrainerTest):
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
                        hidden independent gradients validate-every timeout no-shared-memory shard prefetch
                        no-reshard replicate-below device precision compress compress-after compress-density
-                       compress-rank compress-bits first-bucket-mib global-batch stop-after trace""".split():
+                       compress-rank compress-bits first-bucket-mib global-batch stop-after trace load-weights save-weights""".split():
             self.assertIn("--" + flag, page)
 
     def test_wrong_flags_are_refused(self):
@@ -197,6 +245,13 @@ class Digests(TrainerTest):
         self.assertEqual(self.digest(*longer, "--buckets", "optimal", "--accumulate", "2", "--ranks", "1"),
                          self.digest(*longer, "--ranks", "2"))
         self.assertNotIn("profile", self.train(*longer))
+
+    def test_checks_of_writes_find_nothing_and_change_nothing(self):
+        for flags in MODELS.values():
+            expected = self.digest(*flags)
+            with unittest.mock.patch.dict(os.environ, GRADSYNC_CHECKS="1"):
+                for more in (["--overlap", "forward"], ["--gradients", "borrowed"], ["--shard", "optimizer"], ["--shard", "gradients"], ["--shard", "parameters"]):
+                    self.assertEqual(self.digest(*flags, *more, *([] if "parameters" in more else ["--bucket-mib", 0.02])), expected, more)
 
     def test_ranks_and_accumulation_agree(self):
         """N ranks with one micro-batch each, and fewer ranks that accumulate, sum the same gradients in the same order."""
@@ -539,6 +594,192 @@ class Checkpoints(TrainerTest):
         self.assertIn("has kept the state after step 2", errors)
         (run / "checkpoint.gradsync.new0").unlink(missing_ok=True)
         self.assertEqual(self.digest(*flags, "--resume"), self.digest(*TRANSFORMER))
+
+
+class Weights(TrainerTest):
+    """Weights as .safetensors."""
+
+    KEPT = ["--lr", 0, "--steps", 1]  # no step changes anything
+
+    def setUp(self):
+        super().setUp()
+        self.file, self.parts = self.folder / "weights.safetensors", self.folder / "parts"
+        if safetensors is None:
+            print("without Python's package safetensors", file=sys.stderr)
+
+    def read_parts(self):
+        index = json.loads((self.parts / "model.safetensors.index.json").read_text())
+        tensors = {}
+        for part in sorted(set(index["weight_map"].values())):
+            for name, tensor in read_safetensors(self.parts / part).items():
+                self.assertEqual(index["weight_map"].pop(name), part)
+                tensors[name] = tensor
+        self.assertEqual(index["weight_map"], {})
+        self.assertEqual(index["metadata"]["total_size"], sum(len(data) for _, data in tensors.values()))
+        return tensors
+
+    def test_the_file_holds_every_weight_of_the_checkpoint(self):
+        for name, flags in MODELS.items():
+            run = self.folder / name
+            result = self.train(*flags, "--save-weights", self.file, "--checkpoint", run)
+            tensors = read_safetensors(self.file)
+            weights = b"".join(data for _, data in tensors.values())
+            self.assertEqual(len(weights), 4 * result["parameters"])
+            self.assertEqual(sealed(weights)[-8:], bytes.fromhex(result["params_digest"])[::-1])
+            checkpoint = (run / "checkpoint.gradsync").read_bytes()
+            at = 64 + int.from_bytes(checkpoint[56:64], "little")
+            for tensor, (_, data) in tensors.items():
+                self.assertEqual(checkpoint[at:at + len(data)], data, tensor)
+                at += 3 * ((len(data) + 7) // 8 * 8)
+            self.assertEqual(at + 8, len(checkpoint))
+        self.assertEqual(tensors["embedding.weight"][0], [256, 32])
+        self.assertEqual([p.name for p in self.folder.glob("weights*")], [self.file.name])
+
+    def test_every_stage_saves_the_same(self):
+        for flags in MODELS.values():
+            self.train(*flags, "--ranks", 2, "--global-batch", 36, "--save-weights", self.file)
+            expected = read_safetensors(self.file)
+            for stage, ranks in itertools.product(STAGES, (1, 2, 3)):
+                run = [*flags, "--shard", stage, "--ranks", ranks, "--global-batch", 36]
+                self.train(*run, "--save-weights", self.file)
+                self.assertEqual(read_safetensors(self.file), expected, (stage, ranks))
+                self.train(*run, "--save-weights", self.parts)
+                names = sorted(p.name for p in self.parts.iterdir())
+                if stage == "parameters" and ranks > 1:
+                    self.assertEqual(self.read_parts(), expected, (stage, ranks))
+                    self.assertEqual(len(names), 1 + ranks, names)  # and nothing of what was there before
+                else:
+                    self.assertEqual(names, ["model.safetensors"])
+                    self.assertEqual(read_safetensors(self.parts / names[0]), expected)
+            self.train(*flags, "--shard", "parameters", "--ranks", 2, "--save-weights", self.parts)
+            self.assertEqual(len(list(self.parts.iterdir())), 3)
+
+    def test_weights_of_python_are_loaded_to_the_bit(self):
+        self.train(*MLP, *self.KEPT, "--save-weights", self.file)
+        chance = random.Random(5)
+        tensors = {name: (shape, struct.pack(f"<{len(data) // 4}f", *(chance.gauss(0, 0.1) for _ in range(len(data) // 4))))
+                   for name, (shape, data) in sorted(read_safetensors(self.file).items())}
+        given = self.folder / "given.safetensors"
+        write_safetensors(given, tensors)
+        for stage, ranks in itertools.product(STAGES, (1, 3)):
+            self.train(*MLP, *self.KEPT, "--shard", stage, "--ranks", ranks, "--load-weights", given, "--save-weights", self.parts)
+            self.assertEqual(self.read_parts() if stage == "parameters" and ranks > 1 else read_safetensors(self.parts / "model.safetensors"), tensors)
+        digests = set()
+        for path in (given, self.parts, self.parts / "model.safetensors.index.json"):
+            for stage in STAGES:
+                digests.add(self.digest(*MLP, "--load-weights", path, "--shard", stage))
+        self.assertEqual(len(digests), 1)
+
+    def test_loaded_weights_are_those_of_the_seed(self):
+        for flags in MODELS.values():
+            self.train(*flags, *self.KEPT, "--save-weights", self.file)
+            for overlap in ("backward", "forward"):
+                self.assertEqual(self.digest(*flags, "--seed", 1, "--load-weights", self.file, "--overlap", overlap), self.digest(*flags))
+
+    def test_wrong_files_are_refused(self):
+        self.train(*MLP, *self.KEPT, "--save-weights", self.file)
+        good = self.file.read_bytes()
+        length = int.from_bytes(good[:8], "little")
+        header, data = json.loads(good[8:8 + length]), good[8 + length:]
+        bias, table = header["layers.0.bias"], header["embedding.weight"]
+        end = len(data)
+
+        def changed(**tensors):
+            return safetensors_file({**header, **tensors}, data)
+
+        def without(name, **more):
+            return {**{n: t for n, t in header.items() if n != name}, **more}
+
+        wrong = {
+            "it has 0 bytes": b"", "it has 7 bytes": good[:7], "and 42 follow": good[:50],
+            "its header would have 100000001 bytes": struct.pack("<Q", 100_000_001) + good[8:],
+            "its header would have 18446744073709551615 bytes": b"\xff" * 8 + good[8:],
+            "its header is no JSON object": safetensors_file(b"[1]", b""), "no JSON object": safetensors_file(b"", b""),
+            "has no JSON where": safetensors_file(b'{"a":', b""), "has no JSON where it should": safetensors_file(b'{"a\xff":{}}', b""),
+            "names 'a' twice": safetensors_file(b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}', b""),
+            "names 'shape' twice": safetensors_file(b'{"a":{"shape":[0],"shape":[0]}}', b""),
+            "something else of 'a'": safetensors_file(b'{"a":' + b"[" * 100_000, b""), "something else of 'b'": safetensors_file({"b": {"shape": [[1]]}}, b""),
+            "something else of 'c'": safetensors_file({"c": {"shape": [-1]}}, b""), "something else of 'd'": safetensors_file({"d": {"shape": [1.0]}}, b""),
+            "something else of 'e'": safetensors_file({"e": 5}, b""), "something else of 'f'": safetensors_file(b'{"f":{"shape":[18446744073709551616]}}', b""),
+            "something else of '__metadata__'": safetensors_file({"__metadata__": {"a": 1}}, b""),
+            "says of 'g' too little": safetensors_file({"g": {"dtype": "F32", "shape": [0]}}, b""),
+            "says of 'h' too little": safetensors_file({"h": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0, 0]}}, b""),
+            "its dtype is 'F7'": changed(**{"layers.0.bias": {**bias, "dtype": "F7"}}),
+            f"of {end}": changed(**{"layers.0.bias": {**bias, "data_offsets": [end - 80, end + 80]}}),
+            "its data are bytes 8 to 4": changed(**{"layers.0.bias": {**bias, "data_offsets": [8, 4]}}),
+            "its shape and dtype make": changed(**{"layers.0.bias": {**bias, "shape": [41]}}), "make 80": changed(**{"layers.0.bias": {**bias, "dtype": "F16"}}),
+            "more elements than there can be": changed(**{"layers.0.bias": {**bias, "shape": [1 << 40, 1 << 40]}}),
+            "an overlap before": changed(**{"layers.0.bias": {**bias, "data_offsets": [0, 160]}}),
+            "a hole before": safetensors_file(without("embedding.weight"), data), f"has {len(data)} bytes that belong to no tensor": safetensors_file({}, data),
+            "has 4 bytes that belong to no tensor": good + bytes(4),
+            "it has no 'embedding.weight'": safetensors_file({}, b""), "it has 'another', which is unknown": changed(another={"dtype": "F32", "shape": [0], "data_offsets": [end, end]}),
+            "the shape [8, 256] there, and [256, 8] here": changed(**{"embedding.weight": {**table, "shape": [8, 256]}}),
+            "as I32, and weights are F32": changed(**{"layers.0.bias": {**bias, "dtype": "I32"}}),
+        }
+        for said, file in wrong.items():
+            self.file.write_bytes(file)
+            self.refused(("--load-weights", said, str(self.file)), *MLP, "--load-weights", self.file)
+        self.refused("cannot read", *MLP, "--load-weights", self.folder / "missing")
+        self.refused("cannot read", *MLP, "--load-weights", self.folder)  # neither an index nor a file in it
+        self.file.write_bytes(good)
+        self.refused("is of another model", *TRANSFORMER, "--load-weights", self.file)
+        self.assertEqual(self.file.read_bytes(), good)
+
+    def test_wrong_indices_are_refused(self):
+        self.train(*MLP, *self.KEPT, "--shard", "parameters", "--save-weights", self.parts)
+        file = self.parts / "model.safetensors.index.json"
+        good = file.read_text()
+        index = json.loads(good)
+        first, last = (index["weight_map"][name] for name in ("embedding.weight", "layers.2.bias"))
+        self.assertNotEqual(first, last)
+
+        def mapped(**more):
+            return json.dumps({"weight_map": {**index["weight_map"], **more}})
+
+        for said, text in (("has no weight_map", "{}"), ("has no JSON", good[:-9]), ("no table of files", '{"weight_map": [1]}'), ("no table of files", '{"weight_map": {"a": 1}}'),
+                           ("too many levels", "[" * 1000), ("names 'weight_map' twice", '{"weight_map": {}, "weight_map": {}}'),
+                           ("not beside it", mapped(a="../weights.safetensors")), ("not beside it", mapped(a="/etc/passwd")), ("not beside it", mapped(a="..")),
+                           ("cannot read", mapped(a="missing.safetensors")), ("which it does not", mapped(a=first)),
+                           ("the index does not say so", mapped(**{"embedding.weight": last})), ("it has no 'embedding.weight'", '{"weight_map": {}}')):
+            file.write_text(text)
+            self.refused(("--load-weights", said), *MLP, "--load-weights", self.parts)
+        file.write_text(good)
+        self.train(*MLP, "--load-weights", self.parts)
+        # A header of nearly the length that is allowed.
+        (self.parts / first).write_bytes(safetensors_file(b'{"a":{"shape":[' + b"0," * 49_000_000 + b"0]}}", b""))
+        self.refused("says something else of 'a'", *MLP, "--load-weights", self.parts)
+
+    def test_flags(self):
+        self.refused(("--load-weights", "--resume"), *MLP, "--load-weights", self.file, "--resume", "--checkpoint", self.folder / "run")
+        self.refused("--save-weights", *MLP, "--save-weights", self.file, "--independent")
+        self.refused(("--save-weights", "/does/not/exist"), *MLP, "--save-weights", "/does/not/exist/w.safetensors")
+        self.refused(("--save-weights", self.text), *MLP, "--save-weights", pathlib.Path(self.text) / "folder")
+        self.refused(("--save-weights", self.text), *MLP, "--save-weights", self.text)
+
+    def test_a_full_disk_leaves_the_last_weights(self):
+        self.train(*MLP, "--save-weights", self.file)
+        good = self.file.read_bytes()
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, resource.RLIM_INFINITY))
+        done = subprocess.run([PROGRAM, *MLP, "--seed", "2", "--save-weights", self.file, "--data", self.text], capture_output=True, timeout=60,
+                              text=True, preexec_fn=limit, restore_signals=False)  # Python ignores SIGXFSZ
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("the last file of weights is unchanged; cannot write", done.stderr)
+        self.assertEqual(self.file.read_bytes(), good)
+        self.assertEqual([p.name for p in self.folder.glob("weights*")], [self.file.name])
+
+    def test_a_rank_that_cannot_write_its_part_leaves_the_last_weights(self):
+        run = [*MLP, "--shard", "parameters", "--save-weights", self.parts]
+        self.train(*run, "--seed", 2)
+        second = [p.name for p in self.parts.iterdir() if "-00002-of-" in p.name]
+        shutil.rmtree(self.parts)
+        self.train(*run)
+        expected = self.read_parts()
+        (self.parts / (second[0] + ".new1")).mkdir()
+        done = self.call(*run, "--seed", 2)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("the last file of weights is unchanged; cannot write", done.stderr)
+        self.assertIn(second[0], done.stderr)
+        self.assertEqual(self.read_parts(), expected)
 
 
 class Report(TrainerTest):
@@ -961,6 +1202,18 @@ class Tcp(TrainerTest):
                 self.assertEqual(found["transport"], f"{ranks} processes that " + (
                     "send messages over TCP (shared memory is switched off)" if "--no-shared-memory" in more else "share memory"))
 
+    def test_weights_are_saved_in_parts_and_loaded(self):
+        parts = self.folder / "parts"
+        expected = self.digest(*MLP, "--ranks", 2)
+        saved = self.train_processes(2, *MLP, "--shard", "parameters", "--save-weights", parts)
+        self.assertEqual(saved["params_digest"], expected)
+        self.assertEqual(len(list(parts.iterdir())), 3)
+        kept = self.train_processes(3, *MLP, *Weights.KEPT, "--shard", "parameters", "--load-weights", parts)
+        self.assertEqual(kept["params_digest"], expected)
+        done = self.finish(self.start(2, *MLP, "--load-weights", self.text))
+        self.assertEqual([code for code, _, _ in done], [2, 2])
+        self.assertEqual("".join(err for _, _, err in done).count("--load-weights"), 2, done)  # one sentence, which names it twice
+
     def test_usage_errors_are_said_once(self):
         for part, flags in (("--bogus", ["--bogus"]), ("WORLD_SIZE (or what the launcher sets instead) is 3", ["--ranks", 2]),
                             ("cannot read", ["--resume", "--checkpoint", self.folder / "none"])):
@@ -1150,7 +1403,7 @@ if __name__ == "__main__":
     if len(rest) != (suite in ("mpi", "cluster")):
         sys.exit(__doc__)
     MPIEXEC = rest[0] if rest else None
-    classes = {"command_line": CommandLine, "digests": Digests, "compression": Compression, "sharding": Sharding, "checkpoints": Checkpoints, "report": Report, "tcp": Tcp, "mpi": Mpi, "cluster": Cluster}
+    classes = {"command_line": CommandLine, "digests": Digests, "compression": Compression, "sharding": Sharding, "checkpoints": Checkpoints, "weights": Weights, "report": Report, "tcp": Tcp, "mpi": Mpi, "cluster": Cluster}
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(classes[suite])
     result = unittest.TextTestRunner(verbosity=2).run(tests)
     sys.exit(1 if not result.wasSuccessful() else 77 if result.skipped and not result.testsRun else 0)

@@ -41,6 +41,16 @@ install_known_packages() {
     done
 }
 
+# Packages of PyPI into build/python, for tests that do without them where they are not to be had.
+install_python_packages() {
+    local item
+    for item in "$@"; do
+        [ -d "build/python/$item" ] && continue
+        python3 -m pip install --quiet --no-deps --target build/python "$item" >/dev/null 2>&1 ||
+            echo "Without Python's package $item, which pip cannot install here" >&2
+    done
+}
+
 package_installed() {
     [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
@@ -61,5 +71,5 @@ build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 test_packages=(doctest-dev python3=python3 "${mpi_packages[@]}")
-extra_test_packages=(libbenchmark-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev gnuplot=gnuplot-nox spin
+extra_test_packages=(python3-pip libbenchmark-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev gnuplot=gnuplot-nox spin
     python3-matplotlib python3-scipy ip=iproute2)

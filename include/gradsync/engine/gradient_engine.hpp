@@ -254,6 +254,8 @@ private:
         if (closed_) return;
         if (!step_.has_batch()) settle_all();
         else if (!all_ready()) settle_unready();
+        for (std::size_t b = step_.launched(); this->written_.checked() && b < plan().size(); ++b) this->check_written(b, "finish");
+        this->written_.reset();
         step_.launch_full_buckets(false);
         List<std::uint8_t>& used = readiness_.used();
         if (!step_.has_batch()) readiness_.forget_used();

@@ -115,6 +115,7 @@ public:
         unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
         if (!poll) return;
         guard([&] {
+            if (full && written_.checked()) check_written(readiness_.bucket_of(i), "mark_ready");
             if (full) overlap_.bucket_full(hook_);
             if (full || step_.in_flight()) overlap_.gradients_ready(hook_);
         });
@@ -168,7 +169,10 @@ protected:
     class Hooks final : public BucketEngine {
     public:
         Hooks(Marking& marking, bool in_hook) noexcept : marking_(marking), in_hook_(in_hook) {}
-        void launch_full_buckets() override { marking_.step_.launch_full_buckets(in_hook_); }
+        /// A step whose writes are checked launches in `finish()`, because a reduction in place writes, too.
+        void launch_full_buckets() override {
+            if (!marking_.written_.checked()) marking_.step_.launch_full_buckets(in_hook_);
+        }
         bool in_flight() const noexcept override { return marking_.step_.in_flight(); }
         void poll() override { marking_.step_.poll(in_hook_); }
         bool wants_thread() const noexcept override { return wants_progress_thread(marking_.backend_); }
@@ -197,6 +201,8 @@ protected:
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)
             refuse("Reducer", "NonFinite::skip goes with AllReduce, not with shards or compressors; use NonFinite::error");
+        if (options.check_writes && B::memory_space != MemorySpace::host)
+            refuse("Reducer", "check_writes reads gradients in host memory only; leave it out");
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         if (options.gradients == GradientStorage::pooled && !sums && has_several_sums(options, backend_.size()))
@@ -206,6 +212,7 @@ protected:
         ReducerOptions checked = options;
         if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one: there is no sum
             checked.accumulation = Accumulation::in_gradients;
+        checked.check_writes |= B::memory_space == MemorySpace::host && WrittenGradients::asked_for();
         return checked;
     }
 
@@ -289,10 +296,21 @@ protected:
     // ---------------------------------------------------------------------------------------------- watching marks
 
     /// Sets one flag for all marks, because most steps are neither recorded nor observed.
-    void watch_marks() noexcept { marks_watched_ = ready_order_.recording() || options_.observer != nullptr; }
+    void watch_marks() noexcept { marks_watched_ = ready_order_.recording() || options_.observer != nullptr || written_.checked(); }
     void watch_mark(std::size_t i) {
         if (ready_order_.recording()) ready_order_.record(i);
         step_.watch().ready(i);
+        if (written_.checked()) written_.mark(i, gradients_.gradient(i));
+    }
+
+    /// Fails if a gradient of bucket b, which was not launched, has changed since its mark.
+    [[gnu::cold]] void check_written(std::size_t b, const char* operation) {
+        for (std::size_t i : plan().bucket(b))
+            if (written_.since_mark(i, gradients_.gradient(i)))
+                fail_at(i, operation,
+                        text("the gradient of '", name(i),
+                             "' was written after its mark; mark it when its last contribution is in (a parameter that several layers use: "
+                             "register it once, with as many `uses`), and let no other thread write it before finish() returns"));
     }
 
     // ------------------------------------------------------------------------------------------------------- errors
@@ -367,10 +385,11 @@ protected:
     std::atomic<bool> skips_{false};  ///< this rank's gradients have an element that is not finite
     ReadyOrder ready_order_{BackendClock(backend_), bucket_policy_.plans_by_times()};
     DeferredGather<B> gathers_;  ///< only if decoupled
+    WrittenGradients written_{options_.check_writes ? gradients_.parameters().size() : 0};
 
     static constexpr unsigned without_batch = 1, finishing = 2, one_guard = 4;
     std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: see these flags; each guard of `no_sync()` adds one
-    bool marks_watched_ = false;                  ///< marks are recorded or observed
+    bool marks_watched_ = false;                  ///< marks are recorded, observed or checked
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 
     Hooks hook_{*this, true}, background_{*this, false};

@@ -107,6 +107,13 @@ struct ReducerOptions {
     /// they differ, because averages do not make them equal again. 0: only the first. `never`: for weights that differ on purpose. It reads
     /// all weights that parameters name, once; those that live with the library (sharded training) are not compared.
     std::size_t compare_weights_every = 0;
+    /// For debugging: takes a checksum of each gradient at its mark, and compares it when the bucket is full and in `finish()`, which throws
+    /// Error(invalid_argument) with the parameter's name if the gradient was written in between. No bucket leaves before `finish()`, so there
+    /// is no overlap; the bits are the same. Each rank decides for itself; `GRADSYNC_CHECKS=1` in the environment asks for it everywhere.
+    /// Sees gradients in host memory, and writes up to the call of `finish()`. Does not see micro-batches under `no_sync()`, gradients with
+    /// fewer marks than `uses`, pooled buckets that had to leave early to make room, and device memory, for which the option is refused.
+    /// Ranks with several Reducers must finish them in the same order.
+    bool check_writes = false;
     /// Receives events, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;
 };

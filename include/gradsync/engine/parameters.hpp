@@ -135,7 +135,11 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
         if (borrowed && g.data == nullptr && g.count != 0)
             refuse_it("has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)");
         if (g.count == 0 && !p.may_be_empty)
-            refuse_it("has no elements; register it when it has its size, or say that it is meant (may_be_empty)");
+            refuse_it(
+                p.value == BufferView{} && g == BufferView{}
+                    ? "has no elements, no gradient and no value; fill in its ParameterView, or take it off the list (if it is meant: "
+                      "may_be_empty)"
+                    : "has no elements; register it when it has its size, or say that it is meant (may_be_empty)");
         check_alignment(g, "gradient");
         if (g.space != space) refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
         if (!is_floating(g.dtype)) {

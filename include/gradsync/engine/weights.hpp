@@ -4,6 +4,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include "verification.hpp"
 
 /// Checks of the ranks' memory against one another: that threads have models of their own, and that all ranks have the same weights.
@@ -30,6 +32,29 @@ inline std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::ui
     for (const std::uint64_t c : chain) all = std::rotl((all ^ c) * prime, 31);
     return all;
 }
+
+/// Checksums of gradients at their marks: see ReducerOptions::check_writes. Each gradient is for one thread at a time.
+class WrittenGradients {
+public:
+    /// Does the environment ask for it?
+    static bool asked_for() noexcept {
+        const char* const value = std::getenv("GRADSYNC_CHECKS");
+        return value != nullptr && std::string_view(value) == "1";
+    }
+    /// `parameters`: their number, or 0 to check nothing.
+    explicit WrittenGradients(std::size_t parameters) : checksums_(parameters) {}
+
+    bool checked() const noexcept { return !checksums_.empty(); }
+    void mark(std::size_t i, BufferView gradient) noexcept { checksums_[i] = checksum(gradient); }
+    /// Was gradient i written since its mark, if it has one in this step?
+    bool since_mark(std::size_t i, BufferView gradient) const noexcept { return checksums_[i] != 0 && checksums_[i] != checksum(gradient); }
+    void reset() noexcept { checksums_.fill(0); }
+
+private:
+    static std::uint64_t checksum(BufferView g) noexcept { return digest_of(static_cast<const std::byte*>(g.data), g.bytes(), 0); }
+
+    List<std::uint64_t> checksums_;  ///< by parameter; 0: no mark yet
+};
 
 /// Compares the weights of all ranks. Between `start` and `finish` it waits for nothing. Once it has been started, a step that ends must
 /// call `finish`.

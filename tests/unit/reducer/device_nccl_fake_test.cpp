@@ -14,6 +14,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -345,4 +346,21 @@ TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks,
             findings.check(error && gradsync_test::mentions(*error, "all_reduce(mean, f32, 2000 elements) in a group with the next 1"),
                            error ? error->what() : "");
         });
+}
+
+TEST_CASE("Reducer on devices: check_writes is refused, and GRADSYNC_CHECKS has no effect") {
+    ::setenv("GRADSYNC_CHECKS", "1", 1);
+    gradsync_test::Findings findings;
+    run_threads(2, [&](ThreadBackend host) {
+        StagingBackend<ThreadBackend> comm(host);
+        gradsync_test::Numbers<StagingBackend<ThreadBackend>> a(1000, 1);
+        std::vector<ParameterView> views{{.name = "a", .gradient = a.view()}};
+        const auto error = gradsync_test::error_of([&] { Reducer(comm, views, ReducerOptions{.check_writes = true}); });
+        findings.check(error && gradsync_test::mentions(*error, "check_writes reads gradients in host memory only"),
+                       error ? error->what() : "");
+        Reducer sync(comm, views);
+        sync.mark_ready(0);
+        sync.finish();
+    });
+    ::unsetenv("GRADSYNC_CHECKS");
 }
