@@ -17,7 +17,7 @@ set(layers
     "nccl"
     "backend|bucket|observe|overlap|compress"
     "engine"
-    "reducer.hpp"
+    "(average|reducer).hpp"
     "shard|interop|compiled.hpp"
     "compiled_tcp.hpp"
     "gradsync.hpp")
