@@ -3,6 +3,7 @@
 """The trainings of this folder, against what they are to be equal to. Also prints the figures of the torch suite's last lines.
 
     test_adopt.py plain PLAIN PLAIN_DATA_PARALLEL
+    test_adopt.py cxx14 PLAIN_DATA_PARALLEL CXX14
     test_adopt.py iris IRIS
     test_adopt.py torch ADOPT_TORCH [MPIEXEC [PYTHON]]     PYTHON: one that may have torch
 """
@@ -12,6 +13,7 @@ import difflib
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,6 +73,27 @@ def plain(before, after):
         usage_error(program, TEXT, 0)
 
 
+def processes(ranks, *command):
+    """Output of rank 0 of a job without a launcher."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    def start(rank):
+        job = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        return subprocess.Popen([str(c) for c in command], env={**os.environ, **job}, stdout=subprocess.PIPE, text=True)
+    jobs = [start(rank) for rank in range(ranks)]
+    outputs = [job.communicate(timeout=100)[0] for job in jobs]
+    assert all(job.returncode == 0 for job in jobs) and not any(outputs[1:]), f"{command} wrote {outputs}"
+    return outputs[0]
+
+
+def cxx14(threads, program):
+    for ranks in (1, 2, 3):
+        assert processes(ranks, program, TEXT, 16, 0.5) == output(threads, TEXT, 16, 0.5, ranks), f"other losses with {ranks} ranks"
+    code, _, err = run(program, TEXT, RANK="2", WORLD_SIZE="2")
+    assert code == 1 and "RANK must be a number from 0 to 1" in err, f"exit code {code}, and: {err}"
+
+
 def iris(program):
     data = HERE / "iris.csv"
     alone = output(program, 1, data)
@@ -109,6 +132,6 @@ def torch(program, mpiexec=None, python=None):
     usage_error(program, "threads", 1, 1, "no such file")
 
 
-if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "iris", "torch"):
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "iris", "torch"):
     sys.exit(__doc__)
 globals()[sys.argv[1]](*sys.argv[2:])
