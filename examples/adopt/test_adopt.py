@@ -4,6 +4,7 @@
 
     test_adopt.py plain PLAIN PLAIN_DATA_PARALLEL
     test_adopt.py cxx14 PLAIN_DATA_PARALLEL CXX14
+    test_adopt.py mpi MPIEXEC MPI_ALLREDUCE MPI_GRADSYNC
     test_adopt.py iris IRIS
     test_adopt.py torch ADOPT_TORCH [MPIEXEC [PYTHON]]     PYTHON: one that may have torch
 """
@@ -94,6 +95,13 @@ def cxx14(threads, program):
     assert code == 1 and "RANK must be a number from 0 to 1" in err, f"exit code {code}, and: {err}"
 
 
+def mpi(mpiexec, before, after):
+    for ranks in (1, 2, 3):
+        whole, parts = (losses(output(mpiexec, "-n", ranks, program)) for program in (before, after))
+        assert len(whole) == 10 and whole[-1] < whole[0] / 2, whole
+        assert parts == whole if ranks < 3 else distance(whole, parts) < 1e-5, f"{ranks} ranks: {whole}, {parts}"
+
+
 def iris(program):
     data = HERE / "iris.csv"
     alone = output(program, 1, data)
@@ -132,6 +140,6 @@ def torch(program, mpiexec=None, python=None):
     usage_error(program, "threads", 1, 1, "no such file")
 
 
-if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "iris", "torch"):
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "mpi", "iris", "torch"):
     sys.exit(__doc__)
 globals()[sys.argv[1]](*sys.argv[2:])
