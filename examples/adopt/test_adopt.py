@@ -5,6 +5,7 @@
     test_adopt.py plain PLAIN PLAIN_DATA_PARALLEL
     test_adopt.py cxx14 PLAIN_DATA_PARALLEL CXX14
     test_adopt.py mpi MPIEXEC MPI_ALLREDUCE MPI_GRADSYNC
+    test_adopt.py nccl NCCL_ALLREDUCE NCCL_GRADSYNC     exits with 77 without a device
     test_adopt.py iris IRIS
     test_adopt.py torch ADOPT_TORCH [MPIEXEC [PYTHON]]     PYTHON: one that may have torch
 """
@@ -38,7 +39,7 @@ def output(*command):
 
 
 def losses(out):
-    values = [float(x) for x in re.findall(r"loss (\S+?)[,\n]", out)]
+    values = [float(x) for x in re.findall(r"loss (?:of rank 0 )?(\S+?)[,\n]", out)]
     assert values, f"no losses in: {out}"
     return values
 
@@ -102,6 +103,14 @@ def mpi(mpiexec, before, after):
         assert parts == whole if ranks < 3 else distance(whole, parts) < 1e-5, f"{ranks} ranks: {whole}, {parts}"
 
 
+def nccl(before, after):
+    if not any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as folder:
+        alone = output(before, 0, 1, pathlib.Path(folder, "id"))
+    assert output(after) == alone and losses(alone)[-1] < losses(alone)[0] / 2, alone
+
+
 def iris(program):
     data = HERE / "iris.csv"
     alone = output(program, 1, data)
@@ -140,6 +149,6 @@ def torch(program, mpiexec=None, python=None):
     usage_error(program, "threads", 1, 1, "no such file")
 
 
-if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "mpi", "iris", "torch"):
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "mpi", "nccl", "iris", "torch"):
     sys.exit(__doc__)
 globals()[sys.argv[1]](*sys.argv[2:])
