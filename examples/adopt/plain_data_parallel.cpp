@@ -104,7 +104,7 @@ void train(gradsync::ThreadBackend comm, const std::string& text, int batch, flo
         sync.backward([&](auto ready) { net.backward(data, ready); });
         net.step(rate * static_cast<float>(comm.size()));
         if (step % 20 != 0) continue;
-        comm.all_reduce(gradsync::buffer(std::span(&loss, 1)), gradsync::ReduceOp::mean).wait();
+        gradsync::average(comm, loss);
         if (comm.rank() == 0) std::printf("step %d: loss %.6f\n", step, static_cast<double>(loss));
     }
 }

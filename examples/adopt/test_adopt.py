@@ -3,6 +3,9 @@
 """The trainings of this folder, against what they are to be equal to. Also prints the figures of the torch suite's last lines.
 
     test_adopt.py plain PLAIN PLAIN_DATA_PARALLEL
+    test_adopt.py cxx14 PLAIN_DATA_PARALLEL CXX14
+    test_adopt.py mpi MPIEXEC MPI_ALLREDUCE MPI_GRADSYNC
+    test_adopt.py nccl NCCL_ALLREDUCE NCCL_GRADSYNC     exits with 77 without a device
     test_adopt.py iris IRIS
     test_adopt.py torch ADOPT_TORCH [MPIEXEC [PYTHON]]     PYTHON: one that may have torch
 """
@@ -12,6 +15,7 @@ import difflib
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +39,7 @@ def output(*command):
 
 
 def losses(out):
-    values = [float(x) for x in re.findall(r"loss (\S+?)[,\n]", out)]
+    values = [float(x) for x in re.findall(r"loss (?:of rank 0 )?(\S+?)[,\n]", out)]
     assert values, f"no losses in: {out}"
     return values
 
@@ -69,6 +73,42 @@ def plain(before, after):
     for program in (before, after):
         usage_error(program, "no such file")
         usage_error(program, TEXT, 0)
+
+
+def processes(ranks, *command):
+    """Output of rank 0 of a job without a launcher."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    def start(rank):
+        job = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        return subprocess.Popen([str(c) for c in command], env={**os.environ, **job}, stdout=subprocess.PIPE, text=True)
+    jobs = [start(rank) for rank in range(ranks)]
+    outputs = [job.communicate(timeout=100)[0] for job in jobs]
+    assert all(job.returncode == 0 for job in jobs) and not any(outputs[1:]), f"{command} wrote {outputs}"
+    return outputs[0]
+
+
+def cxx14(threads, program):
+    for ranks in (1, 2, 3):
+        assert processes(ranks, program, TEXT, 16, 0.5) == output(threads, TEXT, 16, 0.5, ranks), f"other losses with {ranks} ranks"
+    code, _, err = run(program, TEXT, RANK="2", WORLD_SIZE="2")
+    assert code == 1 and "RANK must be a number from 0 to 1" in err, f"exit code {code}, and: {err}"
+
+
+def mpi(mpiexec, before, after):
+    for ranks in (1, 2, 3):
+        whole, parts = (losses(output(mpiexec, "-n", ranks, program)) for program in (before, after))
+        assert len(whole) == 10 and whole[-1] < whole[0] / 2, whole
+        assert parts == whole if ranks < 3 else distance(whole, parts) < 1e-5, f"{ranks} ranks: {whole}, {parts}"
+
+
+def nccl(before, after):
+    if not any(pathlib.Path("/dev").glob("nvidia[0-9]*")):
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as folder:
+        alone = output(before, 0, 1, pathlib.Path(folder, "id"))
+    assert output(after) == alone and losses(alone)[-1] < losses(alone)[0] / 2, alone
 
 
 def iris(program):
@@ -109,6 +149,6 @@ def torch(program, mpiexec=None, python=None):
     usage_error(program, "threads", 1, 1, "no such file")
 
 
-if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "iris", "torch"):
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "mpi", "nccl", "iris", "torch"):
     sys.exit(__doc__)
 globals()[sys.argv[1]](*sys.argv[2:])

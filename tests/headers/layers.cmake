@@ -7,7 +7,7 @@
 # it: compiled_*.hpp, and the definitions that are left out then.
 set(layers
     "kernel/isa.hpp"
-    "core/(dtype|error|list|reduce_op|storage_floats|sum_tree|text).hpp"
+    "core/(dtype|enums|error|list|reduce_op|storage_floats|sum_tree|text).hpp"
     "kernel/(convert|kernels|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"
@@ -17,7 +17,7 @@ set(layers
     "nccl"
     "backend|bucket|observe|overlap|compress"
     "engine"
-    "reducer.hpp"
+    "(average|cxx14|reducer).hpp"
     "shard|interop|compiled.hpp"
     "compiled_tcp.hpp"
     "gradsync.hpp")

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "enums.hpp"
 #include "storage_floats.hpp"
 #include "text.hpp"
 
 namespace gradsync::inline v0_2 {
-
-/// The element types that a buffer can hold.
-enum class DType : std::uint8_t { i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2 };
 
 inline constexpr std::size_t dtype_count = 12;
 

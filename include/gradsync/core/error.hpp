@@ -9,25 +9,10 @@
 #include <stdexcept>
 #include <utility>
 
+#include "enums.hpp"
 #include "text.hpp"
 
 namespace gradsync::inline v0_2 {
-
-/// The kinds of failure. Every failure of the library is a `gradsync::Error` that carries one of these.
-enum class Errc {
-    invalid_argument = 1,   ///< invalid input; nothing was communicated
-    timeout,                ///< a wait reached its time limit; the message names the ranks that did not arrive
-    peer_failed,            ///< another rank failed, and this one was released from its wait
-    peer_left,              ///< another rank's function returned, or its handle was dropped, with work outstanding
-    collective_mismatch,    ///< the ranks started different collectives (operation, count, dtype, root, ...)
-    parameter_mismatch,     ///< the ranks' parameters or policies differ
-    gradient_not_ready,     ///< `finish()` with parameters that were not marked ready
-    gradient_marked_twice,  ///< `mark_ready` was called more often than the parameter has uses
-    abandoned,              ///< a collective was dropped before it was complete
-    device_failed,          ///< a device, or the library that drives it, failed on this rank
-    non_finite,             ///< a gradient has an element that is infinite or NaN (NonFinite::error)
-    storage,                ///< a file could not be written or read, or has the wrong contents
-};
 
 /// Is it the number of one of these? It may have come from another process.
 constexpr bool is_errc(int number) noexcept {

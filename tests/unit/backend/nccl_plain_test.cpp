@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string>
 
+#include <gradsync/average.hpp>
+
 #include "conformance/backend/launcher.hpp"
 #include "support/device_memory.hpp"
 #include "support/rank_threads.hpp"
@@ -23,6 +25,7 @@ TEST_CASE("NcclBackend without kernels: sums work, means are refused where they 
                 error && error->errc() == gradsync::Errc::invalid_argument && gradsync_test::mentions(*error, "link gradsync::cuda"),
                 error ? error->what() : "nothing was thrown");
             comm.all_reduce(view, gradsync::ReduceOp::sum).wait();
+            gradsync::sum(comm, view.subview(0, 4), view.subview(4, 6));  // in device memory each tensor travels alone
             comm.barrier().wait();
         });
     CHECK(!gradsync::cuda::linked());

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <cstring>
+
+#include "core/list.hpp"
+#include "core/requirements.hpp"
+
+namespace gradsync::inline v0_2 {
+
+namespace detail {
+
+/// Small tensors are packed into one collective, in memory of this call.
+template <class B>
+void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op) {
+    alignas(64) std::byte memory[std::size_t{16} << 10];
+    const DType dtype = tensors[0].dtype;
+    std::size_t packed = 0;
+    const auto place = [&](const BufferView& t) -> std::byte* {  // null: the tensor travels alone
+        if (tensors.size() == 1 || t.dtype != dtype || t.bytes() > sizeof memory - packed) return nullptr;
+        if (t.space != MemorySpace::host || B::memory_space != MemorySpace::host || t.data == nullptr) return nullptr;
+        packed += t.bytes();
+        return memory + (packed - t.bytes());
+    };
+    for (const BufferView& t : tensors)  // before anything is started
+        if (op == ReduceOp::mean && !is_floating(t.dtype))
+            refuse("average", text("a mean of ", t.dtype, " is not defined; use sum() and divide"), comm.rank());
+    List<typename B::WorkType> works;  // after `memory`: an exception abandons them first
+    for (const BufferView& t : tensors)
+        if (std::byte* const to = place(t)) std::memcpy(to, t.data, t.bytes());
+        else works.push_back(comm.all_reduce(t, op));
+    if (packed != 0) works.push_back(comm.all_reduce(typed_view(memory, packed / size_of(dtype), dtype), op));
+    for (auto& work : works) work.wait();
+    packed = 0;
+    for (const BufferView& t : tensors)
+        if (const std::byte* const from = place(t)) std::memcpy(t.data, from, t.bytes());
+}
+
+/// A number is a tensor of one element.
+template <class T>
+BufferView view_to_reduce(T&& tensor) {
+    if constexpr (Element<std::remove_reference_t<T>> && std::is_lvalue_reference_v<T&&> && !std::is_const_v<std::remove_reference_t<T>>)
+        return BufferView(&tensor, 1);
+    else return buffer(std::forward<T>(tensor));
+}
+
+template <class B, class... Tensors>
+void reduce_in_place(const B& comm, ReduceOp op, Tensors&&... tensors) {
+    static_assert(require_backend<B>());
+    const BufferView views[] = {view_to_reduce(std::forward<Tensors>(tensors))...};
+    all_reduce_together(comm, ListView<const BufferView>(views), op);
+}
+
+}  // namespace detail
+
+/// Replaces each tensor by the mean over the ranks, and returns when all of them are done. For trainers that need no overlap, and for losses:
+///
+///     model.backward(batch);
+///     gs::average(comm, model.w_gradient, model.b_gradient, loss);
+///
+/// A tensor is a contiguous range, a `BufferView`, a type with `buffer_traits`, or one number. Works with every backend. Tensors have the
+/// same shapes, types and order on all ranks; empty ones are allowed. Types are floating; of integers take the sum.
+///
+/// Cost: one collective for each tensor, all of them in flight together. Tensors in host memory that have the first one's type and
+/// together at most 16 KiB share one: they are copied to the stack and back. Overlaps nothing with the backward; a `Reducer` does.
+///
+/// The caller owns the memory. May be called on several threads of a rank only if all ranks start their collectives in one order.
+/// Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean, and what a wait throws: Errc::collective_mismatch
+/// if shapes or types differ between ranks, Errc::timeout, or Errc::peer_failed. The contents of the tensors are unspecified then.
+template <class B, class First, class... More>
+void average(const B& comm, First&& first, More&&... more) {
+    detail::reduce_in_place(comm, ReduceOp::mean, std::forward<First>(first), std::forward<More>(more)...);
+}
+
+/// The same with the sum over the ranks, also of integers.
+template <class B, class First, class... More>
+void sum(const B& comm, First&& first, More&&... more) {
+    detail::reduce_in_place(comm, ReduceOp::sum, std::forward<First>(first), std::forward<More>(more)...);
+}
+
+}  // namespace gradsync::inline v0_2

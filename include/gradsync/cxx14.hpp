@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+/// The library for trainers in C++14 or C++17: a Reducer over processes, without templates in its interface. Plain C++14, and of the library
+/// it includes enumerations only. Link gradsync::cxx14, which a C++20 compiler compiles once.
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "core/enums.hpp"
+
+namespace gradsync {
+inline namespace v0_2 {
+namespace cxx14 {
+
+using gradsync::DType;
+using gradsync::Errc;
+
+/// What every function below throws. `what()` says what happened and what to do next.
+class Error : public std::runtime_error {
+public:
+    Error(Errc code, const char* message, int rank, int peer) : std::runtime_error(message), code_(code), rank_(rank), peer_(peer) {}
+
+    Errc errc() const noexcept { return code_; }
+    int rank() const noexcept { return rank_; }  ///< the rank that throws; -1 if it is not known yet
+    int peer() const noexcept { return peer_; }  ///< the rank that is to blame, if it is another one; otherwise -1
+
+private:
+    Errc code_;
+    int rank_, peer_;
+};
+
+inline DType type_of(const float*) noexcept { return DType::f32; }
+inline DType type_of(const double*) noexcept { return DType::f64; }
+inline DType type_of(const std::int32_t*) noexcept { return DType::i32; }
+inline DType type_of(const std::int64_t*) noexcept { return DType::i64; }
+
+/// A rank's handle to the others, which are processes. Copies are the same rank; the last copy that goes, a Reducer's included, leaves the
+/// job. All functions but `rank`, `size`, `set_timeout` and `fail` are collective: all ranks call them in one order, with the same counts
+/// and types. They return when they are done. For one thread at a time.
+class Communicator {
+public:
+    /// Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, or the variables of mpirun or srun; a program without any
+    /// of them is one rank. Ranks of one machine share memory; others are connected over TCP. MPI is not used. `timeout_seconds`: the limit
+    /// of every wait, this one included.
+    static Communicator from_environment(double timeout_seconds = 300);
+
+    int rank() const;
+    int size() const;
+    void set_timeout(double seconds);
+    /// Makes every other rank's outstanding and later calls throw Errc::peer_failed with this reason. Call it if the training cannot go on.
+    void fail(const char* reason) noexcept;
+
+    /// Replaces `count` elements by their mean over the ranks (floating types only), their sum, or rank `root`'s elements.
+    void average(void* data, std::size_t count, DType type);
+    void sum(void* data, std::size_t count, DType type);
+    void broadcast(void* data, std::size_t count, DType type, int root = 0);
+    template <class T>
+    void average(T* data, std::size_t count) {
+        average(data, count, type_of(data));
+    }
+    template <class T>
+    void sum(T* data, std::size_t count) {
+        sum(data, count, type_of(data));
+    }
+    template <class T>
+    void broadcast(T* data, std::size_t count, int root = 0) {
+        broadcast(data, count, type_of(data), root);
+    }
+
+private:
+    friend class Reducer;
+    struct State;
+    explicit Communicator(std::shared_ptr<State> state) : state_(std::move(state)) {}
+    std::shared_ptr<State> state_;
+};
+
+/// One parameter: `count` weights and as many gradients, in memory that stays the trainer's and stays where it is. `value` may be null if the
+/// weights are not to be broadcast.
+struct Parameter {
+    const char* name;
+    void* value;
+    void* gradient;
+    std::size_t count;
+    DType type;
+};
+template <class T>
+Parameter parameter(const char* name, T* value, T* gradient, std::size_t count) {
+    return {name, value, gradient, count, type_of(value)};
+}
+
+/// The same on all ranks.
+struct Options {
+    std::size_t bucket_bytes = std::size_t(25) << 20;       ///< gradients travel together up to this size
+    std::size_t first_bucket_bytes = std::size_t(1) << 20;  ///< the same for those that are ready first
+    bool overlap = true;                                    ///< buckets travel during the backward; otherwise in `finish()`
+    bool sum = false;                                       ///< `finish()` leaves sums, not means
+};
+
+/// gradsync::Reducer: mark each gradient when it is ready, then call `finish()`, and every rank holds the mean. Collective: construction,
+/// `broadcast_parameters`, `begin_step`, `finish` and `clip_gradients_by_norm`. Any thread may call `mark_ready`; the rest is for one thread
+/// at a time. After an exception other than Errc::invalid_argument neither the Reducer nor its communicator can be used.
+///
+/// To add up gradients of micro-batches, add them in your gradients, and mark them in the last micro-batch only.
+class Reducer {
+public:
+    /// `parameters`: in the order in which the forward uses them. Throws Errc::parameter_mismatch on every rank if parameters or options
+    /// differ.
+    Reducer(const Communicator& comm, const Parameter* parameters, std::size_t count, const Options& options = Options());
+    Reducer(const Communicator& comm, const std::vector<Parameter>& parameters, const Options& options = Options())
+        : Reducer(comm, parameters.data(), parameters.size(), options) {}
+    Reducer(const Reducer&) = delete;
+    Reducer& operator=(const Reducer&) = delete;
+
+    void broadcast_parameters(int root = 0);  ///< gives every rank the root's weights
+    /// For uneven inputs: says whether this rank has a batch, and returns whether any rank has one. A rank without one calls only `finish()`.
+    bool begin_step(bool has_batch);
+    void mark_ready(std::size_t i);               ///< gradient i is final; call it once a step, inside the backward
+    void finish();                                ///< returns when every gradient holds the mean
+    double clip_gradients_by_norm(double limit);  ///< after `finish()`; returns the norm before
+
+private:
+    struct State;
+    std::shared_ptr<State> state_;
+};
+
+}  // namespace cxx14
+}  // namespace v0_2
+}  // namespace gradsync
