@@ -20,14 +20,18 @@ __global__ void forward(int rank, const float* w, const float* b, float* residua
     for (int i = 0; i < inputs; ++i) sum += (w[i] - 3) * input(rank, sample, i);
     residual[sample] = sum;
 }
-// One thread for each weight; input 1 for the bias.
-__global__ void backward(int rank, const float* residual, float* gradient, bool bias) {
+// One thread for each of `count` weights, or for the bias.
+__global__ void backward(int rank, int count, bool bias, const float* residual, float* gradient) {
     const int i = static_cast<int>(threadIdx.x);
+    if (i >= count) return;
     float sum = 0;
     for (int sample = 0; sample < samples; ++sample) sum += residual[sample] * (bias ? 1 : input(rank, sample, i));
     gradient[i] = sum / samples;
 }
-__global__ void step(float* weight, const float* gradient, float rate) { weight[threadIdx.x] -= rate * gradient[threadIdx.x]; }
+__global__ void step(int count, float* weight, const float* gradient, float rate) {
+    const int i = static_cast<int>(threadIdx.x);
+    if (i < count) weight[i] -= rate * gradient[i];
+}
 
 float train(gs::NcclBackend comm) {
     const gs::cuda::Stream stream = gs::cuda::make_stream();
@@ -42,13 +46,13 @@ float train(gs::NcclBackend comm) {
     sync.broadcast_parameters();
     for (int i = 0; i < 500; ++i) {
         forward<<<1, samples, 0, stream.get()>>>(comm.rank(), w, b, residual);
-        backward<<<1, 1, 0, stream.get()>>>(comm.rank(), residual, db, true);
+        backward<<<1, 32, 0, stream.get()>>>(comm.rank(), 1, true, residual, db);
         sync.mark_ready(1);  // its kernel is on the stream: no host waits for it
-        backward<<<1, inputs, 0, stream.get()>>>(comm.rank(), residual, dw, false);
+        backward<<<1, inputs, 0, stream.get()>>>(comm.rank(), inputs, false, residual, dw);
         sync.mark_ready(0);
         sync.finish();  // kernels that follow on the stream find the mean over all ranks
-        step<<<1, inputs, 0, stream.get()>>>(w, dw, 0.02f);
-        step<<<1, 1, 0, stream.get()>>>(b, db, 0.02f);
+        step<<<1, inputs, 0, stream.get()>>>(inputs, w, dw, 0.02f);
+        step<<<1, 32, 0, stream.get()>>>(1, b, db, 0.02f);
     }
     float result = 0;
     gs::cuda::copy(&result, b, sizeof result, cudaMemcpyDeviceToHost, stream.get());
