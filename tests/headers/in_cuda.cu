@@ -18,5 +18,4 @@ void train(Backend comm, gs::BufferView value, gs::BufferView gradient) {
 }
 
 template void train(gs::ThreadBackend, gs::BufferView, gs::BufferView);
-template void train(gs::TcpBackend, gs::BufferView, gs::BufferView);
 template void train(gs::NcclBackend, gs::BufferView, gs::BufferView);
