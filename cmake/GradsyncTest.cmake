@@ -7,6 +7,7 @@
 # are to be told apart within a folder. A file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
 #
 #   LIBRARIES TARGET..., COMPILE_OPTIONS OPTION...
+#   TYPE TYPE       left out if one of its LIBRARIES is no target, or if it needs none and the compiler does not know TYPE
 #   MPI             links MPI (LIBRARIES gradsync::mpi: Boost.MPI, too), and runs as so many processes under mpiexec
 #   ALONE           a program of its own
 #   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS
@@ -18,6 +19,8 @@
 #
 # The label quick marks the tests that scripts/test runs without --all: unit tests and conformance suites, except those for a GPU and those
 # of four processes or more. The target gradsync_quick_tests builds their programs.
+
+include(CheckCXXSourceCompiles)
 
 # What Open MPI asks for to run as root in a container, with more ranks than cores.
 set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
@@ -33,6 +36,13 @@ function(gradsync_add_tests prefix)
   set(programs)
   foreach(file IN LISTS arg_FILES)
     gradsync_parse_test(${file} ${arg_DEFAULTS})
+    if(test_TYPE)
+      gradsync_knows_type(known ${file})
+      if(NOT known)
+        message(STATUS "gradsync: ${test_TYPE} not found: it is not tested as an element")
+        continue()
+      endif()
+    endif()
     cmake_path(GET file PARENT_PATH folder)
     set(program ${folder} ${test_LIBRARIES} ${test_COMPILE_OPTIONS})
     if(test_ALONE)
@@ -48,13 +58,31 @@ function(gradsync_add_tests prefix)
   endforeach()
 endfunction()
 
+# Whether test_TYPE exists, for the test file that has just been parsed.
+function(gradsync_knows_type result file)
+  set(${result} TRUE PARENT_SCOPE)
+  foreach(library IN LISTS test_LIBRARIES)
+    if(NOT TARGET ${library})
+      set(${result} FALSE PARENT_SCOPE)
+    endif()
+  endforeach()
+  if(NOT test_LIBRARIES)
+    file(STRINGS ${file} includes REGEX "^#include <")
+    list(JOIN includes "\n" includes)
+    list(JOIN test_COMPILE_OPTIONS " " CMAKE_REQUIRED_FLAGS)
+    string(MAKE_C_IDENTIFIER "GRADSYNC_HAS_${test_TYPE}" variable)
+    check_cxx_source_compiles("${includes}\nusing T = ${test_TYPE};\nint main() { return static_cast<int>(static_cast<T>(0.0f)); }\n" ${variable})
+    set(${result} ${${variable}} PARENT_SCOPE)
+  endif()
+endfunction()
+
 # Sets test_* in the caller to what `file` and the defaults say.
 macro(gradsync_parse_test file)
   file(STRINGS ${file} options REGEX "^// ctest: ")
   string(REGEX REPLACE "// ctest: " "" options "${options}")
   separate_arguments(options)
   # The file's options come last; where a keyword with one value stands twice, the last one counts, and lists grow.
-  cmake_parse_arguments(test "SERIAL;MPI;ALONE" "TIMEOUT;PROCESSORS" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
+  cmake_parse_arguments(test "SERIAL;MPI;ALONE" "TIMEOUT;PROCESSORS;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
   endif()

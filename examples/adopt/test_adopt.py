@@ -6,6 +6,7 @@
     test_adopt.py cxx14 PLAIN_DATA_PARALLEL CXX14
     test_adopt.py mpi MPIEXEC MPI_ALLREDUCE MPI_GRADSYNC
     test_adopt.py nccl NCCL_ALLREDUCE NCCL_GRADSYNC     exits with 77 without a device
+    test_adopt.py packed PACKED_PLAIN PACKED PACKED_ZERO1 [PACKED_MPI PACKED_ZERO1_MPI MPIEXEC]
     test_adopt.py iris IRIS
     test_adopt.py torch ADOPT_TORCH [MPIEXEC [PYTHON]]     PYTHON: one that may have torch
 """
@@ -55,12 +56,17 @@ def usage_error(*command):
     assert code == 2 and err, f"{command} exited with {code} and said: {err}"
 
 
-def plain(before, after):
-    sources = [(HERE / name).read_text().splitlines() for name in ("plain.cpp", "plain_data_parallel.cpp")]
+def check_changes(before, after, most):
+    """Prints the lines of code that `after` has and `before` has not."""
+    sources = [(HERE / name).read_text().splitlines() for name in (before, after)]
     changed = [line[2:] for line in difflib.ndiff(*sources) if line.startswith("+ ")]
     changed = [line for line in changed if line.strip() and not line.strip().startswith("//")]
-    print(f"{len(changed)} lines added or changed:", *changed, sep="\n")
-    assert len(changed) <= 15
+    print(f"{after}: {len(changed)} lines added or changed:", *changed, sep="\n")
+    assert len(changed) <= most
+
+
+def plain(before, after):
+    check_changes("plain.cpp", "plain_data_parallel.cpp", 15)
 
     batch, rate = 16, 0.5
     assert output(after, TEXT, batch, rate, 1) == output(before, TEXT, batch, rate)
@@ -75,8 +81,8 @@ def plain(before, after):
         usage_error(program, TEXT, 0)
 
 
-def processes(ranks, *command):
-    """Output of rank 0 of a job without a launcher."""
+def outputs(ranks, *command):
+    """Of the ranks of a job without a launcher."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -84,14 +90,15 @@ def processes(ranks, *command):
         job = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         return subprocess.Popen([str(c) for c in command], env={**os.environ, **job}, stdout=subprocess.PIPE, text=True)
     jobs = [start(rank) for rank in range(ranks)]
-    outputs = [job.communicate(timeout=100)[0] for job in jobs]
-    assert all(job.returncode == 0 for job in jobs) and not any(outputs[1:]), f"{command} wrote {outputs}"
-    return outputs[0]
+    texts = [job.communicate(timeout=100)[0] for job in jobs]
+    assert all(job.returncode == 0 for job in jobs), f"{command} wrote {texts}"
+    return texts
 
 
 def cxx14(threads, program):
     for ranks in (1, 2, 3):
-        assert processes(ranks, program, TEXT, 16, 0.5) == output(threads, TEXT, 16, 0.5, ranks), f"other losses with {ranks} ranks"
+        texts = [output(threads, TEXT, 16, 0.5, ranks)] + [""] * (ranks - 1)
+        assert outputs(ranks, program, TEXT, 16, 0.5) == texts, f"other losses with {ranks} ranks"
     code, _, err = run(program, TEXT, RANK="2", WORLD_SIZE="2")
     assert code == 1 and "RANK must be a number from 0 to 1" in err, f"exit code {code}, and: {err}"
 
@@ -109,6 +116,29 @@ def nccl(before, after):
     with tempfile.TemporaryDirectory() as folder:
         alone = output(before, 0, 1, pathlib.Path(folder, "id"))
     assert output(after) == alone and losses(alone)[-1] < losses(alone)[0] / 2, alone
+
+
+def peak(out):
+    """In KiB, of all ranks that say it."""
+    return sum(map(int, re.findall(r"peak memory: (\d+) KiB", out)))
+
+
+def packed(alone, overlapped, zero1, overlapped_mpi=None, zero1_mpi=None, mpiexec=None):
+    check_changes("packed_plain.cpp", "packed.cpp", 25)
+    check_changes("packed_plain.cpp", "packed_zero1.cpp", 35)
+    small, wide = (TEXT, 32, 64), (TEXT, 2, 512)
+    expected, threads = losses(output(alone, *small)), losses(output(overlapped, *small, 2))
+    assert expected[-1] < expected[0] - 1, expected
+    print(f"losses of 2 ranks differ by {distance(expected, threads):.1e} from those of one program")
+    assert distance(expected, threads) < 1e-4
+    others = {"ZeRO 1, threads": output(zero1, *small, 2), "TCP": outputs(2, overlapped, *small)[0], "ZeRO 1, TCP": outputs(2, zero1, *small)[0]}
+    if mpiexec:
+        others |= {"MPI": output(mpiexec, "-n", 2, overlapped_mpi, *small), "ZeRO 1, MPI": output(mpiexec, "-n", 2, zero1_mpi, *small)}
+    for name, out in others.items():
+        assert losses(out) == threads, f"{name}: other losses than over threads"
+    peaks = [(peak(output(program, *wide, 2)), peak("".join(outputs(2, program, *wide)))) for program in (overlapped, zero1)]
+    print("peak memory, KiB (threads, processes): plain", peaks[0], "ZeRO 1", peaks[1])
+    assert all(sharded < 0.9 * whole for whole, sharded in zip(*peaks)), peaks
 
 
 def iris(program):
@@ -149,6 +179,6 @@ def torch(program, mpiexec=None, python=None):
     usage_error(program, "threads", 1, 1, "no such file")
 
 
-if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "mpi", "nccl", "iris", "torch"):
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "mpi", "nccl", "packed", "iris", "torch"):
     sys.exit(__doc__)
 globals()[sys.argv[1]](*sys.argv[2:])

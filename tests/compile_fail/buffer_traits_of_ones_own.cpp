@@ -4,6 +4,9 @@
 // expect 3: gradsync: pass a mutable range
 // expect 4: gradsync: dtype_traits: name a DType of this type's size
 // expect 5: gradsync: return or pass a reference to this tensor
+// expect 6: gradsync: dtype_traits: give the specialisation for this type a member static constexpr DType value
+// expect 7: gradsync: dtype_traits: give the specialisation for this type a member static constexpr DType value
+// expect 8: gradsync: dtype_traits: give the specialisation for this type a member static constexpr DType value
 // errors: 1
 #include <cstdint>
 #include <vector>
@@ -26,6 +29,12 @@ template <>
 struct gradsync::dtype_traits<Half> {
 #if GRADSYNC_EXPECT_FAILURE == 4
     static constexpr DType value = DType::f32;
+#elif GRADSYNC_EXPECT_FAILURE == 6
+    static constexpr DType dtype = DType::f16;  // another name
+#elif GRADSYNC_EXPECT_FAILURE == 7
+    static constexpr int value = 6;
+#elif GRADSYNC_EXPECT_FAILURE == 8
+    static constexpr DType value() { return DType::f16; }
 #else
     static constexpr DType value = DType::f16;
 #endif

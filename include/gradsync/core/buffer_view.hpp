@@ -131,11 +131,11 @@ struct BasicBufferView {
         return std::span(static_cast<std::conditional_t<std::is_const_v<Void>, const T, T>*>(data), count);
     }
 
-    /// A mutable view converts to a constant one.
-    constexpr operator BasicBufferView<const void>() const noexcept
-        requires(!std::is_const_v<Void>)
-    {
-        return detail::typed_view<const void>(data, count, dtype, space);
+    /// A mutable view converts to a constant one. (A template: nvcc warns of an operator that converts a class to itself.)
+    template <class To>
+        requires(std::is_const_v<To> && !std::is_const_v<Void>)
+    constexpr operator BasicBufferView<To>() const noexcept {
+        return detail::typed_view<To>(data, count, dtype, space);
     }
 
     friend constexpr bool operator==(BasicBufferView, BasicBufferView) = default;

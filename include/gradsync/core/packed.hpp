@@ -72,10 +72,12 @@ private:
         ++packed.in_layer_;
     }
     if (at != gradients.count || (values.data != nullptr && at != values.count))
-        refuse(detail::text("the tensors have ", at, " elements together, the gradients ", gradients.count, ", and the values ", values.count));
+        refuse(detail::text("the tensors have ", at, " elements together, the gradients ", gradients.count, ", and the values ",
+                            values.count));
     const auto add = [&](std::size_t t, std::size_t layer) {
         const PackedTensor& tensor = tensors[t];
-        ParameterView view{.name = tensor.layers == 0 ? tensor.name : detail::text(tensor.name, ".", layer), .shape = tensor.shape, .uses = tensor.uses};
+        ParameterView view{
+            .name = tensor.layers == 0 ? tensor.name : detail::text(tensor.name, ".", layer), .shape = tensor.shape, .uses = tensor.uses};
         const std::size_t first = offsets[t] + layer * counts[t];
         view.gradient = gradients.subview(first, counts[t]);
         if (values.data != nullptr) view.value = values.subview(first, counts[t]);
@@ -95,7 +97,8 @@ private:
 /// `broadcast_parameters` and sharding there are none then. Throws Error(invalid_argument) if sizes or numbers of layers do not fit.
 template <class Values, class Gradients>
 Packed packed(Values&& values, Gradients&& gradients, std::initializer_list<PackedTensor> tensors) {
-    return packed_views(buffer(std::forward<Values>(values)), buffer(std::forward<Gradients>(gradients)), {tensors.begin(), tensors.size()});
+    return packed_views(buffer(std::forward<Values>(values)), buffer(std::forward<Gradients>(gradients)),
+                        {tensors.begin(), tensors.size()});
 }
 
 /// The layers of one tensor that is packed as (layers, ...) in memory of its own, named "name.0", "name.1", ...

@@ -10,6 +10,13 @@
 #include <string>
 #include <string_view>
 
+#ifdef __NVCC__  // calls an assignment to a [[nodiscard]] class a dropped result; its host compiler reports real ones
+#pragma nv_diag_suppress 2810
+#ifdef __clang__  // nvcc hands it designated initialisers in an older spelling
+#pragma clang diagnostic ignored "-Wgnu-designator"
+#endif
+#endif
+
 namespace gradsync::inline v0_2::detail {
 
 /// A part of a text: characters, an enumerator that has a name, or a number. Characters are not copied: a part is for one expression.

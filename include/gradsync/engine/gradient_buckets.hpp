@@ -283,7 +283,8 @@ private:
         if constexpr (abilities_of<B>.cheaper_alone) {
             if (size_ == 1) return infos;
             std::uint64_t shared = 1;  // compared whatever the options say, which may differ
-            for (const ParameterView& p : parameters_) shared = shared && (!p.requires_grad || p.gradient.count == 0 || backend.shares(p.gradient));
+            for (const ParameterView& p : parameters_)
+                shared = shared && (!p.requires_grad || p.gradient.count == 0 || backend.shares(p.gradient));
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) shared = shared && all;
             least_direct_ = shared != 0 ? 0 : backend.cheaper_alone_from(false);
             // Limited, so that a rank that is ahead need not wait for the others to start another one.

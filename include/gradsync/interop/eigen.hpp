@@ -12,11 +12,6 @@
 
 namespace gradsync::inline v0_2 {
 
-template <>
-struct dtype_traits<Eigen::half> : std::integral_constant<DType, DType::f16> {};
-template <>
-struct dtype_traits<Eigen::bfloat16> : std::integral_constant<DType, DType::bf16> {};
-
 namespace detail {
 
 template <class Derived>

@@ -16,17 +16,6 @@
 
 namespace gradsync::inline v0_2 {
 
-template <>
-struct dtype_traits<c10::Half> : std::integral_constant<DType, DType::f16> {};
-template <>
-struct dtype_traits<c10::BFloat16> : std::integral_constant<DType, DType::bf16> {};
-#if GRADSYNC_TORCH_FLOAT8
-template <>
-struct dtype_traits<c10::Float8_e4m3fn> : std::integral_constant<DType, DType::f8e4m3> {};
-template <>
-struct dtype_traits<c10::Float8_e5m2> : std::integral_constant<DType, DType::f8e5m2> {};
-#endif
-
 /// A tensor may have any strides without gaps (contiguous, channels_last, a transposed matrix). All ranks must have the same ones.
 template <>
 struct buffer_traits<at::Tensor> {

@@ -19,8 +19,8 @@ public:
     ShardState() = default;
 
     /// `values[b]`: the values of bucket b. This rank's part of them doubles as master weights if its type allows; they have no memory if
-    /// they do not stay. Collective: every rank allocates the same number of bytes.
-    ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
+    /// they do not stay.
+    ShardState(const B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                std::span<const BufferView> values, std::size_t state_count)
         : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())), arrays_(1 + state_count), buckets_(plan.size()) {
         const auto own_master = [&](std::size_t b) { return values[b].data != nullptr && !is_low_precision(values[b].dtype); };
@@ -32,7 +32,7 @@ public:
             state_bytes_ += array_bytes(b) * state_count;
             if (!own_master(b)) master_bytes_ += array_bytes(b);
         }
-        memory_ = backend.allocate(state_bytes_ + master_bytes_);
+        memory_ = kernel::HostBuffer(state_bytes_ + master_bytes_);  // no collective reads it
         auto* next = static_cast<std::byte*>(memory_.data());
         std::size_t at = 0;
         for (std::size_t b = 0; b < plan.size(); ++b) {
@@ -105,7 +105,7 @@ private:
     List<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
     List<List<BufferView>> buckets_;
-    decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
+    kernel::HostBuffer memory_;
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
 };
 

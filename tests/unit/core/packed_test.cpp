@@ -69,9 +69,15 @@ TEST_CASE("slices: the layers of one tensor") {
 TEST_CASE("packed: what does not fit is refused with what does") {
     using gradsync_test::says;
     std::vector<float> weights(10), short_weights(9), gradients(10);
-    CHECK(says(refusal([&] { (void)gs::packed(weights, gradients, {{"w", {3}, 3}}); }), "the tensors have 9 elements together, the gradients 10"));
+    CHECK(says(refusal([&] {
+                   (void)gs::packed(weights, gradients, {{"w", {3}, 3}});
+               }),
+               "the tensors have 9 elements together, the gradients 10"));
     CHECK(says(refusal([&] { (void)gs::packed(short_weights, gradients, {{"w", {10}}}); }), "the gradients 10, and the values 9"));
-    CHECK(says(refusal([&] { (void)gs::packed(weights, gradients, {{"w", {2}, 2}, {"b", {2}, 3}}); }), "'b' has 3 layers, but others have 2"));
+    CHECK(says(refusal([&] {
+                   (void)gs::packed(weights, gradients, {{"w", {2}, 2}, {"b", {2}, 3}});
+               }),
+               "'b' has 3 layers, but others have 2"));
     CHECK(says(refusal([&] { (void)gs::slices("w", weights, gradients, 3); }), "'w' has 10 elements, which are not 3 equal layers"));
     const gs::Packed model = gs::packed(weights, gradients, {{"w", {5}, 2}});
     CHECK(says(refusal([&] { (void)model.layer(2); }), "there are 2 layers, and no layer 2"));

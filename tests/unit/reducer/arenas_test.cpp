@@ -26,8 +26,7 @@ double value(std::size_t element, int rank) { return static_cast<double>(element
 
 std::vector<gs::ParameterView> views(float* arena, const std::vector<std::size_t>& order) {
     std::vector<gs::ParameterView> parameters;
-    for (const std::size_t place : order)
-        parameters.push_back({.gradient = {arena + place * count, count, gs::DType::f32}});
+    for (const std::size_t place : order) parameters.push_back({.gradient = {arena + place * count, count, gs::DType::f32}});
     return parameters;
 }
 
@@ -38,7 +37,8 @@ std::string wrong_step(Sync& sync, float* arena, std::size_t elements, int rank,
     for (std::size_t i = sync.parameters().size(); i-- > 0;) sync.mark_ready(i);
     sync.finish();
     for (std::size_t k = 0; k < elements; ++k)
-        if (arena[k] != static_cast<float>(value(k, 0) + (size - 1) / 2.0)) return "element " + std::to_string(k) + " is " + std::to_string(arena[k]);
+        if (arena[k] != static_cast<float>(value(k, 0) + (size - 1) / 2.0))
+            return "element " + std::to_string(k) + " is " + std::to_string(arena[k]);
     return "";
 }
 

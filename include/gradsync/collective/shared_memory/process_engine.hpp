@@ -4,8 +4,8 @@
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
 #include "../in_flight.hpp"
-#include "process_world.hpp"
 #include "adopted_pages.hpp"
+#include "process_world.hpp"
 #include "regions.hpp"
 #include "seat.hpp"
 #include "staged_pieces.hpp"
@@ -173,8 +173,9 @@ public:
         for (int r = 0; r < size(); ++r) {
             const std::uint64_t bytes = sizes[static_cast<std::size_t>(r)];
             if (bytes == sizes[0] && bytes != 0) continue;
-            if (problem.empty()) problem = bytes == 0 ? text("rank ", world_rank(r), " cannot do it; see what it says")
-                                                      : text("rank ", world_rank(r), " adopts ", bytes, " bytes, rank ", world_rank(0), " ", sizes[0]);
+            if (problem.empty())
+                problem = bytes == 0 ? text("rank ", world_rank(r), " cannot do it; see what it says")
+                                     : text("rank ", world_rank(r), " adopts ", bytes, " bytes, rank ", world_rank(0), " ", sizes[0]);
             gradsync::detail::raise(Errc::invalid_argument, text("adopt on rank ", own_world_rank(), ": ", problem),
                                     {.operation = "adopt", .rank = own_world_rank(), .peer = world_rank(r)});
         }
