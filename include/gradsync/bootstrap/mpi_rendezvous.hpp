@@ -13,8 +13,8 @@
 #include <sched.h>
 #include <climits>
 
-#include "../core/leak_until_exit.hpp"
 #include "../core/math.hpp"
+#include "../core/shared.hpp"
 #include "../core/unique_handle.hpp"
 #include "rendezvous.hpp"
 

@@ -7,7 +7,7 @@
 #include "../collective/failures.hpp"
 #include "../collective/in_flight.hpp"
 #include "../core/backend.hpp"
-#include "../core/leak_until_exit.hpp"
+#include "../core/shared.hpp"
 #include "device_watch.hpp"
 
 namespace gradsync::inline v0_2::detail {

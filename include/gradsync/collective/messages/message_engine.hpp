@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../../core/leak_until_exit.hpp"
 #include "../in_flight.hpp"
 #include "message_failure_detector.hpp"
 

@@ -4,7 +4,6 @@
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
 #include "../in_flight.hpp"
-#include "adopted_pages.hpp"
 #include "process_world.hpp"
 #include "regions.hpp"
 #include "seat.hpp"
