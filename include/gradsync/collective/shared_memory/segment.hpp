@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cstdio>
+
 #include "../../bootstrap/rendezvous.hpp"
 #include "../../core/math.hpp"
 #include "../../core/shared.hpp"
@@ -144,10 +146,10 @@ public:
         std::string problem = "this memory is not mapped";
         std::uintptr_t done = begin;  // the bytes before it are fit
         for (char line[512]; done < end && std::fgets(line, sizeof line, maps) != nullptr;) {
-            std::uintptr_t first = 0, last = 0, inode = 0;
+            unsigned long first = 0, last = 0, inode = 0;
             char rights[5] = "", name[64] = "";
-            if (std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %" SCNuPTR " %63[^\n]", &first, &last, rights, &inode, name) < 4 ||
-                last <= done || first > done)
+            if (std::sscanf(line, "%lx-%lx %4s %*s %*s %lu %63[^\n]", &first, &last, rights, &inode, name) < 4 || last <= done ||
+                first > done)
                 continue;
             const bool is_heap = name[0] == '[' && std::strncmp(name, "[anon", 5) != 0;
             if (std::strcmp(rights, "rw-p") != 0 || inode != 0 || is_heap) {
