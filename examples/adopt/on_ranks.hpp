@@ -13,7 +13,7 @@
 /// Runs `f(comm)` on each rank, however the program was started, so that the trainers of this folder can be tried over all backends. Returns
 /// the exit status.
 template <class F>
-int on_ranks(int threads, F&& f) {
+int on_ranks([[maybe_unused]] int threads, F&& f) {
     try {
 #ifdef ADOPT_MPI
         MPI_Init(nullptr, nullptr);

@@ -5,6 +5,7 @@
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 #include "../kernel/elementwise.hpp"
+#include "../kernel/host_buffer.hpp"
 #include "flat_optimizer.hpp"
 
 namespace gradsync::inline v0_2::detail {
