@@ -123,7 +123,7 @@ void train(auto comm, const std::string& text, int batch, std::size_t width) {
             });
         }
         sync.finish();
-        comm.all_reduce(gradsync::buffer(std::span(&loss, 1)), gradsync::ReduceOp::sum).wait();
+        gradsync::sum(comm, loss);
         adam(model.weights.data(), model.gradients.data(), model.mean.data(), model.square.data(), model.count, step);
         if (comm.rank() == 0) std::printf("step %d: loss %.9g\n", step, static_cast<double>(loss));
     }

@@ -132,7 +132,7 @@ void train(auto comm, const std::string& text, int batch, std::size_t width) {
             });
         }
         sync.finish();
-        comm.all_reduce(gradsync::buffer(std::span(&loss, 1)), gradsync::ReduceOp::sum).wait();
+        gradsync::sum(comm, loss);
         sync.step();
         if (comm.rank() == 0) std::printf("step %d: loss %.9g\n", step, static_cast<double>(loss));
     }
