@@ -101,6 +101,7 @@ public:
             who = {.ranks = {*late}};
             return true;
         }
+        if (late && *late >= 0 && who.did == Late::Did::not_start) return true;
         if (late && who.did != Late::Did::not_start) who.did = Late::Did::wait_itself;
         else if (!late && who.did == Late::Did::wait_itself) who.did = Late::Did::not_answer;
         return !collective::Deadline::too_early(Clock::now() - asked_at_, limit, late ? 4 : 1);
