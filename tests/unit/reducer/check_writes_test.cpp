@@ -28,10 +28,10 @@ struct Asked {
     ~Asked() { ::unsetenv("GRADSYNC_CHECKS"); }
 };
 
-constexpr std::size_t none = 99;
+constexpr std::size_t nobody = 99;
 /// A backward. Element `at` of gradient `late` changes after its mark: before the next mark, or after the last one.
 template <class Sync>
-void marks(Sync& sync, std::vector<Tensor>& model, int rank, int batch, std::size_t late = none, std::size_t at = 0,
+void marks(Sync& sync, std::vector<Tensor>& model, int rank, int batch, std::size_t late = nobody, std::size_t at = 0,
            bool after_all = false) {
     const auto change = [&] { sync.gradient_view(late).template as<float>()[at] += 1; };
     for (std::size_t i = model.size(); i-- > 0;) {
@@ -39,7 +39,7 @@ void marks(Sync& sync, std::vector<Tensor>& model, int rank, int batch, std::siz
         sync.mark_ready(i);
         if (i == late && !after_all) change();
     }
-    if (late != none && after_all) change();
+    if (late != nobody && after_all) change();
 }
 
 const std::string told = "the gradient of 'p1' was written after its mark; mark it when its last contribution is in";
@@ -54,7 +54,7 @@ TEST_CASE("a gradient that is written after its mark is named on every rank, whe
             marks(sync, model, comm.rank(), 0);
             if constexpr (requires { sync.finish().wait(); }) sync.finish().wait();
             else sync.finish();
-            marks(sync, model, comm.rank(), 1, comm.rank() == ranks - 1 ? 1 : none, at, after_all);
+            marks(sync, model, comm.rank(), 1, comm.rank() == ranks - 1 ? 1 : nobody, at, after_all);
             (void)sync.finish();
         });
         for (const Outcome& outcome : seen) CHECK_MESSAGE(outcome.says(told), outcome.text);
@@ -84,7 +84,7 @@ TEST_CASE("the environment asks for the checks, too, and only with GRADSYNC_CHEC
         const auto seen = outcomes(2, [&](ThreadBackend comm) {
             auto model = tensors({10, 20, 30});
             Reducer sync(comm, model, PerParameter{}, ReducerOptions{.unused = UnusedParameters::find_unused});  // copied
-            marks(sync, model, comm.rank(), 0, comm.rank(), 0, true);
+            marks(sync, model, comm.rank(), 0, static_cast<std::size_t>(comm.rank()), 0, true);
             sync.finish();
         });
         CHECK(seen[1].says(told) == (value == "1"));
