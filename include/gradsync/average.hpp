@@ -18,7 +18,8 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
     std::size_t packed = 0;
     const auto place = [&](const BufferView& t) -> std::byte* {  // null: the tensor travels alone
         if (tensors.size() == 1 || t.dtype != dtype || t.bytes() > sizeof memory - packed) return nullptr;
-        if (t.space != MemorySpace::host || B::memory_space != MemorySpace::host || t.data == nullptr) return nullptr;
+        if (t.space != MemorySpace::host || B::memory_space != MemorySpace::host || t.data == nullptr || t.count == 0)
+            return nullptr;  // an empty tensor may have an address on one rank, and none on another
         packed += t.bytes();
         return memory + (packed - t.bytes());
     };
