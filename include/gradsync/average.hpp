@@ -18,7 +18,8 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
     std::size_t packed = 0;
     const auto place = [&](const BufferView& t) -> std::byte* {  // null: the tensor travels alone
         if (tensors.size() == 1 || t.dtype != dtype || t.bytes() > sizeof memory - packed) return nullptr;
-        if (t.space != MemorySpace::host || B::memory_space != MemorySpace::host || t.data == nullptr) return nullptr;
+        if (t.space != MemorySpace::host || B::memory_space != MemorySpace::host || t.data == nullptr || t.count == 0)
+            return nullptr;  // an empty tensor may have an address on one rank, and none on another
         packed += t.bytes();
         return memory + (packed - t.bytes());
     };
@@ -66,7 +67,8 @@ void reduce_in_place(const B& comm, ReduceOp op, Tensors&&... tensors) {
 ///
 /// The caller owns the memory. May be called on several threads of a rank only if all ranks start their collectives in one order.
 /// Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean, and what a wait throws: Errc::collective_mismatch
-/// if shapes or types differ between ranks, Errc::timeout, or Errc::peer_failed. The contents of the tensors are unspecified then.
+/// if counts or types of what travels differ between ranks, Errc::timeout, or Errc::peer_failed. The contents of the tensors are
+/// unspecified then.
 template <class B, class First, class... More>
 void average(const B& comm, First&& first, More&&... more) {
     detail::reduce_in_place(comm, ReduceOp::mean, std::forward<First>(first), std::forward<More>(more)...);

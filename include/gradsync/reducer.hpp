@@ -167,7 +167,8 @@ public:
     /// Records in the next steps when gradients become ready, for `rebuild_buckets`: the order of the last one, the mean of the times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }
 
-    /// Borrowed gradient i lives elsewhere from now on, with the same count and type. Between steps.
+    /// Borrowed gradient i lives elsewhere from now on, with the same count and type. Between steps. Local. Throws Error(invalid_argument) if it
+    /// lies in device memory side by side with others, which are a bucket there.
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
     const Statistics& statistics() const noexcept { return engine_.statistics(); }

@@ -102,6 +102,15 @@ TEST_CASE("small tensors of the first one's type share a collective, up to 16 Ki
           }) == "");
 }
 
+TEST_CASE("an empty tensor may have an address on one rank, and none on another") {
+    CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
+              std::vector<float> a(10, 1.0f), empty;
+              if (comm.rank() == 1) empty.reserve(4);
+              gs::sum(comm, a, empty);
+              finding.check(a == std::vector<float>(10, 2.0f), "another sum");
+          }) == "");
+}
+
 TEST_CASE("the bits are those of a Reducer") {
     CHECK(findings(3, [](gs::ThreadBackend comm, Finding& finding) {
               std::vector<float> alone(5000), together(50);

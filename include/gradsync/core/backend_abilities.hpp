@@ -25,9 +25,10 @@ struct BackendAbilities {
     /// `void check_reduces(DType) const`: throws the same error on all ranks if they cannot add up elements of that type. A Reducer asks at
     /// construction. Other backends add up every type.
     bool check_reduces = false;
-    /// `std::size_t cheaper_alone_from(bool shared) const`: the number of bytes from which a gradient should travel from the trainer's memory in
-    /// a collective of its own, because copies to `allocate`d memory and back would cost more. The same on all ranks. `shared`: all gradients
-    /// of all ranks lie in memory for which `bool shares(BufferView) const` is true, where collectives are as fast as in `allocate`d memory.
+    /// `std::size_t cheaper_alone_from(bool shared) const`: the number of bytes from which a gradient should travel from the trainer's memory
+    /// in a collective of its own, because copies to `allocate`d memory and back would cost more. The same on all ranks. `shared`: all
+    /// gradients of all ranks lie in memory for which `bool shares(BufferView) const` is true, where collectives are as fast as in
+    /// `allocate`d memory.
     bool cheaper_alone = false;
     /// `double now() const`: this rank's time in seconds, if it is not the steady clock's. A simulation has one.
     bool clock = false;

@@ -55,7 +55,7 @@ struct ShardSlice {
     std::size_t offset = 0;  ///< its offset in the shard, in elements
 };
 
-/// The slices that `rank` owns of buckets that are split over `size` ranks, in memory order.
+/// The slices that `rank` owns of buckets that are split over `size` ranks, bucket by bucket.
 inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, ListView<const ParameterInfo> infos, int size,
                                      int rank) {
     List<ShardSlice> slices;

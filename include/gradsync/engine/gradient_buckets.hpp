@@ -229,7 +229,9 @@ public:
             else storage_.detach(b, plan_.bucket(b));
         }
         parameters_[i].gradient = gradient;
-        for (const std::size_t other : plan_.bucket(b)) marks_[other] = mark_of(other);
+        marks_[i] = mark_of(i);
+        if (direct)  // a frozen gradient is in no bucket
+            for (const std::size_t other : plan_.bucket(b)) marks_[other] = mark_of(other);
         return true;
     }
 

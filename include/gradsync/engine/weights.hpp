@@ -69,9 +69,10 @@ public:
         own_.clear();
         for (const ParameterView& p : parameters) {
             std::uint64_t digest = 0;
-            if (p.value.space == MemorySpace::host && p.value.data != nullptr) {
+            if (p.value.data == nullptr || p.value.count == 0) {  // an empty one has an address on some ranks, perhaps
+            } else if (p.value.space == MemorySpace::host) {
                 digest = digest_of(static_cast<const std::byte*>(p.value.data), p.value.bytes(), 0);
-            } else if (p.value.data != nullptr) {
+            } else {
                 const std::size_t count = piece_bytes / size_of(p.value.dtype);
                 piece.resize(piece_bytes);
                 for (std::size_t first = 0; first < p.value.count; first += count) {

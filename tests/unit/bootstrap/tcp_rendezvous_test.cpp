@@ -226,6 +226,10 @@ TEST_CASE("TcpRendezvous: a rank 0 that was stopped blames itself, not those who
     }
 }
 
+TEST_CASE("TcpRendezvous: where the limit is short, who did not arrive is blamed, and not a rank 0 that waited") {
+    check_blame(attempt({.rank = 0, .size = 2, .port = gradsync_test::free_port()}, 300ms), Errc::timeout, 1, "rank 1 did not arrive at");
+}
+
 TEST_CASE("TcpRendezvous: who leaves is named to all, also to those who learn of it while they send") {
     for (int round = 0; round < 20; ++round) {
         const std::uint16_t port = gradsync_test::free_port();

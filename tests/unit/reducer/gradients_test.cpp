@@ -285,6 +285,15 @@ TEST_CASE("rebind_gradient: borrowed gradients that move") {
         }
 }
 
+TEST_CASE("rebind_gradient: a frozen gradient, where nothing is trained") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              std::vector<float> gradient(3), elsewhere(3);
+              Reducer sync(comm, {ParameterView{.gradient = buffer(gradient), .requires_grad = false}});
+              sync.rebind_gradient(0, buffer(elsewhere));
+              finding.check(sync.gradient_view(0).data == elsewhere.data(), "it did not move");
+          }) == "");
+}
+
 TEST_CASE("as<T>() is the view with its type, and refuses another one") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({4}, DType::f64);

@@ -89,6 +89,19 @@ TEST_CASE("weights that differ: the first parameter is named, and the minority")
         CHECK(outcome.says("the weights of 'layer 300' differ: those of rank 0 and rank 2 are not those of rank 1"));
 }
 
+TEST_CASE("weights of an empty parameter are the same, with an address and without") {
+    const auto seen = outcomes(2, [&](ThreadBackend comm) {
+        float place = 0, gradient = 0;
+        Reducer sync(
+            comm,
+            {ParameterView{.name = "a", .value = {&place, 1}, .gradient = {&gradient, 1}},
+             ParameterView{
+                 .name = "none", .value = {comm.rank() == 0 ? nullptr : &place, 0}, .gradient = {&gradient, 0}, .may_be_empty = true}});
+        step(sync);
+    });
+    for (const Outcome& outcome : seen) CHECK(outcome.text == "");
+}
+
 TEST_CASE("weights that differ between processes are found over shared memory and over messages") {
     for (const bool shared_memory : {true, false}) {
         const std::uint16_t port = free_port();
