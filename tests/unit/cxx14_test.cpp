@@ -121,8 +121,10 @@ TEST_CASE("cxx14: errors name the rank that throws and the rank that is to blame
             comm.fail("no more data");
             return std::string();
         }
-        sync.mark_ready(0);
-        return error_of([&] { sync.finish(); });
+        return error_of([&] {
+            sync.mark_ready(0);
+            sync.finish();
+        });
     });
     INFO(reports[0].text);
     CHECK(reports[0].text.rfind(prefix(Errc::peer_failed, 0, 1), 0) == 0);

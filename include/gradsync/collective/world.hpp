@@ -53,7 +53,7 @@ public:
         for (ProgressHook* hook = first_; hook != nullptr; hook = hook->next_) hook->progress();
     }
     [[gnu::cold]] void deliver_failure() noexcept {
-        std::unique_lock lock(mutex_, std::try_to_lock);  // a hook may have come upon the failure
+        std::unique_lock lock(mutex_, std::try_to_lock);  // another thread may be in the hooks for a while
         for (int tries = 0; !lock && tries < 10'000; ++tries) static_cast<void>(lock.try_lock() || ::usleep(100) == 0);
         for (ProgressHook* hook = lock ? first_ : nullptr; hook != nullptr; hook = hook->next_) hook->deliver_failure();
     }
