@@ -29,7 +29,7 @@ struct Arenas {
     bool on_rank_1 = true;
 };
 
-const std::vector<std::size_t> counts{100, 33, 64, 128, 1, 0, 50, 16};
+const std::vector<std::size_t> counts_in_arena{100, 33, 64, 128, 1, 0, 50, 16};
 
 /// Trains with bf16 or f32 values and f32 gradients; two parameters are trained later. Returns the last rank's weights.
 template <class Stage>
@@ -38,18 +38,18 @@ std::vector<float> trained(int ranks, gs::DType dtype, Arenas arenas, Stage stag
     std::vector<float> weights;
     gs::run_threads(ranks, [&](gs::ThreadBackend comm) {
         const auto rank = static_cast<std::size_t>(comm.rank());
-        std::vector<float> values(counts.size() * apart), gradients(values.size());
+        std::vector<float> values(counts_in_arena.size() * apart), gradients(values.size());
         std::vector<gs::ParameterView> parameters;
         std::size_t value = 0, gradient = 0;
         const bool here = arenas.on_rank_1 || rank != 1;
-        for (std::size_t i = 0; i < counts.size(); ++i) {
+        for (std::size_t i = 0; i < counts_in_arena.size(); ++i) {
             gs::ParameterView p{.name = "p" + std::to_string(i), .requires_grad = i != 2 && i != 6, .may_be_empty = true};
-            p.value = {reinterpret_cast<std::byte*>(values.data()) + value, counts[i], dtype};
-            p.gradient = {gradients.data() + gradient, counts[i], gs::DType::f32};
+            p.value = {reinterpret_cast<std::byte*>(values.data()) + value, counts_in_arena[i], dtype};
+            p.gradient = {gradients.data() + gradient, counts_in_arena[i], gs::DType::f32};
             value += arenas.values && here ? p.value.bytes() : apart * sizeof(float);
-            gradient += arenas.gradients && here ? counts[i] : apart;
-            std::vector<float> initial(counts[i]);
-            for (std::size_t k = 0; k < counts[i]; ++k) initial[k] = 1 + static_cast<float>((i * 31 + k * 7) % 13) / 16;
+            gradient += arenas.gradients && here ? counts_in_arena[i] : apart;
+            std::vector<float> initial(counts_in_arena[i]);
+            for (std::size_t k = 0; k < counts_in_arena[i]; ++k) initial[k] = 1 + static_cast<float>((i * 31 + k * 7) % 13) / 16;
             gs::kernel::copy(gs::buffer(initial), p.value);
             parameters.push_back(p);
         }
@@ -59,8 +59,8 @@ std::vector<float> trained(int ranks, gs::DType dtype, Arenas arenas, Stage stag
             const std::size_t later[] = {step == 2 ? 2u : 6u};
             if (step == 2 || step == 4) sharded.unfreeze(later);
             if (step == 3 || step == 5) (void)sharded.rebuild_buckets();
-            for (std::size_t at = 0; at < counts.size(); ++at) {
-                const std::size_t i = (at * 3 + step) % counts.size();
+            for (std::size_t at = 0; at < counts_in_arena.size(); ++at) {
+                const std::size_t i = (at * 3 + step) % counts_in_arena.size();
                 if (!sharded.parameters()[i].requires_grad) continue;
                 const gs::BufferView view = sharded.acquire_gradient(i);
                 const std::span<float> to = view.as<float>();
