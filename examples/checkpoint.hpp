@@ -88,7 +88,7 @@ private:
     std::vector<std::size_t> begins_, strides_;  // by parameter; between its arrays
 };
 
-/// Of the first `bytes` bytes, a multiple of 8.
+/// `bytes`: a multiple of 8; the digest is of that many bytes from the beginning.
 inline std::uint64_t digest(const File& file, std::size_t bytes) {
     Digest digest;
     std::vector<char> piece(std::min(bytes, std::size_t{1} << 20));

@@ -20,7 +20,7 @@ const std::map<std::string_view, std::size_t> bytes_of_dtype{{"BOOL", 1}, {"U8",
                                                              {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
                                                              {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
 
-/// What a file says wrongly; the sentence begins with the file's name.
+/// The file is wrong: a sentence that begins with its name.
 struct Wrong {
     std::string what;
 };

@@ -111,7 +111,7 @@ void save_weights(Ops ops, const Parameters& parameters, const Units& units, Syn
     const std::vector<std::string> old = safe_parts(path);
     if (ranks > 1) write_safe_index(path, parameters, files);
     else std::filesystem::remove(safe_index(path));
-    // What the new weights replace.
+    // The new weights replace these.
     for (const std::string& part : old)
         if (std::find(files.begin(), files.end(), part) == files.end()) std::filesystem::remove(path / part);
     if (ranks > 1) std::filesystem::remove(path / "model.safetensors");

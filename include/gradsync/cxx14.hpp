@@ -18,7 +18,7 @@ namespace cxx14 {
 using gradsync::DType;
 using gradsync::Errc;
 
-/// What every function below throws. `what()` says what happened and what to do next.
+/// Every function below throws this. `what()` says what happened and what to do next.
 class Error : public std::runtime_error {
 public:
     Error(Errc code, const char* message, int rank, int peer) : std::runtime_error(message), code_(code), rank_(rank), peer_(peer) {}

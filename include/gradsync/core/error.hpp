@@ -70,7 +70,7 @@ struct ErrorPlace {
     raise(Errc::invalid_argument, text(operation, ": ", what), {.operation = operation, .rank = rank});
 }
 
-/// What an exception says.
+/// The message, code and culprit of an exception.
 struct Handled {
     std::string what = "an exception that is no std::exception";
     Errc code = Errc::peer_failed;

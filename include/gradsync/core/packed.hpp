@@ -114,7 +114,7 @@ Packed slices(std::string name, Value&& values, Gradient&& gradients, std::size_
 
 /// Makes memory that this process mapped for itself (mmap, by whole pages; not malloc's) such as `comm.allocate` returns, for as long as the
 /// result lives: gradients there are reduced where they are, at the speed of shared memory. It stays at its address, with its contents, also
-/// afterwards; no thread may use it during the two moves. Where ranks are threads, and between machines, there is nothing to do. Collective:
+/// afterwards; no thread may use it during the two moves. Between threads and between machines it does nothing. Collective:
 /// the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks of a machine if one of them cannot.
 ///
 ///     const auto adopted = gs::adopt(comm, std::span(arena, elements));

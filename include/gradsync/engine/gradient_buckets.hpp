@@ -218,8 +218,7 @@ public:
         return true;
     }
 
-    /// Moves the borrowed gradient i, in bucket b, to another memory. If the bucket lies in the trainer's memory, with other gradients, the
-    /// bucket leaves it. Returns false if it cannot.
+    /// Moves the borrowed gradient i, in bucket b, to another memory. A bucket that it shares there leaves it; false if it cannot.
     [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient) {
         const bool direct = parameters_[i].requires_grad && storage_.parameter(i).data == parameters_[i].gradient.data;
         if (direct && plan_.bucket(b).size() == 1) {
@@ -392,11 +391,10 @@ private:
     std::size_t apart_bytes_ = 0;
     List<BufferView> sums_apart_;  ///< by place and parameter
     [[no_unique_address]] PassesOf<B> passes_;
-    List<Mark> marks_;  ///< by parameter
-    List<std::uint8_t> asked_for_ =
-        List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; only if gradients are pooled
-    List<std::size_t> kept_;                     ///< saved gradients, in case no rank used them
-    List<std::uint8_t> kept_bytes_;              ///< their contents, one after the other
+    List<Mark> marks_;                                                       ///< by parameter
+    List<std::uint8_t> asked_for_ = List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; for pooled gradients
+    List<std::size_t> kept_;                                                 ///< saved gradients, in case no rank used them
+    List<std::uint8_t> kept_bytes_;                                          ///< their contents, one after the other
 };
 
 }  // namespace gradsync::inline v0_2::detail
