@@ -7,6 +7,7 @@
 #include "../kernel/elementwise.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "flat_optimizer.hpp"
+#include "rounding.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -77,6 +78,24 @@ public:
             else if constexpr (requires(const OptimizerSlice<double>& s) { optimizer.step(s); })
                 step_slice<double>(slice, gradient, gradient_scale, optimizer);
         }
+    }
+
+    /// Sets `values`, this rank's shard of the weights of bucket b, from the master weights. The optimizer may say how they are rounded.
+    template <FlatOptimizer O>
+    void round(std::size_t b, BufferView values, O& optimizer) const {
+        const BufferView master = array(b, 0);
+        if constexpr (requires(const RoundingSlice& slice) { optimizer.round(slice); }) {
+            if (is_low_precision(values.dtype)) {
+                for (const ShardSlice& slice : slices(b))
+                    optimizer.round(
+                        RoundingSlice{.parameter = slice.parameter,
+                                      .first = slice.first,
+                                      .master = {static_cast<const float*>(master.subview(slice.offset, slice.count).data), slice.count},
+                                      .rounded = values.subview(slice.offset, slice.count)});
+                return;
+            }
+        }
+        kernel::copy(master, values);
     }
 
 private:

@@ -220,7 +220,7 @@ protected:
 
     /// Starts to gather the master weights of all ranks into the values of bucket b.
     void start_gather(std::size_t b, CollectiveTag tag) {
-        kernel::copy(state_.array(b, 0), own_values(b));
+        state_.round(b, own_values(b), optimizer_);
         gathers_.start(b, values_.bucket(b), tag);
         if (backend_.size() == 1) return;
         step_.bytes += values_.bucket(b).bytes();
