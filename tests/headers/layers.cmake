@@ -17,7 +17,7 @@ set(layers
     "nccl"
     "backend|bucket|observe|overlap|compress"
     "engine"
-    "(average|cxx14|reducer).hpp"
+    "(average|average_rows|cxx14|reducer).hpp"
     "shard|interop|compiled.hpp"
     "compiled_tcp.hpp"
     "gradsync.hpp")
