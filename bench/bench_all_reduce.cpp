@@ -7,6 +7,7 @@
 //
 //     threads                   ThreadBackend
 //     mpi                       MpiBackend, ranks that share memory, on buffers that it has allocated
+//     mpi_adopted               the same on memory that the program has mapped, and gs::adopt has moved
 //     mpi_borrowed              the same on ordinary memory
 //     mpi_messages              MpiBackend, ranks that send messages, on buffers that it has allocated
 //     tcp_messages              TcpBackend, likewise, over the loopback interface, in turns with Gloo
@@ -183,7 +184,7 @@ void add_threads(const Case& c) {
 void add_mpi([[maybe_unused]] const Case& c) {
 #ifdef GRADSYNC_BENCH_MPIEXEC
     std::vector<std::string> contestants{"mpi", "mpi_messages"};
-    if (c.bytes != 0) contestants.push_back("mpi_borrowed");
+    if (c.bytes != 0) contestants.insert(contestants.end(), {"mpi_adopted", "mpi_borrowed"});
     if (!gradsync::is_low_precision(c.dtype)) {
         contestants.push_back("mpi_library");
         if (c.sums()) contestants.push_back("mpi_library_nonblocking");

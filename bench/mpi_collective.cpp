@@ -9,14 +9,20 @@
 
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <gradsync/core/packed.hpp>
 
 #include "among_threads.hpp"
 #include "buffers.hpp"
@@ -51,6 +57,19 @@ DType dtype_of(const std::string& name) {
     throw std::runtime_error("no floating type is called " + name);
 }
 
+/// At least one page.
+std::size_t in_pages(std::size_t bytes) {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    return (bytes / page + 1) * page;
+}
+
+/// Memory as a trainer maps it for an arena.
+void* map_pages(std::size_t bytes) {
+    void* const data = ::mmap(nullptr, in_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::runtime_error("mmap failed");
+    return data;
+}
+
 struct Entry {
     std::string name;
     std::unique_ptr<Contestant> contestant;
@@ -70,12 +89,15 @@ void run(const std::vector<std::string>& arguments) {
     MpiBackend sharing(MPI_COMM_WORLD);
     MpiBackend sending(MPI_COMM_WORLD, {.shared_memory = false});
     const auto shared = sharing.allocate(bytes);
+    void* const mapped = map_pages(bytes);
+    const auto adopted = gradsync::adopt(sharing, std::span(static_cast<std::byte*>(mapped), in_pages(bytes)));
     const auto ordinary = sending.allocate(bytes);  // as good as memory of one process gets: for all others
     const auto over = [&](const MpiBackend& comm, void* buffer) {
         return std::make_unique<OverMpiBackend>(collective, dtype, comm, buffer, bytes);
     };
     std::vector<Entry> entries;
     entries.push_back({"mpi", over(sharing, shared.data())});
+    entries.push_back({"mpi_adopted", over(sharing, mapped)});
     entries.push_back({"mpi_borrowed", over(sharing, ordinary.data())});
     entries.push_back({"mpi_messages", over(sending, ordinary.data())});
     if (MpiLibrary::has(dtype)) {
@@ -84,7 +106,7 @@ void run(const std::vector<std::string>& arguments) {
             entries.push_back({"mpi_library_nonblocking", std::make_unique<MpiLibrary>("iall_reduce", dtype, ordinary.data(), bytes)});
     }
     for (std::size_t e = 0; sums && e < entries.size(); ++e) {
-        void* const buffer = e == 0 ? shared.data() : ordinary.data();
+        void* const buffer = e == 0 ? shared.data() : e == 1 ? mapped : ordinary.data();
         fill(buffer, bytes, dtype, static_cast<float>(ranks.rank + 1));
         entries[e].contestant->run(ranks.rank, 1);
         check_filled(buffer, bytes, dtype, sum_of_ranks(ranks.size), entries[e].name);

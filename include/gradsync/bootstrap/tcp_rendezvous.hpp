@@ -73,7 +73,7 @@ private:
         while (!missing.empty()) {
             net::Link link = reception.answer(deadline, missing);
             if (!link.channel) {
-                if (const auto pause = reception.longest_pause(); pause > timeout() / 4 + std::chrono::milliseconds(200))
+                if (const auto pause = reception.longest_pause(); pause > timeout() / 2 + std::chrono::milliseconds(200))
                     fail({Errc::timeout, 0,
                           bootstrap::text("rank 0 was stopped for ", bootstrap::format_duration(pause), ", and ",
                                           bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",

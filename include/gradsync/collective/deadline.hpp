@@ -53,12 +53,21 @@ public:
         return by < stages * gradsync::detail::larger<std::chrono::nanoseconds>(limit / 20, std::chrono::milliseconds(250));
     }
 
+    /// Once the limit was seen to have passed: is it only lately that `rank` seems to be what keeps all from going on? A rank that was late
+    /// may have come just now; the others need a moment to go on then, and are not to blame. In the end whoever it is has had enough.
+    bool suspects_lately(int rank, std::chrono::nanoseconds limit) noexcept {
+        if (std::exchange(suspect_, rank) != rank) suspected_ = last_;
+        return too_early(last_ - suspected_, limit) && too_early(last_ - limit_seen_, limit, 8);
+    }
+
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
     Clock::time_point deadline_{}, liveness_check_{};
     Clock::time_point last_{};        ///< the last look
     Clock::time_point limit_seen_{};  ///< when the limit was first seen to have passed; later than the deadline if the rank was off its
                                       ///< core
+    Clock::time_point suspected_{};   ///< since when `suspect_` is
+    int suspect_ = -1;
 };
 
 }  // namespace gradsync::inline v0_2::collective

@@ -92,7 +92,7 @@ public:
             if (started_[n].stage == Stage::meeting) met = started_[n].met;
         }
         const auto on_limit = [&](std::chrono::nanoseconds by) {
-            if (!met) report_timeout(by);
+            if (!met) report_timeout(deadline, by);
             // Several ranks may all wait for one of them in an earlier collective: its team, which knows that one, reports first.
             else if (flat_->late(*met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3)) flat_->look(*met, deadline);
         };
@@ -358,7 +358,7 @@ private:
 
     /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the rank that stopped: it
     /// leaves those that know more some time to report first.
-    [[gnu::cold]] void report_timeout(std::chrono::nanoseconds by) {
+    [[gnu::cold]] void report_timeout(collective::Deadline& deadline, std::chrono::nanoseconds by) {
         collective::Late who;
         std::string what;
         {
@@ -369,6 +369,7 @@ private:
             const int stages_before = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
             who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
+            if (!who.ranks.empty() && deadline.suspects_lately(who.ranks.front(), timeout())) return;
             if ((stages_before > 0 || !who.certain) && !flat_->ask(who, started_.first())) return;
         }
         fail(collective::timed_out(what, who, own_world_rank(), timeout()));

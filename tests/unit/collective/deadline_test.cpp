@@ -72,3 +72,22 @@ TEST_CASE("deadline: who may wait for one that waits leaves the others a twentie
     CHECK(Deadline::too_early(249ms, 1s));  // a short limit leaves time enough all the same
     CHECK(!Deadline::too_early(250ms, 1s));
 }
+
+TEST_CASE("deadline: whoever only lately keeps all from going on is not suspected, but in the end somebody is") {
+    constexpr std::chrono::nanoseconds limit = 1ms;
+    Deadline deadline;
+    bool lately = true;
+    const auto looks_until = [&](auto suspect) {
+        const auto start = std::chrono::steady_clock::now();
+        lately = true;
+        for (int i = 0; lately; ++i) {
+            deadline.look(
+                limit, [&](std::chrono::nanoseconds) { lately = deadline.suspects_lately(suspect(i), limit); }, [] {});
+            std::this_thread::sleep_for(1ms);
+        }
+        return std::chrono::steady_clock::now() - start;
+    };
+    CHECK(looks_until([](int) { return 1; }) >= 250ms);
+    CHECK(looks_until([](int) { return 2; }) >= 250ms);     // another one
+    CHECK(looks_until([](int i) { return i % 2; }) >= 1s);  // another one at each look, until 2 s after the limit
+}

@@ -137,11 +137,12 @@ public:
 
     /// Called repeatedly once the time limit has passed, `by` ago. Several ranks may all wait for one of them, in another communicator: they
     /// know more, and get some time to report first.
-    [[gnu::cold, gnu::noinline]] void report_timeout(std::uint64_t unstarted, const Whole* whole, std::chrono::nanoseconds by,
-                                                     std::chrono::nanoseconds limit) const {
+    [[gnu::cold, gnu::noinline]] void report_timeout(std::uint64_t unstarted, const Whole* whole, collective::Deadline& deadline,
+                                                     std::chrono::nanoseconds by, std::chrono::nanoseconds limit) const {
         Late who = late(unstarted);
         if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
         if (whole != nullptr) who.did = Late::Did::not_go_on;
+        if (who.did == Late::Did::not_go_on && !who.ranks.empty() && deadline.suspects_lately(who.ranks.front(), limit)) return;
         board_.world().fail(collective::timed_out(name(unstarted, whole), who, board_.world_rank(rank_), limit));
     }
 

@@ -121,7 +121,7 @@ public:
         if (board_->done(n) || board_->world().failed()) return;
         const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
         deadline.look(
-            timeout(), [&](std::chrono::nanoseconds by) { detector_.report_timeout(unstarted, whole, by, timeout()); },
+            timeout(), [&](std::chrono::nanoseconds by) { detector_.report_timeout(unstarted, whole, deadline, by, timeout()); },
             [&] { detector_.report_dead(unstarted, n, whole); });
         detector_.report_leavers(unstarted, whole);
     }
