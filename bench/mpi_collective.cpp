@@ -90,7 +90,7 @@ void run(const std::vector<std::string>& arguments) {
     MpiBackend sending(MPI_COMM_WORLD, {.shared_memory = false});
     const auto shared = sharing.allocate(bytes);
     void* const mapped = map_pages(bytes);
-    const auto adopted = gradsync::adopt(sharing, std::span(static_cast<std::byte*>(mapped), in_pages(bytes)));
+    const auto adopted = gradsync::adopt(sharing, std::span(static_cast<unsigned char*>(mapped), in_pages(bytes)));
     const auto ordinary = sending.allocate(bytes);  // as good as memory of one process gets: for all others
     const auto over = [&](const MpiBackend& comm, void* buffer) {
         return std::make_unique<OverMpiBackend>(collective, dtype, comm, buffer, bytes);
