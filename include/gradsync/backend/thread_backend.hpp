@@ -61,7 +61,7 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 /// - When the last handle of a rank is destroyed, the rank counts as gone: collectives that others start later fail.
 class ThreadBackend : public detail::EngineCollectives<ThreadBackend, detail::ThreadSeat> {
 public:
-    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true};
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
     static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);
 
     /// Returns the handles of `size` new ranks, for threads that you run yourself; `run_threads` runs them for you.
@@ -81,6 +81,7 @@ public:
     /// there are more ranks than cores and few gradients: see docs/performance.md.
     static constexpr std::size_t cheaper_alone_from(bool = true) noexcept { return std::size_t{16} << 10; }
     static constexpr bool shares(const BufferView&) noexcept { return true; }
+    static constexpr bool steps_inside() noexcept { return true; }
 
     /// Returns memory for buckets; see the concept.
     kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }

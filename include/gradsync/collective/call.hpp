@@ -7,11 +7,11 @@ namespace gradsync::inline v0_2::collective {
 
 using gradsync::detail::text;
 
-enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier };
+enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, reduce_step, all_gather, broadcast, gather, scatter, barrier };
 
 constexpr std::string_view name_of(Operation operation) noexcept {
-    return gradsync::detail::name_in({"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter", "barrier"},
-                                     operation);
+    return gradsync::detail::name_in(
+        {"all_reduce", "reduce", "reduce_scatter", "reduce_step", "all_gather", "broadcast", "gather", "scatter", "barrier"}, operation);
 }
 
 /// One rank's description of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}. In-place operations have the
@@ -41,7 +41,7 @@ constexpr bool is_valid(const Call& call, int size) noexcept {
            (!is_rooted(call.operation) || (call.root >= 0 && call.root < size));
 }
 
-constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_scatter; }
+constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_step; }
 
 /// "all_reduce(sum, f32, 1000 elements)"
 [[gnu::cold, gnu::noinline]] inline std::string describe(const Call& call) {
@@ -66,7 +66,10 @@ constexpr bool in_is_shard(Operation operation) noexcept { return operation == O
 constexpr bool out_is_shard(Operation operation) noexcept {
     return operation == Operation::reduce_scatter || operation == Operation::scatter;
 }
-constexpr bool has_shards(Operation operation) noexcept { return in_is_shard(operation) || out_is_shard(operation); }
+/// Does each rank own its shard (`shard_range`)? Otherwise the ranks may split the buffer as they like.
+constexpr bool has_shards(Operation operation) noexcept {
+    return in_is_shard(operation) || out_is_shard(operation) || operation == Operation::reduce_step;
+}
 
 /// Does `rank` contribute to the share of the buffer that belongs to `owner`?
 constexpr bool contributes(const Call& ranks_call, int rank, int owner) noexcept {

@@ -119,7 +119,8 @@ inline void check_same_options(const List<std::uint8_t>& all, int rank, const ch
 template <class Derived>
 class ProcessBackend : public EngineCollectives<Derived, collective::Engine> {
 public:
-    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true};
+    static constexpr BackendAbilities abilities{
+        .progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
 
     /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
     bool wants_progress_thread() const { return paths_->any_thread && paths_->machines.count() > 1; }
@@ -128,6 +129,8 @@ public:
     /// more than these hold. Messages leave from any memory.
     std::size_t cheaper_alone_from(bool shared) const { return std::size_t{1} << (shared && paths_->machines.count() == 1 ? 18 : 20); }
     bool shares(const BufferView& view) const noexcept { return this->engine_->shares(view.data, view.bytes()); }
+
+    bool steps_inside() const noexcept { return this->engine_->steps_inside(); }
 
     /// Says how the ranks reach one another, and why not by the faster way.
     std::string describe() const { return paths_->describe() + this->engine_->remark(); }

@@ -105,6 +105,16 @@ public:
         check_shard(Operation::reduce_scatter, "out", out.count, in.count);
         return start(reduction(Operation::reduce_scatter, in, out, op, contribution));
     }
+    /// See BackendAbilities::steps_inside.
+    template <class D = Derived>
+        requires(D::abilities.steps_inside)
+    WorkType reduce_step(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, ShardStep& step) {
+        const BufferView from = typed_view(const_cast<void*>(in.data), in.count, in.dtype, in.space);
+        if (Derived& self = static_cast<Derived&>(*this); !self.steps_inside() || !self.shares(from) || !self.shares(out))
+            refuse(Operation::reduce_step, "the ranks do not reach each other's buffers; ask steps_inside() and shares() first");
+        const std::size_t units = divide_up(out.bytes(), size_of(in.dtype));  // a Call has one type
+        return start(reduction(Operation::reduce_step, in, typed_view(out.data, units, in.dtype, out.space), op, contribution), &step);
+    }
     WorkType all_gather(ConstBufferView in, BufferView out) {
         check_shard(Operation::all_gather, "in", in.count, out.count);
         return start(movement(Operation::all_gather, in, out, 0));
@@ -211,10 +221,12 @@ protected:
 private:
     static constexpr bool records = requires(Engine& engine) { engine.record_flights(); };
 
-    WorkType start(Call call) {
+    WorkType start(Call call, [[maybe_unused]] ShardStep* step = nullptr) {
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
-        const std::uint64_t number = engine_->start(call);
+        std::uint64_t number;
+        if constexpr (requires { engine_->start(call, step); }) number = engine_->start(call, step);
+        else number = engine_->start(call);
         if constexpr (records) engine_->flights()->start(number, call);
         return {engine_, number};
     }

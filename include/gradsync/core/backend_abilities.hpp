@@ -30,6 +30,11 @@ struct BackendAbilities {
     /// gradients of all ranks lie in memory for which `bool shares(BufferView) const` is true, where collectives are as fast as in
     /// `allocate`d memory.
     bool cheaper_alone = false;
+    /// `bool steps_inside() const`: the same on all ranks, and if it is true, `reduce_step(in, out, op, contribution, step)` starts a
+    /// reduction whose results are not stored: the rank that owns a shard (`shard_range`) gives them to its `ShardStep`, which writes what it
+    /// makes of them to the `out` of all ranks. `in` and `out` have the same number of elements, each of any type, and are memory for which
+    /// `bool shares(BufferView) const` is true on all ranks. `step` stays until the collective is complete.
+    bool steps_inside = false;
     /// `double now() const`: this rank's time in seconds, if it is not the steady clock's. A simulation has one.
     bool clock = false;
     /// `group()` and `std::size_t group_bytes() const`: several small collectives leave as one. Collectives that are started while the

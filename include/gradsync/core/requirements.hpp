@@ -64,6 +64,12 @@ consteval void check_abilities() {
     GRADSYNC_CHECK_ABILITY(cheaper_alone, "cheaper_alone_from()", GRADSYNC_HAS(b.cheaper_alone_from(true)),
                            GRADSYNC_HAS((std::size_t{c.cheaper_alone_from(true)}, bool{c.shares(BufferView())})),
                            "it members std::size_t cheaper_alone_from(bool shared) const and bool shares(BufferView) const");
+    GRADSYNC_CHECK_ABILITY(
+        steps_inside, "steps_inside()", GRADSYNC_HAS(b.steps_inside()),
+        GRADSYNC_HAS((bool{c.steps_inside()}, bool{c.shares(BufferView())},
+                      w = b.reduce_step(ConstBufferView(), BufferView(), ReduceOp::sum, Contribution(), std::declval<ShardStep&>()))),
+        "it members bool steps_inside() const, bool shares(BufferView) const and WorkType reduce_step(ConstBufferView, "
+        "BufferView, ReduceOp, Contribution, ShardStep&)");
     GRADSYNC_CHECK_ABILITY(clock, "now()", GRADSYNC_HAS(double{b.now()}), GRADSYNC_HAS(double{c.now()}), "it a member double now() const");
     GRADSYNC_CHECK_ABILITY(groups, "group_bytes()", GRADSYNC_HAS(b.group_bytes()),
                            GRADSYNC_HAS((decltype(b.group())() = b.group(), std::size_t{c.group_bytes()})),

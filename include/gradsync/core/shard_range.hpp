@@ -2,6 +2,7 @@
 #pragma once
 
 #include "buffer_view.hpp"
+#include "list.hpp"
 #include "math.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -21,6 +22,18 @@ constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexce
     const std::size_t each = detail::divide_up(count, static_cast<std::size_t>(size)), first = each * static_cast<std::size_t>(rank);
     return {detail::smaller(first, count), detail::smaller(first + each, count)};
 }
+
+/// What a rank does with its shard of a reduction, inside the collective `reduce_step`, see BackendAbilities.
+class ShardStep {
+public:
+    /// `range`: elements of the whole buffer, which this rank owns. `sums`: their reduction, in memory of the library, valid during the
+    /// call. `outs[r]`: the `out` of rank r, of which no other rank touches these elements meanwhile. Called for each block of the shard,
+    /// by one thread at a time, in any order.
+    virtual void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) noexcept = 0;
+
+protected:
+    ~ShardStep() = default;
+};
 
 namespace detail {
 

@@ -95,6 +95,15 @@ public:
         });
     }
 
+    /// The first part of `finish()`, for callers that call it later: no more marks are to come.
+    void settle() {
+        check_usable("finish");
+        this->check_micro_batches("finish");
+        const typename Base::Finishing alone(*this, "finish");
+        check_places("finish");
+        guard([&] { settle_marks(); });
+    }
+
     bool try_finish() {
         check_usable("try_finish");
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
@@ -195,6 +204,10 @@ public:
     /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between parameters. Pooled
     /// shards have memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
+    BufferView bucket(std::size_t b) const noexcept { return gradients_.bucket(b); }
+    /// Are there several sums of a bucket in a step?
+    bool sums_apart() const noexcept { return gradients_.dealt().several(); }
+    bool compares_weights() const noexcept { return step_.compares_weights(); }
     const Deal& deal() const noexcept { return gradients_.dealt().deal(); }
     /// See GradientBuckets::end_round.
     void end_round(bool ends_step) { gradients_.end_round(ends_step); }
@@ -252,8 +265,7 @@ private:
     /// No more marks are to come: settles the gradients that are not ready and launches the remaining buckets.
     void close_step() {
         if (closed_) return;
-        if (!step_.has_batch()) settle_all();
-        else if (!all_ready()) settle_unready();
+        settle_marks();
         for (std::size_t b = step_.launched(); this->written_.checked() && b < plan().size(); ++b) this->check_written(b, "finish");
         this->written_.reset();
         step_.launch_full_buckets(false);
@@ -265,6 +277,12 @@ private:
             agreement_ = host_of(backend_).all_reduce(finds_unused ? BufferView(used.data(), used.size()) : BufferView(&used.back(), 1),
                                                       ReduceOp::max);
         closed_ = true;
+    }
+
+    void settle_marks() {
+        if (std::exchange(settled_, true)) return;
+        if (!step_.has_batch()) settle_all();
+        else if (!all_ready()) settle_unready();
     }
 
     void check_places(const char* operation) {
@@ -351,7 +369,7 @@ private:
             watch_marks();
         }
         set_has_batch(true);
-        closed_ = false;
+        closed_ = settled_ = false;
     }
 
     /// With OverlapForward: averages that were not waited for would be lost.
@@ -377,7 +395,8 @@ private:
     List<std::uint8_t> used_;                 ///< by parameter, of the last step; only if ranks agree on their use
     typename HostOf<B>::WorkType agreement_;  ///< on the gradients that were used, or on skipping the step
     Statistics statistics_;
-    bool closed_ = false;  ///< all marks of this step are settled
+    bool settled_ = false;  ///< all marks of this step are settled
+    bool closed_ = false;   ///< and all buckets are launched
     int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -107,7 +107,7 @@ Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
             std::move(own),
             decoupled,
             !std::is_same_v<X, AllReduce>,
-            std::is_same_v<X, AllReduce> || std::is_same_v<X, ReduceScatter>};
+            std::is_same_v<X, AllReduce> || std::derived_from<X, ReduceScatter>};
 }
 
 }  // namespace gradsync::inline v0_2::detail

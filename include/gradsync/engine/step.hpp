@@ -163,12 +163,14 @@ public:
             started_.store(b + 1, std::memory_order_release);
         }
         // Here, not in `finish()`: ranks may finish two Reducers of different communicators in different orders.
-        if (b == times_.size() && travels && is_due(options_.compare_weights_every))
-            weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
+        if (b == times_.size() && compares_weights()) weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
         if (in_hook) watch_.add(first, last);
     }
     /// The comparison of the weights, which starts with the last bucket of a step.
     WeightComparison<HostOf<B>>& weights() noexcept { return weights_; }
+
+    /// Does this step compare weights?
+    bool compares_weights() const noexcept { return !is_single_rank() && is_due(options_.compare_weights_every); }
 
     /// Starts the gathers of all buckets, when all collectives of the step are complete. The last bucket goes first, because the next
     /// forward starts with the parameters whose gradients came last. They use the same launch groups as the buckets. All start before any

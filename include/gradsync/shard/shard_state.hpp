@@ -68,30 +68,34 @@ public:
         return buckets_[slice.bucket][a].subview(slice.offset, slice.count);
     }
 
-    /// The optimizer steps this rank's shard of bucket b with `gradients`, and skips parameters i with `used(i)` false.
+    /// The optimizer steps the part of this rank's shard of bucket b that begins at element `first` with `gradients`, and skips parameters i
+    /// with `used(i)` false.
     template <FlatOptimizer O, class Used>
-    void step(std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
-        for (const ShardSlice& slice : slices(b)) {
-            if (!used(slice.parameter)) continue;
-            const ConstBufferView gradient = ConstBufferView(gradients).subview(slice.offset, slice.count);
+    void step(std::size_t b, std::size_t first, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) const {
+        for (const ShardSlice& whole : slices(b)) {
+            const ShardSlice slice = part_of(whole, first, gradients.count);
+            if (slice.count == 0 || !used(slice.parameter)) continue;
+            const ConstBufferView gradient = gradients.subview(slice.offset - first, slice.count);
             if (buckets_[b][0].dtype == DType::f32) step_slice<float>(slice, gradient, gradient_scale, optimizer);
             else if constexpr (requires(const OptimizerSlice<double>& s) { optimizer.step(s); })
                 step_slice<double>(slice, gradient, gradient_scale, optimizer);
         }
     }
 
-    /// Sets `values`, this rank's shard of the weights of bucket b, from the master weights. The optimizer may say how they are rounded.
+    /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the master weights. The
+    /// optimizer may say how they are rounded.
     template <FlatOptimizer O>
-    void round(std::size_t b, BufferView values, O& optimizer) const {
-        const BufferView master = array(b, 0);
+    void round(std::size_t b, std::size_t first, BufferView values, O& optimizer) const {
+        const BufferView master = array(b, 0).subview(first, values.count);
         if constexpr (requires(const RoundingSlice& slice) { optimizer.round(slice); }) {
             if (is_low_precision(values.dtype)) {
-                for (const ShardSlice& slice : slices(b))
-                    optimizer.round(
-                        RoundingSlice{.parameter = slice.parameter,
-                                      .first = slice.first,
-                                      .master = {static_cast<const float*>(master.subview(slice.offset, slice.count).data), slice.count},
-                                      .rounded = values.subview(slice.offset, slice.count)});
+                for (const ShardSlice& whole : slices(b))
+                    if (const ShardSlice slice = part_of(whole, first, values.count); slice.count != 0)
+                        optimizer.round(
+                            RoundingSlice{.parameter = slice.parameter,
+                                          .first = slice.first,
+                                          .master = {static_cast<const float*>(master.data) + (slice.offset - first), slice.count},
+                                          .rounded = values.subview(slice.offset - first, slice.count)});
                 return;
             }
         }
@@ -99,8 +103,17 @@ public:
     }
 
 private:
+    /// What the slice has of `count` elements of the shard from element `first` on; its count may be 0.
+    static ShardSlice part_of(ShardSlice slice, std::size_t first, std::size_t count) noexcept {
+        const std::size_t from = larger(slice.offset, first), to = smaller(slice.offset + slice.count, first + count);
+        slice.first += from - slice.offset;
+        slice.offset = from;
+        slice.count = from < to ? to - from : 0;
+        return slice;
+    }
+
     template <class T, class O>
-    void step_slice(const ShardSlice& slice, ConstBufferView gradient, double gradient_scale, O& optimizer) {
+    void step_slice(const ShardSlice& slice, ConstBufferView gradient, double gradient_scale, O& optimizer) const {
         constexpr std::size_t block = 4096;
         T converted[block];
         const bool converts = gradient.dtype != dtype_of<T>;

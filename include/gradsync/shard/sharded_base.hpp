@@ -6,8 +6,8 @@
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
 #include "../engine/gradient_engine.hpp"
-#include "shard_state.hpp"
-#include "unit_values.hpp"
+#include "../overlap/no_overlap.hpp"
+#include "step_inside.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -66,6 +66,7 @@ public:
     /// See Reducer::no_sync.
     NoSync no_sync() {
         check_usable("no_sync");
+        if (deferred_) refuse("no_sync", "the step is not over; call step() or discard() first");
         return engine_->no_sync();
     }
     /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. If gradients are sharded, the call may wait until
@@ -85,10 +86,10 @@ public:
         if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
             refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
         guard([&] {
-            engine_->finish();
+            deferred_ = inside_.possible() && !engine_->compares_weights();
+            if (deferred_) engine_->settle();
+            else reduce();
             ++micro_batches_;
-            engine_->end_round(false);
-            step_ += engine_->statistics().last;
         });
     }
 
@@ -97,6 +98,7 @@ public:
     /// skipped time and traffic count in the statistics of the next step. Local.
     void discard() {
         check_usable("discard");
+        guard([&] { reduce_deferred(); });
         engine_->discard();
         micro_batches_ = 0;
         engine_->end_round(true);
@@ -106,7 +108,10 @@ public:
     /// unless those travel in a wider type than their own and are rounded at the end. Between `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_averaged("gradient_norm");
-        return guard([&] { return engine_->gradient_norm() / divisor(); });
+        return guard([&] {
+            reduce_deferred();
+            return engine_->gradient_norm() / divisor();
+        });
     }
 
     // ------------------------------------------------------------------------------------------------ state and its moves
@@ -201,8 +206,7 @@ protected:
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
-        auto made = std::make_unique<Engine>(backend_, "this Reducer", std::move(views), engine_options_,
-                                             make_policies<B>(buckets_, overlap_, exchange_));
+        auto made = std::make_unique<Engine>(backend_, "this Reducer", std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
@@ -213,6 +217,8 @@ protected:
     void make_state() {
         state_ = ShardState<B>(backend_, plan(), engine_->layout(), engine_->infos(), values_.buckets(), optimizer_.state_count());
         gathers_.resize(plan().size());
+        if constexpr (Derived::steps_inside)
+            inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
     }
 
     /// This rank's shard of the values of bucket b.
@@ -220,7 +226,7 @@ protected:
 
     /// Starts to gather the master weights of all ranks into the values of bucket b.
     void start_gather(std::size_t b, CollectiveTag tag) {
-        state_.round(b, own_values(b), optimizer_);
+        state_.round(b, 0, own_values(b), optimizer_);
         gathers_.start(b, values_.bucket(b), tag);
         if (backend_.size() == 1) return;
         step_.bytes += values_.bucket(b).bytes();
@@ -260,10 +266,18 @@ protected:
         return engine_options_.averaging == Averaging::sum || counts_micro_batches() ? 1 : static_cast<double>(micro_batches_);
     }
 
+    /// Steps all shards inside the reductions, if the last `finish()` has left these for it; else returns false.
+    bool step_inside(double gradient_scale) {
+        if (!std::exchange(deferred_, false)) return false;
+        inside_.run(gradient_scale / divisor(), [&] { reduce(); });
+        for (const BufferView& values : values_.buckets()) step_.bytes += values.bytes();
+        return true;
+    }
+
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
         const auto stepping = watch().tell(Activity::optimizer, b, watch().now());
-        state_.step(b, engine_->gradient_shard(b), gradient_scale / divisor(), optimizer_,
+        state_.step(b, 0, engine_->gradient_shard(b), gradient_scale / divisor(), optimizer_,
                     [&](std::size_t i) { return engine_->was_used(i); });
     }
 
@@ -304,6 +318,21 @@ protected:
         step_.communication_seconds += watch().take_covered_seconds();
     }
 
+    /// Waits for the reductions of this backward.
+    void reduce() {
+        engine_->finish();
+        engine_->end_round(false);
+        step_ += engine_->statistics().last;
+    }
+    void reduce_deferred() {
+        if (std::exchange(deferred_, false)) reduce();
+    }
+
+    Policies<B> policies() {
+        if constexpr (Derived::steps_inside) return make_policies<B>(buckets_, NoOverlap(), typename InsideSteps<B, O>::Exchange(inside_));
+        else return make_policies<B>(buckets_, overlap_, exchange_);
+    }
+
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
 
     void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, parameters_.size(), operation); }
@@ -318,6 +347,8 @@ protected:
     UnitValues<B> values_;
     ShardState<B> state_;
     DeferredGather<B> gathers_;
+    InsideSteps<B, O> inside_{state_, values_, optimizer_};
+    bool deferred_ = false;          ///< `finish()` was called, and gradients are not reduced yet
     std::size_t micro_batches_ = 0;  ///< number reduced since the last step
     StepStatistics step_;
     Statistics statistics_;

@@ -21,6 +21,17 @@ struct Zero2 {
     static constexpr bool shards_gradients = true;
 };
 
+/// Stage 1 with the optimizer inside the reduction. `finish()` checks the marks, and `step()` does the rest in one pass: it reads the
+/// gradients of all ranks, steps, and writes the weights of all ranks; averages are never stored. The bits are those of Zero1. If the norm is
+/// asked for, gradients are reduced first, as in stage 1. So they are if ranks do not share memory, with UnusedParameters::find_unused, with
+/// `micro_batches`, and in a step that compares weights.
+///
+/// Buckets leave in `step()`, so it goes with no overlap policy. The optimizer may run on any thread that waits for a collective.
+struct StepInside {
+    static constexpr bool shards_gradients = false;
+    static constexpr bool steps_inside = true;
+};
+
 /// The memory of the weights that the model computes with.
 enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
@@ -68,6 +79,7 @@ class ShardedOptimizer
 public:
     static constexpr const char* name = "ShardedOptimizer";
     static constexpr bool stage_pools = Stage::shards_gradients;
+    static constexpr bool steps_inside = requires { Stage::steps_inside; };
     using Base::plan;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
@@ -83,6 +95,8 @@ public:
         using detail::Role;
         static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange,
                                       Role::stage>::template check<First, More...>());
+        static_assert(!steps_inside || (std::same_as<Overlap, OverlapBackward> && std::same_as<Exchange, ReduceScatter>),
+                      "gradsync: with StepInside buckets leave in step(): leave overlap policy and exchange out");
         (void)detail::choose<Stage, Role::stage, B>(first, more...);  // it is a type, and compares with the template argument
         const GradientStorage gradients = engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
@@ -141,6 +155,11 @@ public:
     /// that no rank used (UnusedParameters::find_unused) do not change. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
         Base::step([&] {
+            if (Base::step_inside(gradient_scale)) {
+                for (std::size_t i = 0; !in_buckets() && i < parameters_.size(); ++i)
+                    if (parameters_[i].requires_grad) kernel::copy(values_.value(i), parameters_[i].value);
+                return;
+            }
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
             for (std::size_t b = plan().size(); b-- > 0;) {
                 step_bucket(b, gradient_scale);

@@ -53,10 +53,11 @@ class ChunkWorker {
 public:
     explicit ChunkWorker(std::size_t ranks) : combiner_(ranks), inputs_(ranks), outputs_(ranks) {}
 
-    /// Works on `range`, a part of the share of `owner`.
+    /// Works on `range`, a part of the share of `owner`. `step`: the owner's, if the collective has one.
     template <class = void>  // see isa.hpp
-    void run(ListView<const Call> calls, int owner, ElementRange range) {
+    void run(ListView<const Call> calls, int owner, ElementRange range, ShardStep* step) {
         const Call& call = calls[0];
+        if (call.operation == Operation::reduce_step) return run_step(calls, range, *step);
         const std::size_t whole = range.first * size_of(call.dtype);  // offset in a whole buffer, in bytes
         // Offset in the owner's shard, in bytes, for operations whose shares are its shards.
         const std::size_t shard =
@@ -77,6 +78,21 @@ public:
     }
 
 private:
+    /// In blocks whose sums stay in the first cache.
+    [[gnu::noinline]] void run_step(ListView<const Call> calls, ElementRange range, ShardStep& step) {
+        alignas(64) std::byte sums[8 * 1024];
+        void* const to = sums;
+        const DType dtype = calls[0].dtype;
+        for (std::size_t r = 0; r < calls.size(); ++r) outputs_[r] = calls[r].out;
+        for (ElementRange block = range; block.first < range.last; block.first = block.last) {
+            block.last = smaller(block.first + sizeof sums / size_of(dtype), range.last);
+            for (std::size_t r = 0; r < calls.size(); ++r)
+                inputs_[r] = static_cast<const std::byte*>(calls[r].in) + block.first * size_of(dtype);
+            combiner_.run(calls, inputs_, {&to, 1}, block.size());
+            step.step(block, gradsync::detail::typed_view<const void>(to, block.size(), dtype), outputs_);
+        }
+    }
+
     collective::Combiner combiner_;
     List<const void*> inputs_;
     List<void*> outputs_;

@@ -56,14 +56,15 @@ public:
         staged_.set_timeout(limit);
     }
 
-    std::uint64_t start(const Call& call) override {
+    std::uint64_t start(const Call& call) override { return start(call, nullptr); }
+    std::uint64_t start(const Call& call, ShardStep* step) override {
         return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
             std::lock_guard lock(mutex_);
             oldest = started_.first();
             // The direct seat remembers only for its last Board::slots collectives which of them need staging.
             if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
             return started_.add([&](Started& started, std::uint64_t) {
-                direct_.start(call);  // both count from 0
+                direct_.start(call, step);  // both count from 0
                 started = {call};
             });
         });
@@ -191,6 +192,8 @@ public:
         const void* published = nullptr;
         return size() == 1 || regions_->publish(data, bytes, published);
     }
+
+    bool steps_inside() const noexcept override { return true; }
 
     std::string remark() const override {
         std::lock_guard lock(mutex_);

@@ -50,7 +50,8 @@ public:
 
     /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if
     /// `Board::slots` collectives are in flight. Throws Error if the world has failed.
-    std::uint64_t start(const Call& call) {
+    /// `step`: what this rank does in a `reduce_step`; it must stay until the collective is over.
+    std::uint64_t start(const Call& call, ShardStep* step = nullptr) {
         if (board_->world().failed()) throw_failure(call.operation);
         lock();
         while (next_.load(std::memory_order_relaxed) - min_retired() >= Board::slots) {
@@ -63,6 +64,7 @@ public:
         Board::Cell& cell = board_->cell(n, rank());
         cell.call = space_.publish(call);
         Board::Share& share = board_->share(n, rank());
+        steps_[n % Board::slots] = step;
         share.next.store(0, std::memory_order_relaxed);
         share.chunks_done.store(0, std::memory_order_relaxed);
         cell.arrived.store(n + 1, std::memory_order_release);
@@ -208,7 +210,7 @@ private:
             if (const int r = first_misfit(calls_); r >= 0) return board_->world().fail(collective::mismatch(n, calls_, r, *world_ranks()));
             const Chunks chunks = chunks_of(n);
             settle_empty_shares(n, chunks);
-            if (!world.cores_are_shared) {
+            if (!world.cores_are_shared || calls_[0].operation == Operation::reduce_step) {
                 work_share(n, chunks, rank());
             } else {
                 // Shares belong to cores then: each rank on a core finds the last one's data in the core's cache.
@@ -225,6 +227,7 @@ private:
         for (const std::uint64_t end = own_.load(std::memory_order_relaxed); n < end; others_.store(++n, std::memory_order_relaxed)) {
             if (board_->done(n)) continue;
             collect_calls(n);
+            if (calls_[0].operation == Operation::reduce_step) continue;  // each rank's step is its own
             const Chunks chunks = chunks_of(n);
             for (int k = 1; k <= board_->size(); ++k) {
                 if (board_->world().failed()) return;
@@ -264,7 +267,7 @@ private:
         while (share.next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
             const std::uint32_t c = share.next.fetch_add(1, std::memory_order_relaxed);
             if (c >= end) break;
-            worker_.run(calls_, owner, chunks.chunk(owner, c));
+            worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]);
             ++worked;
         }
         if (worked == 0) return;
@@ -357,6 +360,7 @@ private:
                                                                ///< failed
     List<Call> calls_ = List<Call>(static_cast<std::size_t>(board_->size()));
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
+    std::array<ShardStep*, Board::slots> steps_{};  ///< of this rank
     ChunkWorker worker_{calls_.size()};
 };
 

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <exception>
+
+#include "../engine/gradient_engine.hpp"
+#include "shard_state.hpp"
+#include "unit_values.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// One rank's optimizer inside the reductions of its gradients: each block of averages is stepped while it is in the cache, and the new
+/// weights are written to all ranks. For host memory that the ranks share.
+template <class B, class O>
+class InsideSteps {
+public:
+    /// The references must outlive the object.
+    InsideSteps(const ShardState<B>& state, const UnitValues<B>& values, O& optimizer) noexcept
+        : state_(state), values_(values), optimizer_(optimizer) {}
+
+    /// Finds out for a new plan whether all buckets can be stepped so. Collective.
+    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientEngine<B>& engine, bool may) {
+        possible_ = false;
+        if constexpr (abilities_of<B>.steps_inside) {
+            const std::size_t buckets = engine.plan().size();
+            rank_ = backend.rank(), size_ = backend.size();
+            std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
+            for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
+                shared = backend.shares(engine.bucket(b)) && backend.shares(values_.bucket(b));
+            possible_ = true;
+            for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
+            steps_ = List<Step>(buckets);
+            for (std::size_t b = 0; b < buckets; ++b) steps_[b].steps = this, steps_[b].bucket = b;
+        }
+    }
+    bool possible() const noexcept { return possible_; }
+
+    /// Calls `finish()`, which completes the reductions of a step, so that their results are stepped instead of stored.
+    template <class Finish>
+    void run(double gradient_scale, Finish&& finish) {
+        scale_ = gradient_scale;
+        inside_ = true;
+        finish();
+        inside_ = false;
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+
+    /// The exchange of the buckets. Outside of `run` it leaves the results in the shards.
+    class Exchange : public ReduceScatter {
+    public:
+        explicit Exchange(InsideSteps& steps) noexcept : steps_(&steps) {}
+        typename B::WorkType start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
+            if constexpr (abilities_of<B>.steps_inside)
+                if (steps_->inside_) return backend.reduce_step(bucket, steps_->values_.bucket(b), op, contribution, steps_->steps_[b]);
+            return ReduceScatter::start(backend, b, bucket, op, contribution);
+        }
+
+    private:
+        InsideSteps* steps_;
+    };
+
+private:
+    struct Step final : ShardStep {
+        void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) noexcept override {
+            steps->step(bucket, range, sums, outs);
+        }
+        InsideSteps* steps = nullptr;
+        std::size_t bucket = 0;
+    };
+
+    void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) noexcept {
+        try {
+            const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
+            const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
+            state_.step(b, first, averages, scale_, optimizer_, [](std::size_t) { return true; });
+            state_.round(b, first, own, optimizer_);
+            for (void* const out : outs)
+                if (void* const to = static_cast<std::byte*>(out) + range.first * size_of(own.dtype); to != own.data)
+                    std::memcpy(to, own.data, own.bytes());
+        } catch (...) {
+            if (!error_) error_ = std::current_exception();
+        }
+    }
+
+    const ShardState<B>& state_;
+    const UnitValues<B>& values_;
+    O& optimizer_;
+    int rank_ = 0, size_ = 1;
+    bool possible_ = false, inside_ = false;
+    double scale_ = 1;
+    List<Step> steps_;          ///< by bucket
+    std::exception_ptr error_;  ///< of the optimizer
+};
+
+}  // namespace gradsync::inline v0_2::detail
