@@ -241,21 +241,28 @@ private:
                     for (int r = 0; r < size_; ++r)
                         if (r != rank_) tell(r);
             }
-            if (spent >= options_.timeout + respite) break;
+            // If several are silent, one of them may only be slow to answer.
+            if (spent >= options_.timeout + respite && (silent().size() < 2 || spent >= options_.timeout + 4 * respite)) break;
             if (spent < std::chrono::milliseconds(1)) ::sched_yield();
             else ::usleep(50);
         }
         gradsync::detail::leak_until_exit(memory);
-        List<int> silent;
-        for (int r = 0; r < size_; ++r)
-            if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) silent.push_back(r);
-        // All ranks were heard of: the missing ones have given up before, or are elsewhere in the program.
+        // If all ranks were heard of, the missing ones have given up before, or are elsewhere in the program.
         using bootstrap::text;
-        const std::string ranks = silent.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(silent);
+        const List<int> missing = silent();
+        const std::string ranks = missing.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(missing);
         refuse(Errc::timeout,
                text("waited ", bootstrap::format_duration(options_.timeout), " in ", function, " for ", ranks,
                     "; every rank has to make its backend, or rendezvous, at the same place in the program"),
-               silent.empty() ? -1 : silent.front());
+               missing.empty() ? -1 : missing.front());
+    }
+
+    /// The ranks that are not known to have reached this call.
+    [[gnu::cold]] List<int> silent() const {
+        List<int> ranks;
+        for (int r = 0; r < size_; ++r)
+            if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) ranks.push_back(r);
+        return ranks;
     }
 
     /// Receives which calls other ranks are in, and answers them.
