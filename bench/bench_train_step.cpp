@@ -15,6 +15,7 @@
 //     optimal                 OptimalBuckets, planned from the first steps, and OverlapBackward
 //     forward                 the default's buckets and OverlapForward
 //     zero1, zero2, zero3     sharded optimizer, gradients, weights
+//     fused                   zero1 with the optimizer inside the reduction (StepInside)
 //     timeline                as buckets_25MB, while a Timeline keeps what happens
 //
 // BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory) or mpi_messages (processes that send

@@ -47,6 +47,7 @@ inline const std::vector<Strategy>& strategies() {
         {.name = "optimal", .buckets = "optimal"},
         {.name = "forward", .overlap = "forward"},
         {.name = "zero1", .shard = "optimizer"},
+        {.name = "fused", .overlap = "step", .shard = "optimizer"},
         {.name = "zero2", .shard = "gradients"},
         {.name = "zero3", .shard = "parameters"},
         {.name = "timeline", .watched = true},

@@ -84,6 +84,11 @@ std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, 
         if (o.compress == "power-sgd") return compressing(gs::PowerSgd{.rank = o.compress_rank, .start_step = o.compress_after});
         if (o.compress == "quantize") return compressing(gs::Quantizer{.bits = o.compress_bits, .start_step = o.compress_after});
     }
+    if constexpr (!Ops::on_device) {
+        if (o.overlap == "step")
+            return std::make_unique<OptimizerSharding<Ops, Backend, gs::StepInside, gs::OverlapBackward>>(
+                comm, parameters, units, o, observer, chosen_buckets(o, {}), gs::OverlapBackward{});
+    }
     if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units, observer);
     return make_overlapping(ops, comm, o, chosen_overlap(o), parameters, units, observer);
 }

@@ -63,6 +63,9 @@ void complete(Options& o) {
     if (o.shard != "none" && o.buckets == "optimal") {
         throw UsageError("--buckets optimal is for --shard none; shards stay where the first plan has put them");
     }
+    if (o.shard != "optimizer" && o.overlap == "step") {
+        throw UsageError("--overlap step is for --shard optimizer: each rank steps its shard inside the reduction");
+    }
     if (o.shard == "parameters") o.buckets = "unit";
     if (o.compress != "none") {
         const std::string flag = "--compress " + o.compress;
@@ -201,8 +204,9 @@ Options parse_options(int argc, char** argv, int processes) {
                    "none: all at the end of the backward pass; backward: a bucket leaves when it is full;\n"
                    "backward-polls, backward-thread: the same, and marks of gradients move it on, or a thread beside the\n"
                    "computation does (backward takes what suits the backend);\n"
-                   "forward: it is reduced in the backward pass, and gathered under the next forward pass")
-        ->check(CLI::IsMember({"none", "backward", "backward-polls", "backward-thread", "forward"}))
+                   "forward: it is reduced in the backward pass, and gathered under the next forward pass;\n"
+                   "step: with --shard optimizer it is reduced, stepped and gathered in one pass, where ranks share memory")
+        ->check(CLI::IsMember({"none", "backward", "backward-polls", "backward-thread", "forward", "step"}))
         ->group(group);
     app.add_option("--gradients", o.gradients, "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
         ->check(CLI::IsMember({"in-buckets", "borrowed"}))

@@ -40,9 +40,13 @@ public:
     void run(double gradient_scale, Finish&& finish) {
         scale_ = gradient_scale;
         inside_ = true;
-        finish();
+        try {
+            finish();
+        } catch (...) {
+            if (error_) std::rethrow_exception(error_);
+            throw;
+        }
         inside_ = false;
-        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     }
 
     /// The exchange of the buckets. Outside of `run` it leaves the results in the shards.
@@ -61,14 +65,14 @@ public:
 
 private:
     struct Step final : ShardStep {
-        void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) noexcept override {
-            steps->step(bucket, range, sums, outs);
+        bool step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) noexcept override {
+            return steps->step(bucket, range, sums, outs);
         }
         InsideSteps* steps = nullptr;
         std::size_t bucket = 0;
     };
 
-    void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) noexcept {
+    bool step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) noexcept {
         try {
             const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
             const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
@@ -77,8 +81,10 @@ private:
             for (void* const out : outs)
                 if (void* const to = static_cast<std::byte*>(out) + range.first * size_of(own.dtype); to != own.data)
                     std::memcpy(to, own.data, own.bytes());
+            return true;
         } catch (...) {
-            if (!error_) error_ = std::current_exception();
+            error_ = std::current_exception();
+            return false;
         }
     }
 

@@ -267,7 +267,10 @@ private:
         while (share.next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
             const std::uint32_t c = share.next.fetch_add(1, std::memory_order_relaxed);
             if (c >= end) break;
-            worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]);
+            if (!worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]))
+                return board_->world().fail({Errc::peer_failed, own_world_rank(),
+                                             collective::text("rank ", own_world_rank(), " failed in the step of its shard (",
+                                                              detector_.name(n), "); look at what that rank says")});
             ++worked;
         }
         if (worked == 0) return;

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: PROCESSORS 2
+// The optimizer inside the reduction: the bits of stage 1, whatever the step needs, and one collective a bucket.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gradsync/backend/tcp.hpp>
+#include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+
+#include "support/forked.hpp"
+#include "support/ports.hpp"
+#include "support/sharding.hpp"
+
+using namespace gradsync;
+using namespace gradsync_test;
+
+namespace {
+
+/// Some of these span several blocks of a step.
+const std::vector<std::size_t> sizes = {700, 1, 30000, 0, 5, 1025, 2, 40000};
+
+struct How {
+    Training training = {.counts = sizes, .steps = 5};
+    ParameterStorage parameters = ParameterStorage::in_buckets;
+    bool norms = false;     ///< asked for in steps 1 and 3
+    bool weighs = false;    ///< ranks have different weights, and the last one has no batch in step 2
+    bool discards = false;  ///< steps 2 and 4
+    bool thaws = false;     ///< parameters 2 and 5 are trained from step 2 on, and buckets are planned anew after it
+};
+
+/// What one rank has in the end, and how many collectives its steps took for each bucket.
+struct Trained {
+    std::vector<Bytes> weights;
+    std::vector<std::size_t> collectives;
+};
+
+template <class Stage, class B>
+Trained train_as(B comm, const How& how, Stage stage) {
+    const Training& t = how.training;
+    const std::size_t later[] = {2, 5};
+    auto model = initial_tensors(t.counts, t.dtype);
+    std::vector<ParameterView> views;
+    for (std::size_t i = 0; i < model.size(); ++i) {
+        views.push_back(parameter_view(model[i]));
+        views.back().name = "p" + std::to_string(i);
+        views.back().may_be_empty = true;
+        views.back().requires_grad = !how.thaws || (i != later[0] && i != later[1]);
+    }
+    ShardedOptimizer sharded(comm, views, AdamW{{0.01, 0.02}}, ShardingOptions{.reducer = t.reducer, .parameters = how.parameters}, stage,
+                             SizeCappedBuckets(150000));
+    sharded.broadcast_parameters();
+    Trained result;
+    for (int s = 0; s < t.steps; ++s) {
+        if (how.thaws && s == 2) sharded.unfreeze(later);
+        const bool has_batch = !(how.weighs && s == 2 && comm.rank() == comm.size() - 1 && comm.size() > 1);
+        if (how.weighs) {
+            if (!sharded.begin_step(has_batch)) break;
+            if (has_batch) sharded.set_weight(1.0 + comm.rank());
+        }
+        for (int m = 0; has_batch && m < t.micro_batches; ++m) {
+            std::optional<NoSync> guard;
+            if (m + 1 < t.micro_batches) guard.emplace(sharded.no_sync());
+            for (std::size_t i = views.size(); i-- > 0;) {
+                if (!sharded.parameters()[i].requires_grad) continue;
+                write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), t.batch(s, m), i, m > 0);
+                sharded.mark_ready(i);
+            }
+        }
+        sharded.finish();
+        if (how.discards && s % 2 == 0 && s > 0) {
+            sharded.discard();
+            continue;
+        }
+        double scale = 1.0 / t.micro_batches;
+        if (how.norms && s % 2 == 1) scale = clip_factor(sharded.gradient_norm(), 0.5);
+        sharded.step(scale);
+        result.collectives.push_back(sharded.statistics().last.collectives / sharded.plan().size());
+        if (how.thaws && s == 2) (void)sharded.rebuild_buckets();
+    }
+    result.weights = weights(sharded);
+    return result;
+}
+
+/// Trains in both ways over threads. Returns the collectives of a bucket in each step, or what differs.
+std::string collectives_of(int ranks, const How& how) {
+    std::string collectives;
+    const std::string found = findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+        const Trained expected = train_as(comm, how, Zero1{}), inside = train_as(comm, how, StepInside{});
+        finding.check(first_difference(expected.weights, inside.weights).empty(),
+                      first_difference(expected.weights, inside.weights) + " differs");
+        if (comm.rank() != 0) return;
+        for (const std::size_t c : inside.collectives) collectives += std::to_string(c);
+    });
+    return found.empty() ? collectives : found;
+}
+
+void check_inside(const How& how, const std::string& expected = "21111") {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+        CAPTURE(ranks);
+        CHECK(collectives_of(ranks, how) == (ranks == 1 ? std::string(expected.size(), '0') : expected));
+    }
+}
+
+}  // namespace
+
+// The first step compares weights, and is one of stage 1: two collectives a bucket.
+
+TEST_CASE("the bits are those of stage 1, with one collective a bucket, for weights and gradients anywhere") {
+    for (const auto parameters : {ParameterStorage::in_buckets, ParameterStorage::borrowed})
+        for (const auto gradients : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
+            How how{.parameters = parameters};
+            how.training.reducer.gradients = gradients;
+            if (parameters == ParameterStorage::in_buckets) how.training.reducer.compare_weights_every = never;
+            check_inside(how, parameters == ParameterStorage::in_buckets ? "11111" : "21111");
+        }
+}
+
+TEST_CASE("all types, and micro-batches under no_sync()") {
+    for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
+        CAPTURE(name_of(dtype));
+        How how;
+        how.training.dtype = dtype;
+        how.training.reducer.compare_weights_every = never;
+        check_inside(how, "11111");
+        how.training.micro_batches = 3;
+        how.training.reducer.accumulation = Accumulation::in_buckets;
+        check_inside(how, "11111");
+    }
+}
+
+TEST_CASE("a step whose norm is asked for reduces first") {
+    How how{.norms = true};
+    how.training.reducer.compare_weights_every = never;
+    check_inside(how, "12121");
+}
+
+TEST_CASE("weighted means, and ranks without a batch") {
+    How how{.weighs = true};
+    how.training.reducer = {.averaging = Averaging::weighted_mean, .compare_weights_every = never};
+    check_inside(how, "11111");
+}
+
+TEST_CASE("sums, discarded steps, and parameters that are trained later") {
+    How how{.discards = true};
+    how.training.reducer = {.averaging = Averaging::sum, .compare_weights_every = never};
+    for (int ranks = 1; ranks <= 4; ++ranks) CHECK(collectives_of(ranks, how).size() == 3);
+    How thawing{.thaws = true};
+    thawing.training.reducer.compare_weights_every = never;
+    check_inside(thawing, "11111");
+}
+
+TEST_CASE("where it cannot be, it is stage 1") {
+    How how;
+    how.training.reducer = {.unused = UnusedParameters::find_unused, .compare_weights_every = never};
+    for (int ranks = 2; ranks <= 3; ++ranks) {
+        const std::string collectives = collectives_of(ranks, how);
+        CHECK(collectives.size() == 5);
+        CHECK(collectives.find('1') == std::string::npos);
+    }
+}
+
+TEST_CASE("processes that share memory, and processes that do not") {
+    for (const bool shares : {true, false}) {
+        CAPTURE(shares);
+        const std::uint16_t port = free_port();
+        const auto reports = forked(3, [&](int rank) -> std::string {
+            TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
+            TcpBackend comm(rendezvous, {.shared_memory = shares});
+            How how;
+            how.training.reducer = {.gradients = GradientStorage::in_buckets, .compare_weights_every = never};
+            const Trained expected = train_as(comm, how, Zero1{}), inside = train_as(comm, how, StepInside{});
+            return first_difference(expected.weights, inside.weights) + std::to_string(inside.collectives.back());
+        });
+        for (const Report& report : reports) CHECK(report.text == (shares ? "1" : "2"));
+    }
+}
+
+namespace {
+
+/// Throws on one rank in the second step, in the middle of its shard.
+struct Breaks {
+    int rank;
+    std::size_t step_number = 0, first = 0;
+    static std::size_t state_count() { return 0; }
+    void begin_step() { ++step_number; }
+    void step(const OptimizerSlice<float>& s) {
+        if (rank == 1 && step_number == 2 && s.first > 20000) throw std::runtime_error("the optimizer has had enough");
+        for (float& w : s.value) w = static_cast<float>(step_number);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("an optimizer that throws is heard of on its rank, blamed on the others, and leaves each weight old or new") {
+    std::vector<float> weights[2];
+    const auto seen = outcomes(2, [&](ThreadBackend comm) {
+        std::vector<float>& w = weights[comm.rank()];
+        w.assign(60000, 0.5f);
+        std::vector<float> gradient(w.size(), 1.0f);
+        ShardedOptimizer sharded(comm, {ParameterView{.name = "w", .value = buffer(w), .gradient = buffer(gradient)}}, Breaks{comm.rank()},
+                                 ShardingOptions{.reducer = {.compare_weights_every = never}}, StepInside{});
+        for (int step = 0; step < 2; ++step) {
+            sharded.mark_ready(0);
+            sharded.finish();
+            sharded.step();
+        }
+    });
+    CHECK(seen[1].says("the optimizer has had enough"));
+    CHECK(seen[0].is(Errc::peer_failed));
+    CHECK(seen[0].says("rank 1"));
+    for (const std::vector<float>& w : weights)
+        for (const float x : w) REQUIRE((x == 1 || x == 2));
+}
+
+TEST_CASE("a mark that is missing is found by finish(), and micro-batches between finish() and step() are refused") {
+    const auto seen = outcomes(2, [](ThreadBackend comm) {
+        std::vector<float> w(10), gradient(10);
+        ShardedOptimizer sharded(comm, {ParameterView{.name = "w", .value = buffer(w), .gradient = buffer(gradient)}}, Sgd{}, StepInside{},
+                                 ShardingOptions{.reducer = {.compare_weights_every = never}});
+        sharded.mark_ready(0);
+        sharded.finish();
+        if (outcome_of([&] { (void)sharded.no_sync(); }).says("call step() or discard() first")) sharded.step();
+        sharded.finish();
+    });
+    for (const Outcome& outcome : seen) CHECK(outcome.says("'w' (bucket 0, marked 0 of 1 times)"));
+}
