@@ -28,8 +28,8 @@ class ShardStep {
 public:
     /// `range`: elements of the whole buffer, which this rank owns. `sums`: their reduction, in memory of the library, valid during the
     /// call. `outs[r]`: the `out` of rank r, of which no other rank touches these elements meanwhile. Called for each block of the shard,
-    /// by one thread at a time, in any order. Returns false if it failed: the collective then fails on all ranks, and names this one.
-    [[nodiscard]] virtual bool step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) noexcept = 0;
+    /// by one thread at a time, in any order. What it throws fails the collective on all ranks, and names this one.
+    virtual void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) = 0;
 
 protected:
     ~ShardStep() = default;

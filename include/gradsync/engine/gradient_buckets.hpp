@@ -19,6 +19,7 @@ public:
         : options_(options),
           halves_(policies.exchange->traits.scatters),
           scattered_(halves_ && !policies.decoupled),
+          consumed_(policies.consumes),
           size_(backend.size()),
           rank_(backend.rank()),
           policy_(policy),
@@ -35,7 +36,7 @@ public:
     /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
     [[gnu::cold]] void allocate(B& backend) {
         storage_ = make_storage(backend);
-        if (pooled()) shards_.allocate(backend, storage_, plan_.size(), dealt_);
+        allocate_shards(backend);
         if (sums_.apart()) {
             for (std::size_t place = 0; place < sums_.places(); ++place)
                 for (std::size_t i = 0; i < parameters_.size(); ++i)
@@ -100,8 +101,8 @@ public:
             if (dealt_.several()) add_up_sums(b);
             return;
         }
-        if (dealt_.deal().micro_batches == 0) shards_.add(b, own_part(b), 0);
-        for (std::size_t k = 0; k < dealt_.now().size(); ++k) shards_.add(b, result(b, k), dealt_.now()[k].leaves);
+        if (dealt_.deal().micro_batches == 0 && !consumed_) shards_.add(b, own_part(b), 0);
+        for (std::size_t k = 0; k < dealt_.now().size() && !consumed_; ++k) shards_.add(b, result(b, k), dealt_.now()[k].leaves);
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
@@ -212,7 +213,7 @@ public:
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < images(); ++k)
                 passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
         storage_ = std::move(storage);
-        if (pooled()) shards_.allocate(backend, storage_, plan_.size(), dealt_);
+        allocate_shards(backend);
         prepare_sums();
         prepare_marks();
         return true;
@@ -272,6 +273,9 @@ private:
         const BufferView to = halves_ ? own_part(b) : storage_.bucket(b);
         const double factor = options_.averaging == Averaging::mean ? 1.0 / static_cast<double>(options_.micro_batches) : 1;
         kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor, additions_});
+    }
+    [[gnu::cold]] void allocate_shards(B& backend) {
+        if (pooled() && !consumed_) shards_.allocate(backend, storage_, plan_.size(), dealt_);
     }
     void prepare_sums() noexcept { sums_.set_stride(sums_.apart() ? apart_bytes_ / sums_.places() : storage_.image_bytes()); }
 
@@ -373,6 +377,7 @@ private:
     ReducerOptions options_;
     bool halves_;     ///< see there
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
+    bool consumed_;   ///< not even these
     int size_, rank_;
     std::size_t least_direct_ = 0;  ///< bytes of a range of the trainer's memory that is used as a bucket, if it holds several gradients
     const AnyBuckets& policy_;

@@ -93,6 +93,7 @@ struct Policies {
     bool decoupled = false;  ///< the exchange is the first half of an all-reduce; `finish()` leaves the gathers to be waited for
     bool packs = false;      ///< the exchange wants many gradients per bucket, whatever they cost alone
     bool sums = true;        ///< the exchange adds up gradients as they are
+    bool consumes = false;   ///< the exchange leaves no results
 };
 
 template <class B, class Buckets, class Overlap, class X>
@@ -107,7 +108,8 @@ Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
             std::move(own),
             decoupled,
             !std::is_same_v<X, AllReduce>,
-            std::is_same_v<X, AllReduce> || std::derived_from<X, ReduceScatter>};
+            std::is_same_v<X, AllReduce> || std::derived_from<X, ReduceScatter>,
+            false};
 }
 
 }  // namespace gradsync::inline v0_2::detail

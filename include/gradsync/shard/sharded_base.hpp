@@ -81,12 +81,12 @@ public:
     /// Collective.
     void finish() {
         check_usable("finish");
-        if (micro_batches_ != 0 && engine_options_.gradients != GradientStorage::pooled)
+        if (micro_batches_ != 0 && (engine_options_.gradients != GradientStorage::pooled || steps_in_backward()))
             refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
         if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
             refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
         guard([&] {
-            deferred_ = inside_.possible() && !engine_->compares_weights();
+            deferred_ = inside_.possible() && !steps_in_backward() && !engine_->compares_weights();
             if (deferred_) engine_->settle();
             else reduce();
             ++micro_batches_;
@@ -98,6 +98,7 @@ public:
     /// skipped time and traffic count in the statistics of the next step. Local.
     void discard() {
         check_usable("discard");
+        refuse_in_backward("discard");
         guard([&] { reduce_deferred(); });
         engine_->discard();
         micro_batches_ = 0;
@@ -108,6 +109,7 @@ public:
     /// unless those travel in a wider type than their own and are rounded at the end. Between `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_averaged("gradient_norm");
+        refuse_in_backward("gradient_norm");
         return guard([&] {
             reduce_deferred();
             return engine_->gradient_norm() / divisor();
@@ -219,6 +221,14 @@ protected:
         gathers_.resize(plan().size());
         if constexpr (Derived::steps_inside)
             inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
+        if constexpr (Derived::in_backward) {
+            if (!consumes()) return;
+            if (!inside_.possible() || engine_->deal().rounds() > 1)
+                refuse(Derived::name,
+                       "with StepInBackward a step has one micro-batch, every parameter is used in it, and weights lie in memory that "
+                       "the ranks share; use Zero2");
+            inside_.run_in_backward();
+        }
     }
 
     /// This rank's shard of the values of bucket b.
@@ -266,10 +276,12 @@ protected:
         return engine_options_.averaging == Averaging::sum || counts_micro_batches() ? 1 : static_cast<double>(micro_batches_);
     }
 
-    /// Steps all shards inside the reductions, if the last `finish()` has left these for it; else returns false.
+    /// Steps all shards inside the reductions, if the last `finish()` has left these for it; false if there are averages to be stepped.
     bool step_inside(double gradient_scale) {
-        if (!std::exchange(deferred_, false)) return false;
-        inside_.run(gradient_scale / divisor(), [&] { reduce(); });
+        if (!steps_in_backward()) {
+            if (!std::exchange(deferred_, false)) return false;
+            inside_.run(gradient_scale / divisor(), [&] { reduce(); });
+        }
         for (const BufferView& values : values_.buckets()) step_.bytes += values.bytes();
         return true;
     }
@@ -296,7 +308,7 @@ protected:
     void step(Gather&& gather) {
         check_averaged("step");
         guard([&] {
-            optimizer_.begin_step();
+            if (!inside_.begun()) optimizer_.begin_step();
             gather();
             micro_batches_ = 0;
             engine_->end_round(true);
@@ -329,8 +341,25 @@ protected:
     }
 
     Policies<B> policies() {
-        if constexpr (Derived::steps_inside) return make_policies<B>(buckets_, NoOverlap(), typename InsideSteps<B, O>::Exchange(inside_));
-        else return make_policies<B>(buckets_, overlap_, exchange_);
+        using Inside = typename InsideSteps<B, O>::Exchange;
+        if constexpr (Derived::in_backward) {
+            auto policies = make_policies<B>(buckets_, overlap_, Inside(inside_));
+            policies.consumes = consumes();
+            return policies;
+        } else if constexpr (Derived::steps_inside) {
+            return make_policies<B>(buckets_, NoOverlap(), Inside(inside_));
+        } else {
+            return make_policies<B>(buckets_, overlap_, exchange_);
+        }
+    }
+    /// Are gradients stepped in the backward, where the ranks can do that?
+    bool consumes() const {
+        if constexpr (Derived::in_backward && abilities_of<B>.steps_inside) return backend_.size() > 1 && backend_.steps_inside();
+        else return false;
+    }
+    bool steps_in_backward() const noexcept { return Derived::in_backward && inside_.possible(); }
+    void refuse_in_backward(const char* operation) const {
+        if (steps_in_backward()) refuse(operation, "gradients are stepped in the backward, and not kept; use StepInside or Zero2");
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }

@@ -32,6 +32,15 @@ struct StepInside {
     static constexpr bool steps_inside = true;
 };
 
+/// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have marked it, and its memory
+/// is used for another; there are no shards of gradients. For ranks that share memory; elsewhere it is stage 2. Mark a parameter when its
+/// weights are not read any more in this backward. The optimizer may run on any thread that marks or waits; set its learning rate before
+/// the backward. A step has one micro-batch, no gradient scale, no norm, and cannot be discarded.
+struct StepInBackward {
+    static constexpr bool shards_gradients = true;
+    static constexpr bool steps_inside = true, in_backward = true;
+};
+
 /// The memory of the weights that the model computes with.
 enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
@@ -79,7 +88,7 @@ class ShardedOptimizer
 public:
     static constexpr const char* name = "ShardedOptimizer";
     static constexpr bool stage_pools = Stage::shards_gradients;
-    static constexpr bool steps_inside = requires { Stage::steps_inside; };
+    static constexpr bool steps_inside = requires { Stage::steps_inside; }, in_backward = requires { Stage::in_backward; };
     using Base::plan;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
@@ -95,13 +104,18 @@ public:
         using detail::Role;
         static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange,
                                       Role::stage>::template check<First, More...>());
-        static_assert(!steps_inside || (std::same_as<Overlap, OverlapBackward> && std::same_as<Exchange, ReduceScatter>),
-                      "gradsync: with StepInside buckets leave in step(): leave overlap policy and exchange out");
+        static_assert(!steps_inside || std::same_as<Exchange, ReduceScatter>,
+                      "gradsync: an optimizer inside the reduction takes no exchange");
+        static_assert(!steps_inside || in_backward || std::same_as<Overlap, OverlapBackward>,
+                      "gradsync: with StepInside buckets leave in step(): leave the overlap policy out");
+        static_assert(!in_backward || !forward,
+                      "gradsync: with StepInBackward the weights are there after the backward: use OverlapBackward");
         (void)detail::choose<Stage, Role::stage, B>(first, more...);  // it is a type, and compares with the template argument
         const GradientStorage gradients = engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
         if (!Stage::shards_gradients && gradients == GradientStorage::pooled) refuse(name, "pooled gradients are for stage 2: write Zero2");
+        if (in_backward) engine_options_.compare_weights_every = never;  // they change in the backward
         engine_options_ =
             detail::with_storage(engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
@@ -154,6 +168,8 @@ public:
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, then all ranks get the new weights. Parameters
     /// that no rank used (UnusedParameters::find_unused) do not change. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
+        if (gradient_scale != 1 && Base::steps_in_backward())
+            refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
         Base::step([&] {
             if (Base::step_inside(gradient_scale)) {
                 for (std::size_t i = 0; !in_buckets() && i < parameters_.size(); ++i)

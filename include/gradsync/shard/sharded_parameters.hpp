@@ -48,7 +48,7 @@ class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Ove
 
 public:
     static constexpr const char* name = "ShardedParameters";
-    static constexpr bool steps_inside = false;
+    static constexpr bool steps_inside = false, in_backward = false;
 
     /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which need not outlive
     /// `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. After the units come the options

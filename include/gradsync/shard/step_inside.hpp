@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
-
 #include "../engine/gradient_engine.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
@@ -26,7 +24,8 @@ public:
             rank_ = backend.rank(), size_ = backend.size();
             std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
-                shared = backend.shares(engine.bucket(b)) && backend.shares(values_.bucket(b));
+                // Pooled buckets get their memory, which is shared, when they are filled.
+                shared = (engine.bucket(b).data == nullptr || backend.shares(engine.bucket(b))) && backend.shares(values_.bucket(b));
             possible_ = true;
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
             steps_ = List<Step>(buckets);
@@ -40,22 +39,26 @@ public:
     void run(double gradient_scale, Finish&& finish) {
         scale_ = gradient_scale;
         inside_ = true;
-        try {
-            finish();
-        } catch (...) {
-            if (error_) std::rethrow_exception(error_);
-            throw;
-        }
+        finish();
         inside_ = false;
     }
+
+    /// From now on the results are stepped as they come. The optimizer's step begins with the first bucket.
+    void run_in_backward() noexcept { inside_ = in_backward_ = true; }
+    /// Has the optimizer's step begun?
+    bool begun() noexcept { return std::exchange(begun_, false); }
 
     /// The exchange of the buckets. Outside of `run` it leaves the results in the shards.
     class Exchange : public ReduceScatter {
     public:
         explicit Exchange(InsideSteps& steps) noexcept : steps_(&steps) {}
         typename B::WorkType start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
-            if constexpr (abilities_of<B>.steps_inside)
-                if (steps_->inside_) return backend.reduce_step(bucket, steps_->values_.bucket(b), op, contribution, steps_->steps_[b]);
+            if constexpr (abilities_of<B>.steps_inside) {
+                if (steps_->inside_) {
+                    if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->optimizer_.begin_step();
+                    return backend.reduce_step(bucket, steps_->values_.bucket(b), op, contribution, steps_->steps_[b]);
+                }
+            }
             return ReduceScatter::start(backend, b, bucket, op, contribution);
         }
 
@@ -65,37 +68,28 @@ public:
 
 private:
     struct Step final : ShardStep {
-        bool step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) noexcept override {
-            return steps->step(bucket, range, sums, outs);
-        }
+        void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) override { steps->step(bucket, range, sums, outs); }
         InsideSteps* steps = nullptr;
         std::size_t bucket = 0;
     };
 
-    bool step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) noexcept {
-        try {
-            const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
-            const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
-            state_.step(b, first, averages, scale_, optimizer_, [](std::size_t) { return true; });
-            state_.round(b, first, own, optimizer_);
-            for (void* const out : outs)
-                if (void* const to = static_cast<std::byte*>(out) + range.first * size_of(own.dtype); to != own.data)
-                    std::memcpy(to, own.data, own.bytes());
-            return true;
-        } catch (...) {
-            error_ = std::current_exception();
-            return false;
-        }
+    void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) {
+        const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
+        const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
+        state_.step(b, first, averages, scale_, optimizer_, [](std::size_t) { return true; });
+        state_.round(b, first, own, optimizer_);
+        for (void* const out : outs)
+            if (void* const to = static_cast<std::byte*>(out) + range.first * size_of(own.dtype); to != own.data)
+                std::memcpy(to, own.data, own.bytes());
     }
 
     const ShardState<B>& state_;
     const UnitValues<B>& values_;
     O& optimizer_;
     int rank_ = 0, size_ = 1;
-    bool possible_ = false, inside_ = false;
+    bool possible_ = false, inside_ = false, in_backward_ = false, begun_ = false;
     double scale_ = 1;
-    List<Step> steps_;          ///< by bucket
-    std::exception_ptr error_;  ///< of the optimizer
+    List<Step> steps_;  ///< by bucket
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -29,6 +30,20 @@ bool same_everywhere(typename L::Backend& backend, std::int64_t value) {
     std::memcpy(both, bytes.data(), sizeof both);
     return both[0] == -both[1];
 }
+
+/// Writes twice the sum, and a half for each rank, to all ranks as f64; fails in the block of element `fails_at`, if there is one.
+struct TwiceTheSum final : gradsync::ShardStep {
+    void step(gradsync::ElementRange range, gradsync::ConstBufferView sums, gradsync::ListView<void* const> outs) override {
+        if (range.first <= fails_at && fails_at < range.last) throw std::runtime_error("no more");
+        elements += range.size();
+        const float* const sum = static_cast<const float*>(sums.data);
+        for (std::size_t k = range.first; k < range.last; ++k)
+            for (void* const out : outs) static_cast<double*>(out)[k] = 2 * static_cast<double>(sum[k - range.first]) + 0.5 * rank;
+    }
+    int rank = 0;
+    std::size_t fails_at = static_cast<std::size_t>(-1);
+    std::size_t elements = 0;
+};
 
 /// Every ability that the backend states (gradsync::BackendAbilities) does what it promises. Tags are checked with the failures.
 template <Launcher L>
@@ -177,6 +192,48 @@ void check_abilities() {
                         findings.check(wrong.empty(), where + wrong);
                     }
                 }
+            });
+        }
+    }
+    if constexpr (abilities.steps_inside) {
+        const auto reduce = [](Backend& backend, std::size_t count, TwiceTheSum& step, Findings& findings) {
+            const std::string where = at(backend.rank(), backend.size());
+            const auto in = backend.allocate(count * sizeof(float)), out = backend.allocate(count * sizeof(double));
+            const gradsync::BufferView from{in.data(), count, DType::f32}, to{out.data(), count, DType::f64};
+            if (!backend.steps_inside()) {
+                expect_error(findings, where, gradsync::Errc::invalid_argument, -1, {"steps_inside()"},
+                             [&] { backend.reduce_step(from, to, gradsync::ReduceOp::sum, {}, step).wait(); });
+                return;
+            }
+            for (std::size_t k = 0; k < count; ++k)
+                from.as<float>()[k] = static_cast<float>((k + static_cast<std::size_t>(backend.rank())) % 97);
+            step.rank = backend.rank();
+            backend.reduce_step(from, to, gradsync::ReduceOp::sum, {}, step).wait();
+            findings.check(step.elements == gradsync::shard_range(count, backend.size(), backend.rank()).size(), where + "other elements");
+            for (int owner = 0; owner < backend.size(); ++owner) {
+                const gradsync::ElementRange shard = gradsync::shard_range(count, backend.size(), owner);
+                for (std::size_t k = shard.first; k < shard.last; ++k) {
+                    double sum = 0;
+                    for (int r = 0; r < backend.size(); ++r) sum += static_cast<double>((k + static_cast<std::size_t>(r)) % 97);
+                    findings.check(to.as<double>()[k] == 2 * sum + 0.5 * owner, where + "another result");
+                }
+            }
+            backend.barrier().wait();  // the memory of others may not go before
+        };
+        SUBCASE("steps_inside: each rank gets the sums of its shard, and writes to the memory of all") {
+            each_world<L>([&](Backend backend, Findings& findings) {
+                findings.check(same_everywhere<L>(backend, backend.steps_inside()), "the ranks can do different things");
+                for (const std::size_t count : {0, 1, 5, 1000, 70001})
+                    if (TwiceTheSum step; true) reduce(backend, count, step, findings);
+            });
+        }
+        SUBCASE("steps_inside: a step that fails is the failure of its rank") {
+            each_world<L>([&](Backend backend, Findings& findings) {
+                if (!backend.steps_inside()) return;
+                TwiceTheSum step;
+                if (backend.rank() == 0) step.fails_at = 10;
+                expect_error(findings, at(backend.rank(), backend.size()), gradsync::Errc::peer_failed, 0,
+                             {"failed in the step of its shard: no more"}, [&] { reduce(backend, 100000, step, findings); });
             });
         }
     }

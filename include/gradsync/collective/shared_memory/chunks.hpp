@@ -53,9 +53,9 @@ class ChunkWorker {
 public:
     explicit ChunkWorker(std::size_t ranks) : combiner_(ranks), inputs_(ranks), outputs_(ranks) {}
 
-    /// Works on `range`, a part of the share of `owner`. `step`: the owner's, if the collective has one. Returns false if that failed.
+    /// Works on `range`, a part of the share of `owner`. `step`: the owner's, if the collective has one.
     template <class = void>  // see isa.hpp
-    bool run(ListView<const Call> calls, int owner, ElementRange range, ShardStep* step) {
+    void run(ListView<const Call> calls, int owner, ElementRange range, ShardStep* step = nullptr) {
         const Call& call = calls[0];
         if (call.operation == Operation::reduce_step) return run_step(calls, range, *step);
         const std::size_t whole = range.first * size_of(call.dtype);  // offset in a whole buffer, in bytes
@@ -68,20 +68,18 @@ public:
                 outputs_[receivers++] = static_cast<std::byte*>(calls[r].out) + (collective::out_is_shard(call.operation) ? shard : whole);
         if (collective::reduces(call.operation)) {
             for (std::size_t r = 0; r < calls.size(); ++r) inputs_[r] = static_cast<const std::byte*>(calls[r].in) + whole;
-            combiner_.run(calls, inputs_, {outputs_.data(), receivers}, range.size());
-            return true;
+            return combiner_.run(calls, inputs_, {outputs_.data(), receivers}, range.size());
         }
         const bool gathers = collective::in_is_shard(call.operation);
         const Call& source = calls[static_cast<std::size_t>(gathers ? owner : call.root)];
         const void* const from = static_cast<const std::byte*>(source.in) + (gathers ? shard : whole);
         for (std::size_t i = 0; i < receivers; ++i)
             if (outputs_[i] != from) std::memcpy(outputs_[i], from, range.size() * size_of(call.dtype));
-        return true;
     }
 
 private:
     /// In blocks whose sums stay in the first cache.
-    [[gnu::noinline]] bool run_step(ListView<const Call> calls, ElementRange range, ShardStep& step) {
+    [[gnu::noinline]] void run_step(ListView<const Call> calls, ElementRange range, ShardStep& step) {
         alignas(64) std::byte sums[32 * 1024];
         void* const to = sums;
         const DType dtype = calls[0].dtype;
@@ -91,9 +89,8 @@ private:
             for (std::size_t r = 0; r < calls.size(); ++r)
                 inputs_[r] = static_cast<const std::byte*>(calls[r].in) + block.first * size_of(dtype);
             combiner_.run(calls, inputs_, {&to, 1}, block.size());
-            if (!step.step(block, gradsync::detail::typed_view<const void>(to, block.size(), dtype), outputs_)) return false;
+            step.step(block, gradsync::detail::typed_view<const void>(to, block.size(), dtype), outputs_);
         }
-        return true;
     }
 
     collective::Combiner combiner_;

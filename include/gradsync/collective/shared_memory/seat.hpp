@@ -267,10 +267,13 @@ private:
         while (share.next.load(std::memory_order_relaxed) < end && !board_->world().failed()) {
             const std::uint32_t c = share.next.fetch_add(1, std::memory_order_relaxed);
             if (c >= end) break;
-            if (!worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]))
-                return board_->world().fail({Errc::peer_failed, own_world_rank(),
-                                             collective::text("rank ", own_world_rank(), " failed in the step of its shard (",
-                                                              detector_.name(n), "); look at what that rank says")});
+            try {
+                worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]);
+            } catch (const std::exception& error) {  // a step's
+                const int self = own_world_rank();
+                return board_->world().fail(
+                    {Errc::peer_failed, self, collective::text("rank ", self, " failed in the step of its shard: ", error.what())});
+            }
             ++worked;
         }
         if (worked == 0) return;
