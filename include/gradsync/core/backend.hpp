@@ -77,6 +77,19 @@ concept Backend =
         { handle.describe() } -> std::convertible_to<std::string>;
     };
 
+/// Makes memory that this process mapped for itself (mmap, by whole pages; not malloc's) such as `comm.allocate` returns, for as long as the
+/// result lives: gradients there are reduced where they are, at the speed of shared memory. It stays at its address, with its contents, also
+/// afterwards; no thread may use it during the two moves. Between threads and between machines it does nothing. Collective:
+/// the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks of a machine if one of them cannot.
+///
+///     const auto adopted = gs::adopt(comm, std::span(arena, elements));
+template <class B, class Region>
+[[nodiscard]] auto adopt(B& comm, Region&& region) {
+    const BufferView view = buffer(std::forward<Region>(region));
+    if constexpr (requires { comm.adopt(std::span<std::byte>()); }) return comm.adopt({static_cast<std::byte*>(view.data), view.bytes()});
+    else return comm.allocate(0);
+}
+
 namespace detail {
 
 /// Tests without a time limit if W can (BackendAbilities::poll), else with one. W is the WorkType of a backend or of an exchange.

@@ -155,8 +155,7 @@ public:
                    text("the new memory of '", name(i), "' must be a borrowed gradient of the same count, type and space"), name(i));
         if (!gradients_.rebind(i, readiness_.bucket_of(i), gradient))
             refuse("rebind_gradient",
-                   text("'", name(i), "' shares a range of device memory with others, which is a bucket; make a new Reducer to move it"),
-                   name(i));
+                   text("'", name(i), "' is part of an arena in device memory, which is a bucket; make a new Reducer to move it"), name(i));
     }
 
     /// Was no gradient marked since the last `finish()`, except under `no_sync()`?
