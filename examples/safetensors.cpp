@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <gradsync/kernel/convert.hpp>
+#include <gradsync/kernel/tables.hpp>
 
 #include "data.hpp"
 
@@ -244,6 +244,8 @@ SafeWeights::SafeWeights(const std::filesystem::path& path) : path_{path} {
 }
 
 void SafeWeights::match(const Parameters& parameters) {
+    gradsync::kernel::register_kernels<gradsync::DType::f16>();
+    gradsync::kernel::register_kernels<gradsync::DType::bf16>();
     naming(path_, [&] {
         std::set<std::string> known;
         for (const Parameter& p : parameters) {

@@ -8,7 +8,7 @@
 set(layers
     "kernel/isa.hpp"
     "core/(dtype|enums|error|list|reduce_op|storage_floats|sum_tree|text).hpp"
-    "kernel/(convert|kernels|loops|reduce|tables).hpp"
+    "kernel/(convert|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"
     "bootstrap"

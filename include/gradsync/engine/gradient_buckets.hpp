@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "gradient_shards.hpp"
+#include "bucket_storage.hpp"
 #include "parameters.hpp"
 #include "policies.hpp"
 #include "verification.hpp"

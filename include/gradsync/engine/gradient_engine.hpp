@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/once.hpp"
 #include "gradient_norm.hpp"
 #include "marking.hpp"
 
