@@ -346,14 +346,15 @@ private:
     // All functions below must not hold the mutex.
 
     [[gnu::cold]] void report_dead() {
-        const int culprit = flat_->first_dead();
+        const int culprit = flat_->consult([](auto&, auto& detector) { return detector.first_dead(); });
         std::unique_lock lock(mutex_);
         if (started_.empty() || started_.oldest().stage == Stage::complete) return;
-        if (flat_->is_asked()) flat_->answer(late(started_.oldest()));
+        if (flat_->consult([](auto& world, auto&) { return world.is_asked(); }))
+            flat_->consult([who = late(started_.oldest())](auto&, auto& detector) { detector.answer(who); });
         if (culprit < 0) return;
         const std::string what = collective::name_of(started_.oldest().call, started_.first());
         lock.unlock();
-        fail(flat_->end_of(culprit, what));
+        fail(flat_->consult([&](auto& world, auto&) { return world.end_of(culprit, what); }));
     }
 
     /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the rank that stopped: it
@@ -369,7 +370,8 @@ private:
             const int stages_before = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
             who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
-            if ((stages_before > 0 || !who.certain) && !flat_->ask(who, started_.first())) return;
+            const auto ask = [&](auto&, auto& detector) { return detector.ask(who, started_.first(), timeout()); };
+            if ((stages_before > 0 || !who.certain) && !flat_->consult(ask)) return;
         }
         fail(collective::timed_out(what, who, own_world_rank(), timeout()));
     }

@@ -249,15 +249,11 @@ public:
         void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (data == MAP_FAILED) throw std::bad_alloc();
         const auto take_back = [communicator = communicator_, bytes](void* region) {
-            {
-                const auto lock = communicator->simulation().scheduler.lock();
-                communicator->simulation().remove_region(region);
-            }
+            communicator->simulation().regions.remove(region);
             ::munmap(region, bytes);
         };
         collective::Memory memory(std::shared_ptr<void>(data, take_back));
-        const auto lock = scheduler().lock();
-        world().add_region(data, bytes);
+        world().regions.add(data, bytes);
         return memory;
     }
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <queue>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "../collective/failures.hpp"
+#include "../collective/messages/transport.hpp"
 #include "../plan/cost_model.hpp"
 
 namespace gradsync::inline v0_2::simulation {
@@ -315,15 +315,8 @@ public:
     // -------------------------------------------------------------------------------------------------------- memory
 
     /// Is this memory from `allocate` whose contents are not moved?
-    bool is_unmoved(const void* data) const {
-        if (moves_buckets_ || data == nullptr) return false;
-        auto region = regions_.upper_bound(static_cast<const std::byte*>(data));
-        return region != regions_.begin() && static_cast<const std::byte*>(data) < (--region)->second;
-    }
-    void add_region(const void* data, std::size_t bytes) {
-        regions_[static_cast<const std::byte*>(data)] = static_cast<const std::byte*>(data) + bytes;
-    }
-    void remove_region(const void* data) { regions_.erase(static_cast<const std::byte*>(data)); }
+    bool is_unmoved(const void* data) const { return !moves_buckets_ && regions.contains(data, 1); }
+    message_passing::KnownMemory regions;  ///< from `allocate`
 
 private:
     /// All ranks wait for one another: moves time to the earliest deadline, and reports that time-out.
@@ -342,7 +335,6 @@ private:
     std::vector<std::chrono::nanoseconds> limits_ = std::vector<std::chrono::nanoseconds>(waits_.size());
     std::condition_variable stopped_;
     bool stop_ = false;
-    std::map<const std::byte*, const std::byte*> regions_;
 };
 
 }  // namespace gradsync::inline v0_2::simulation
