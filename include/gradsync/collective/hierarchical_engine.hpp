@@ -9,7 +9,7 @@
 namespace gradsync::inline v0_2::detail {
 
 /// A communicator of teams, some of several ranks that share memory. A team is on one machine, and a node of the tree of sums
-/// (core/sum_tree.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine by machine, and every machine has the
+/// (core/math.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine by machine, and every machine has the
 /// same power of two of them, each machine is one team.
 ///
 /// An all-reduce goes through stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all teams that have it,

@@ -34,7 +34,7 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// | `barrier()` | complete when every rank has started it |
 ///
 /// In min and max a NaN wins. A mean is multiplied by one over the sum of the weights, in the accumulator's type. Elements are combined in
-/// the order of the tree over the ranks (sum_tree.hpp); the docs of a backend that cannot say so.
+/// the order of the tree over the ranks (core/math.hpp); the docs of a backend that cannot say so.
 ///
 /// - `progress()` advances collectives and never blocks. `progress_time()` is the time that this rank has worked in it and in
 ///   `Work::test()` so far.

@@ -7,8 +7,8 @@
 #include "../core/dtype.hpp"
 #include "../core/error.hpp"
 #include "../core/list.hpp"
+#include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
-#include "../core/sum_tree.hpp"
 
 /// Bulk conversion between floating types, in host memory.
 ///
@@ -22,7 +22,7 @@
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One fused pass: combines the inputs, the leaves of a tree (core/sum_tree.hpp), and writes the result to every output. Ranks that share an
+/// One fused pass: combines the inputs, the leaves of a tree (core/math.hpp), and writes the result to every output. Ranks that share an
 /// address space, or a window of it, reduce with it.
 ///
 /// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each. An output is one of the inputs, or overlaps none of them. Input

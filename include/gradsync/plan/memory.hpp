@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "../core/sum_tree.hpp"
+#include "../core/math.hpp"
 #include "checked_size.hpp"
 
 namespace gradsync::inline v0_2::plan {

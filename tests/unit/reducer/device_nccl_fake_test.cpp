@@ -3,8 +3,8 @@
 // The Reducer on device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
 #include <gradsync/backend/faulty.hpp>
 #include <gradsync/backend/nccl.hpp>
-#include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
