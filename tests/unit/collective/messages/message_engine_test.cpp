@@ -85,8 +85,8 @@ public:
     int last_stream() const noexcept override { return 100; }
     const char* refusal() const noexcept override { return closed ? "ask for a key" : nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
-    Ticket send(int, int, const void*, std::size_t) override { return 0; }
-    Ticket receive(int, int, void*, std::size_t, std::size_t*) override { return 1; }
+    Ticket send(int, int, const void*, std::size_t, bool) override { return 0; }
+    Ticket receive(int, int, void*, std::size_t, std::size_t*, std::size_t) override { return 1; }
     bool poll() override {
         CHECK(!closed);
         return false;
