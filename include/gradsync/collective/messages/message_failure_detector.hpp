@@ -21,7 +21,10 @@ public:
     /// The ranks that keep `pending` from completing.
     [[gnu::cold]] Late late(const PendingCollective& pending) const {
         using Did = Late::Did;
-        if (List<int> missing = missing_of(pending); !missing.empty())
+        List<int> missing;
+        for (int r = 0; r < size(); ++r)
+            if (!pending.arrived(r)) missing.push_back(world_rank(r));
+        if (!missing.empty())
             return {.ranks = std::move(missing),
                     .did = pending.waits_for_hub() ? Did::wait_itself : Did::not_start,
                     .certain = !pending.waits_for_hub()};
@@ -127,13 +130,6 @@ private:
         else if (since == Clock::time_point{}) since = Clock::now();
         else return Clock::now() - since > std::chrono::milliseconds(20);
         return false;
-    }
-
-    [[gnu::cold]] List<int> missing_of(const PendingCollective& pending) const {
-        List<int> missing;
-        for (int r = 0; r < size(); ++r)
-            if (!pending.arrived(r)) missing.push_back(world_rank(r));
-        return missing;
     }
 
     MessageWorld& world_;
