@@ -83,7 +83,7 @@ concept Backend =
 /// the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks of a machine if one of them cannot.
 ///
 ///     const auto adopted = gs::adopt(comm, std::span(arena, elements));
-template <class B, class Region>
+template <Backend B, class Region>
 [[nodiscard]] auto adopt(B& comm, Region&& region) {
     const BufferView view = buffer(std::forward<Region>(region));
     if constexpr (requires { comm.adopt(std::span<std::byte>()); }) return comm.adopt({static_cast<std::byte*>(view.data), view.bytes()});
