@@ -44,7 +44,7 @@
 #include <vector>
 
 #include <gradsync/backend/thread_backend.hpp>
-#include <gradsync/observe/statistics.hpp>
+#include <gradsync/observe/observer.hpp>
 
 #include "flags.hpp"
 #include "on_each_rank.hpp"

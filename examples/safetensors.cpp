@@ -9,6 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <gradsync/kernel/tables.hpp>
+
 #include "data.hpp"
 
 namespace gradsync_train {
@@ -19,6 +21,8 @@ constexpr std::size_t most_header_bytes = 100'000'000;  // as the reference impl
 const std::map<std::string_view, std::size_t> bytes_of_dtype{{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
                                                              {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
                                                              {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
+const std::map<std::string_view, gradsync::DType> loadable{
+    {"F32", gradsync::DType::f32}, {"F16", gradsync::DType::f16}, {"BF16", gradsync::DType::bf16}};
 
 /// The file is wrong: a sentence that begins with its name.
 struct Wrong {
@@ -240,6 +244,8 @@ SafeWeights::SafeWeights(const std::filesystem::path& path) : path_{path} {
 }
 
 void SafeWeights::match(const Parameters& parameters) {
+    gradsync::kernel::register_kernels<gradsync::DType::f16>();
+    gradsync::kernel::register_kernels<gradsync::DType::bf16>();
     naming(path_, [&] {
         std::set<std::string> known;
         for (const Parameter& p : parameters) {
@@ -252,7 +258,8 @@ void SafeWeights::match(const Parameters& parameters) {
             for (const Part& part : parts_)
                 if (const auto found = part.tensors.find(p.name); found != part.tensors.end()) {
                     const SafeTensor& tensor = found->second;
-                    if (tensor.dtype != "F32") throw Wrong{"has " + named(p.name) + " as " + tensor.dtype + ", and weights are F32 here"};
+                    if (!loadable.contains(tensor.dtype))
+                        throw Wrong{"has " + named(p.name) + " as " + tensor.dtype + ", and only F32, F16 and BF16 are read"};
                     if (tensor.shape != p.shape)
                         throw Wrong{"is of another model: " + named(p.name) + " has the shape " + text(tensor.shape) + " there, and " +
                                     text(p.shape) + " here"};
@@ -267,7 +274,13 @@ void SafeWeights::match(const Parameters& parameters) {
 }
 
 void SafeWeights::read(std::size_t i, std::size_t first, std::span<float> out) const {
-    places_[i].first->read(places_[i].second->begin + first * sizeof(float), out.data(), out.size_bytes());
+    const SafeTensor& tensor = *places_[i].second;
+    const gradsync::DType dtype = loadable.find(tensor.dtype)->second;
+    const std::size_t width = gradsync::size_of(dtype);
+    std::vector<std::byte> raw(dtype == gradsync::DType::f32 ? 0 : out.size() * width);
+    void* const to = raw.empty() ? static_cast<void*>(out.data()) : raw.data();
+    places_[i].first->read(tensor.begin + first * width, to, out.size() * width);
+    if (!raw.empty()) gradsync::kernel::convert(raw.data(), dtype, out.data(), gradsync::DType::f32, out.size());
 }
 
 std::uint64_t SafeWeights::digest() const {
@@ -275,7 +288,7 @@ std::uint64_t SafeWeights::digest() const {
     std::vector<float> piece;
     for (std::size_t i = 0; i < places_.size(); ++i) {
         const SafeTensor& tensor = *places_[i].second;
-        const std::size_t count = (tensor.end - tensor.begin) / sizeof(float);
+        const std::size_t count = (tensor.end - tensor.begin) / bytes_of_dtype.at(tensor.dtype);
         for (std::size_t first = 0; first < count; first += piece.size()) {
             piece.resize(std::min(count - first, std::size_t{1} << 18));
             read(i, first, piece);

@@ -34,7 +34,7 @@ public:
 
     /// Throws UsageError unless these are the parameters, no more and no fewer. Before `read`.
     void match(const Parameters& parameters);
-    /// The weights of parameter i from element `first` on.
+    /// The weights of parameter i from element `first` on, converted from 16 bits if the file has them so.
     void read(std::size_t i, std::size_t first, std::span<float> out) const;
     /// Weights that differ have different ones.
     std::uint64_t digest() const;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "command.hpp"
+#include "models.hpp"
 
 namespace gradsync_plan {
 
@@ -15,8 +16,8 @@ namespace plan = gradsync::plan;
 struct Flags {
     bool ffn_only = false;
     std::vector<std::uint64_t> widths;
-    plan::FeedForward ffn;
-    plan::Transformer transformer;
+    FeedForward ffn;
+    Transformer transformer;
     bool no_biases = false, recompute = false, activation_gradients = false;
     std::uint64_t batch = 1, sequence = 1, devices = 1, micro_batches = 0, activation_bytes = 0, quoted = 0;
     std::string precision = "f32";
@@ -29,7 +30,8 @@ struct Sizes {
 
 Sizes sizes_of(const Flags& f) {
     if (!f.widths.empty()) {
-        const plan::Mlp mlp{.widths = f.widths, .biases = false};
+        if (f.widths.size() < 2) throw UsageError("--mlp: an MLP needs at least two widths, of its input and its output");
+        const Mlp mlp{.widths = f.widths, .biases = false};
         return {"an MLP", mlp.parameters(), mlp.activations(f.batch)};
     }
     if (f.ffn_only) return {"feed-forward blocks", f.ffn.parameters(), f.ffn.activations(f.batch, f.sequence)};

@@ -670,6 +670,24 @@ class Weights(TrainerTest):
                 digests.add(self.digest(*MLP, "--load-weights", path, "--shard", stage))
         self.assertEqual(len(digests), 1)
 
+    def test_weights_of_16_bits_are_converted(self):
+        self.train(*MLP, *self.KEPT, "--save-weights", self.file)
+        chance = random.Random(6)
+        exact, files = {}, {"F16": ({}, b""), "BF16": ({}, b"")}
+        for name, (shape, data) in sorted(read_safetensors(self.file).items()):
+            values = [chance.randint(-100, 100) / 256 for _ in range(len(data) // 4)]  # exact in both types
+            exact[name] = (shape, struct.pack(f"<{len(values)}f", *values))
+            for dtype, (header, given) in files.items():
+                packed = (struct.pack(f"<{len(values)}e", *values) if dtype == "F16" else
+                          b"".join(struct.pack("<f", value)[2:] for value in values))
+                header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(given), len(given) + len(packed)]}
+                files[dtype] = header, given + packed
+        for header, given in files.values():
+            self.file.write_bytes(safetensors_file(header, given))
+            for ranks in (1, 3):
+                self.train(*MLP, *self.KEPT, "--ranks", ranks, "--load-weights", self.file, "--save-weights", self.parts)
+                self.assertEqual(read_safetensors(self.parts / "model.safetensors"), exact)
+
     def test_loaded_weights_are_those_of_the_seed(self):
         for flags in MODELS.values():
             self.train(*flags, *self.KEPT, "--save-weights", self.file)
@@ -714,7 +732,7 @@ class Weights(TrainerTest):
             "has 4 bytes that belong to no tensor": good + bytes(4),
             "it has no 'embedding.weight'": safetensors_file({}, b""), "it has 'another', which is unknown": changed(another={"dtype": "F32", "shape": [0], "data_offsets": [end, end]}),
             "the shape [8, 256] there, and [256, 8] here": changed(**{"embedding.weight": {**table, "shape": [8, 256]}}),
-            "as I32, and weights are F32": changed(**{"layers.0.bias": {**bias, "dtype": "I32"}}),
+            "as I32, and only F32, F16 and BF16": changed(**{"layers.0.bias": {**bias, "dtype": "I32"}}),
         }
         for said, file in wrong.items():
             self.file.write_bytes(file)

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "core/collective_tag.hpp"
 #include "core/list.hpp"
 #include "core/requirements.hpp"
 
@@ -27,9 +28,15 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
         if (op == ReduceOp::mean && !is_floating(t.dtype))
             refuse("average", text("a mean of ", t.dtype, " is not defined; use sum() and divide"), comm.rank());
     List<typename B::WorkType> works;  // after `memory`: an exception abandons them first
+    std::uint64_t counts = fnv1a(nullptr, 0);
     for (const BufferView& t : tensors)
-        if (std::byte* const to = place(t)) std::memcpy(to, t.data, t.bytes());
-        else works.push_back(comm.all_reduce(t, op));
+        if (std::byte* const to = place(t)) {
+            std::memcpy(to, t.data, t.bytes());
+            counts = fnv1a(&t.count, sizeof t.count, counts);
+        } else {
+            works.push_back(comm.all_reduce(t, op));
+        }
+    if (packed != 0) set_tag(comm, CollectiveTag::of_counts(counts));
     if (packed != 0) works.push_back(comm.all_reduce(typed_view(memory, packed / size_of(dtype), dtype), op));
     for (auto& work : works) work.wait();
     packed = 0;

@@ -4,7 +4,7 @@
 /// The parts that gradsync::compiled holds: what takes long to compile, and depends on no type of the program's. Included by gradsync.hpp, if
 /// GRADSYNC_COMPILED is defined, as it is in targets that link gradsync::compiled.
 
-#include "backend/run_threads.hpp"
+#include "backend/thread_backend.hpp"
 #include "reducer.hpp"
 
 #ifndef GRADSYNC_EXTERN  // defined as nothing in compiled.cpp

@@ -8,7 +8,7 @@
 /// The umbrella header: vocabulary types, engine, policies and the in-process backend. Other backends have headers of their own.
 
 #include "average.hpp"
-#include "backend/run_threads.hpp"
+#include "backend/thread_backend.hpp"
 #include "bucket/any_buckets.hpp"
 #include "bucket/flat.hpp"
 #include "bucket/per_parameter.hpp"

@@ -2,7 +2,7 @@
 // expect 1: gradsync: this function runs once on each rank, with the rank's communicator: give it one parameter of that type
 // expect 2: gradsync: this function runs once on each rank, with the rank's communicator: give it one parameter of that type
 // errors: 1
-#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 
 #ifndef GRADSYNC_EXPECT_FAILURE
 #define GRADSYNC_EXPECT_FAILURE 0

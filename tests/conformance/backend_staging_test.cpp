@@ -3,8 +3,8 @@
 // Over a CUDA runtime of our own (support/fake).
 #include <exception>
 
-#include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 
 #include "conformance/backend.hpp"
 #include "support/device_memory.hpp"

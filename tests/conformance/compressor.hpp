@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/compress/compressor.hpp>
 #include <gradsync/overlap/no_overlap.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/reducer.hpp>
 
 #include <doctest/doctest.h>

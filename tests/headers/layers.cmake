@@ -7,8 +7,8 @@
 # it: compiled_*.hpp, and the definitions that are left out then.
 set(layers
     "kernel/isa.hpp"
-    "core/(dtype|enums|error|list|reduce_op|storage_floats|sum_tree|text).hpp"
-    "kernel/(convert|kernels|loops|reduce|tables).hpp"
+    "core/(dtype|enums|error|list|reduce_op|math|storage_floats|text).hpp"
+    "kernel/(convert|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"
     "bootstrap"

@@ -155,8 +155,10 @@ public:
     std::mutex& mutex() noexcept override { return mutex_; }
     std::size_t quick_bytes() const noexcept override { return network_->quick_bytes; }
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= 8 * network_->quick_bytes; }
-    Ticket send(int to, int stream, const void* data, std::size_t bytes) override { return network_->send(rank_, to, stream, data, bytes); }
-    Ticket receive(int from, int stream, void* data, std::size_t bytes, std::size_t* came) override {
+    Ticket send(int to, int stream, const void* data, std::size_t bytes, bool) override {
+        return network_->send(rank_, to, stream, data, bytes);
+    }
+    Ticket receive(int from, int stream, void* data, std::size_t bytes, std::size_t* came, std::size_t) override {
         return network_->receive(from, rank_, stream, data, bytes, came);
     }
     bool poll() override { return network_->poll(rank_); }

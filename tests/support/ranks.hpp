@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/error.hpp>
 
 /// Functions on several ranks, whose results and errors are looked at afterwards, on the thread of the test: nothing

@@ -135,3 +135,16 @@ TEST_CASE("ranks whose tensors differ get an error, all of them, and no rank wai
         CHECK(outcome.is(gs::Errc::collective_mismatch));
     }
 }
+
+TEST_CASE("small tensors that share a collective must have the same counts each, not only together") {
+    for (const int ranks : {2, 3, 4})
+        for (const Outcome& outcome : outcomes(ranks, [](gs::ThreadBackend comm) {
+                 const bool other = comm.rank() == 1;
+                 std::vector<float> a(other ? 20 : 10), b(other ? 10 : 20);
+                 gs::average(comm, a, b);
+             })) {
+            INFO(outcome.text);
+            CHECK(outcome.is(gs::Errc::collective_mismatch));
+            CHECK(outcome.says("for tensors whose counts have the digest "));
+        }
+}

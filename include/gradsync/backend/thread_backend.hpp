@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <vector>
-
 #include "../collective/engine_collectives.hpp"
 #include "../collective/shared_memory/seat.hpp"
 #include "../core/backend.hpp"
 #include "../kernel/host_buffer.hpp"
+#include "run_ranks.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -52,7 +51,7 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 /// Ranks are threads of one process. There are no dependencies; the other backends are tested against this one.
 ///
 /// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks work on it, by chunks.
-///   Elements are combined in the order of a tree over the ranks (core/sum_tree.hpp): the bits depend on nothing else.
+///   Elements are combined in the order of a tree over the ranks (core/math.hpp): the bits depend on nothing else.
 /// - Collectives advance inside `progress()`, `test()` and `wait()` of any rank; the library starts no thread. A rank that waits also works
 ///   on the shares of late ranks.
 /// - Several threads of a rank may use a handle. Collectives have the order in which they are started.
@@ -100,5 +99,21 @@ private:
 };
 
 static_assert(Backend<ThreadBackend>);
+
+/// Options of `run_threads`.
+struct ThreadOptions {
+    std::chrono::nanoseconds timeout = ThreadBackend::default_timeout;  ///< limit of every wait; `set_timeout` changes it
+};
+
+/// Runs `f(ThreadBackend)` on `size` threads, one per rank, and returns when all have returned. Returns nothing, or the results by rank if
+/// `f` returns something.
+///
+/// If a rank throws, the others are released from any collective that they wait for, with an Error that names it. The exception that was
+/// the cause (by rank, the first that blames no other rank) is rethrown here with its own type. A rank that neither communicates nor
+/// returns cannot be stopped from outside: run_threads waits for it.
+template <class F>
+auto run_threads(int size, F&& f, ThreadOptions options = {}) {
+    return detail::run_ranks(ThreadBackend::make(size, options.timeout), std::forward<F>(f), [](std::size_t, auto&& run) { run(); });
+}
 
 }  // namespace gradsync::inline v0_2

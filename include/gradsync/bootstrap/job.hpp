@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 #include "../core/error.hpp"
-#include "../core/once.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -156,9 +156,9 @@ public:
         if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
         options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
         if (comm_ == MPI_COMM_NULL)  // MPI itself would end the process
-            refuse(
-                Errc::invalid_argument,
-                "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a rank that is in no communicator (MPI_Comm_split with MPI_UNDEFINED)");
+            refuse(Errc::invalid_argument,
+                   "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a rank that is in no communicator "
+                   "(MPI_Comm_split with MPI_UNDEFINED)");
         const std::lock_guard lock(bootstrap::mpi_mutex());
         const bootstrap::MpiErrorsReturned returned(comm_);
         int two_groups = 0;

@@ -12,7 +12,6 @@
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
 #include "../core/list.hpp"
-#include "../core/once.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -9,7 +9,7 @@
 namespace gradsync::inline v0_2::detail {
 
 /// A communicator of teams, some of several ranks that share memory. A team is on one machine, and a node of the tree of sums
-/// (core/sum_tree.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine by machine, and every machine has the
+/// (core/math.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine by machine, and every machine has the
 /// same power of two of them, each machine is one team.
 ///
 /// An all-reduce goes through stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all teams that have it,
@@ -346,14 +346,15 @@ private:
     // All functions below must not hold the mutex.
 
     [[gnu::cold]] void report_dead() {
-        const int culprit = flat_->first_dead();
+        const int culprit = flat_->consult([](auto&, auto& detector) { return detector.first_dead(); });
         std::unique_lock lock(mutex_);
         if (started_.empty() || started_.oldest().stage == Stage::complete) return;
-        if (flat_->is_asked()) flat_->answer(late(started_.oldest()));
+        if (flat_->consult([](auto& world, auto&) { return world.is_asked(); }))
+            flat_->consult([who = late(started_.oldest())](auto&, auto& detector) { detector.answer(who); });
         if (culprit < 0) return;
         const std::string what = collective::name_of(started_.oldest().call, started_.first());
         lock.unlock();
-        fail(flat_->end_of(culprit, what));
+        fail(flat_->consult([&](auto& world, auto&) { return world.end_of(culprit, what); }));
     }
 
     /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the rank that stopped: it
@@ -370,7 +371,8 @@ private:
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
             who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
             if (!who.ranks.empty() && deadline.suspects_lately(who.ranks.front(), timeout())) return;
-            if ((stages_before > 0 || !who.certain) && !flat_->ask(who, started_.first())) return;
+            const auto ask = [&](auto&, auto& detector) { return detector.ask(who, started_.first(), timeout()); };
+            if ((stages_before > 0 || !who.certain) && !flat_->consult(ask)) return;
         }
         fail(collective::timed_out(what, who, own_world_rank(), timeout()));
     }

@@ -8,8 +8,8 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// The collectives that one rank has started and not finished yet, in a ring. Entries have consecutive numbers, counted from 0. They are added at the end
-/// and leave at the front: all below `first()` are over.
+/// The collectives that one rank has started and not finished yet, in a ring. Entries have consecutive numbers, counted from 0. They are
+/// added at the end and leave at the front: all below `first()` are over.
 ///
 /// A place in the ring keeps its contents when its entry leaves, so that the next entry there can reuse its memory. The ring grows when it
 /// is full; growth moves the entries, and invalidates references. For one thread at a time.

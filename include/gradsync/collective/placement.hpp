@@ -48,7 +48,7 @@ public:
         return Machines(std::move(machines));
     }
     /// Cuts each machine, if there are several, into teams: ranks that can add up for themselves, because they are the leaves of a node of the
-    /// tree of sums (core/sum_tree.hpp). The first rank of a team is its number.
+    /// tree of sums (core/math.hpp). The first rank of a team is its number.
     [[gnu::cold]] Machines teams() const {
         List<int> teams(of_ranks_.size());
         if (count_ > 1) cut(0, size(), teams);

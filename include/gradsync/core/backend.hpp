@@ -34,7 +34,7 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// | `barrier()` | complete when every rank has started it |
 ///
 /// In min and max a NaN wins. A mean is multiplied by one over the sum of the weights, in the accumulator's type. Elements are combined in
-/// the order of the tree over the ranks (sum_tree.hpp); the docs of a backend that cannot say so.
+/// the order of the tree over the ranks (core/math.hpp); the docs of a backend that cannot say so.
 ///
 /// - `progress()` advances collectives and never blocks. `progress_time()` is the time that this rank has worked in it and in
 ///   `Work::test()` so far.
@@ -76,6 +76,19 @@ concept Backend =
         { backend.allocate(bytes).data() } -> std::same_as<void*>;
         { handle.describe() } -> std::convertible_to<std::string>;
     };
+
+/// Makes memory that this process mapped for itself (mmap, by whole pages; not malloc's) such as `comm.allocate` returns, for as long as the
+/// result lives: gradients there are reduced where they are, at the speed of shared memory. It stays at its address, with its contents, also
+/// afterwards; no thread may use it during the two moves. Between threads and between machines it does nothing. Collective:
+/// the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks of a machine if one of them cannot.
+///
+///     const auto adopted = gs::adopt(comm, std::span(arena, elements));
+template <Backend B, class Region>
+[[nodiscard]] auto adopt(B& comm, Region&& region) {
+    const BufferView view = buffer(std::forward<Region>(region));
+    if constexpr (requires { comm.adopt(std::span<std::byte>()); }) return comm.adopt({static_cast<std::byte*>(view.data), view.bytes()});
+    else return comm.allocate(0);
+}
 
 namespace detail {
 

@@ -11,7 +11,7 @@ namespace gradsync::inline v0_2 {
 /// unrelated buffers.
 class CollectiveTag {
 public:
-    enum class Kind : std::uint32_t { none, bucket, unit };
+    enum class Kind : std::uint32_t { none, bucket, unit, counts };
 
     /// No purpose.
     constexpr CollectiveTag() = default;
@@ -25,6 +25,8 @@ public:
         tag.code_ = static_cast<std::uint32_t>(code);
         return tag;
     }
+    /// Tensors that share a collective: a digest of their counts.
+    static constexpr CollectiveTag of_counts(std::uint64_t digest) noexcept { return {Kind::counts, digest >> part_bits, digest}; }
     /// The tag as a number. It travels in the field for the root, which tagged collectives do not have.
     constexpr int code() const noexcept { return static_cast<int>(code_); }
 
@@ -32,6 +34,8 @@ public:
     static std::string text_of(int code) {
         const auto bits = static_cast<std::uint32_t>(code);
         if (bits == 0) return "nothing in particular";
+        if (static_cast<Kind>(bits >> 29) == Kind::counts)
+            return detail::text("tensors whose counts have the digest ", bits & ((1u << 29) - 1));
         const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;
         return detail::text(is_bucket ? "bucket " : "unit ", bits & part_mask, is_bucket ? " of Reducer #" : " of ShardedParameters #",
                             bits >> part_bits & owner_mask);

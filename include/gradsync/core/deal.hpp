@@ -6,7 +6,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Says which of a step's micro-batches each rank computes. Their gradients are the leaves of a tree of sums (core/sum_tree.hpp), so they
+/// Says which of a step's micro-batches each rank computes. Their gradients are the leaves of a tree of sums (core/math.hpp), so they
 /// are dealt in blocks that are nodes of the tree, in rounds: in each round, every rank gets the block after that of the rank before it.
 ///
 /// Whole gradients: each rank adds up its block before the ranks reduce the sums. So there are few rounds, of large blocks: one for each 1

@@ -37,16 +37,22 @@ public:
     }
     /// The number of a tensor's parameter; `layer` is ignored if it is not packed. Throws Error(invalid_argument) if there is none.
     std::size_t index(std::string_view tensor, std::size_t layer = 0) const {
-        const std::string packed = detail::text(tensor, ".", layer);
-        for (std::size_t i = 0; i < size(); ++i)
-            if (parameters_[i].name == packed || parameters_[i].name == tensor) return i;
+        for (const Tensor& t : tensors_)
+            if (t.name == tensor && (!t.packed || layer < layers_)) return t.first + (t.packed ? layer * in_layer_ : 0);
         detail::refuse("Packed::index", detail::text("there is no tensor '", tensor, "' of layer ", layer));
     }
 
 private:
     friend Packed packed_views(BufferView values, BufferView gradients, std::span<const PackedTensor> tensors);
 
+    struct Tensor {
+        std::string name;
+        bool packed;
+        std::size_t first;  ///< number of its first parameter
+    };
+
     std::vector<ParameterView> parameters_;
+    std::vector<Tensor> tensors_;
     std::vector<std::size_t> numbers_;  ///< 0, 1, 2, ...
     std::size_t layers_ = 0, first_ = 0, in_layer_ = 0;
 };
@@ -76,11 +82,14 @@ private:
                             values.count));
     const auto add = [&](std::size_t t, std::size_t layer) {
         const PackedTensor& tensor = tensors[t];
-        ParameterView view{
-            .name = tensor.layers == 0 ? tensor.name : detail::text(tensor.name, ".", layer), .shape = tensor.shape, .uses = tensor.uses};
+        ParameterView view{.name = tensor.layers == 0 ? tensor.name : detail::text(tensor.name, ".", layer),
+                           .shape = tensor.shape,
+                           .uses = tensor.uses,
+                           .arena = gradients.data};
         const std::size_t first = offsets[t] + layer * counts[t];
         view.gradient = gradients.subview(first, counts[t]);
         if (values.data != nullptr) view.value = values.subview(first, counts[t]);
+        if (layer == 0) packed.tensors_.push_back({tensor.name, tensor.layers != 0, packed.parameters_.size()});
         packed.numbers_.push_back(packed.parameters_.size());
         packed.parameters_.push_back(std::move(view));
     };
@@ -110,19 +119,6 @@ Packed slices(std::string name, Value&& values, Gradient&& gradients, std::size_
     if (shape.empty()) shape.push_back(view.count / layers);
     const PackedTensor tensor{std::move(name), std::move(shape), layers};
     return packed_views(buffer(std::forward<Value>(values)), view, {&tensor, 1});
-}
-
-/// Makes memory that this process mapped for itself (mmap, by whole pages; not malloc's) such as `comm.allocate` returns, for as long as the
-/// result lives: gradients there are reduced where they are, at the speed of shared memory. It stays at its address, with its contents, also
-/// afterwards; no thread may use it during the two moves. Between threads and between machines it does nothing. Collective:
-/// the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks of a machine if one of them cannot.
-///
-///     const auto adopted = gs::adopt(comm, std::span(arena, elements));
-template <class B, class Region>
-[[nodiscard]] auto adopt(B& comm, Region&& region) {
-    const BufferView view = buffer(std::forward<Region>(region));
-    if constexpr (requires { comm.adopt(std::span<std::byte>()); }) return comm.adopt({static_cast<std::byte*>(view.data), view.bytes()});
-    else return comm.allocate(0);
 }
 
 }  // namespace gradsync::inline v0_2

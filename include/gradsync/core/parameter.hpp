@@ -31,6 +31,7 @@ struct ParameterView {
     bool requires_grad = true;                        ///< false: frozen, takes no part in synchronisation
     std::uint32_t uses = 1;                           ///< the gradient is ready at the uses-th mark (tied weights)
     bool may_be_empty = false;                        ///< true: a gradient of 0 elements is meant
+    const void* arena = nullptr;                      ///< of gradients that are meant to lie side by side, as those of `packed`
     const void* owner = nullptr;                      ///< of the gradient's memory, if `look` is given
     BufferView (*look)(const void* owner) = nullptr;  ///< where the gradient is now; see `tracked`
 };

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <condition_variable>
-#include <thread>
-
 #include "../collective/world.hpp"
+#include "../core/thread.hpp"
 #include "runtime.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -13,22 +11,27 @@ namespace gradsync::inline v0_2::detail {
 /// computes.
 class DeviceWatch {
 public:
-    DeviceWatch(int device, collective::ProgressHooks& hooks) : device_(device), thread_([this, &hooks] { watch(hooks); }) {}
+    DeviceWatch(int device, collective::ProgressHooks& hooks) : device_(device), hooks_(hooks) { thread_.start(*this); }
     DeviceWatch& operator=(DeviceWatch&&) = delete;
     ~DeviceWatch() {
-        {
-            const std::lock_guard lock(mutex_);
-            stopped_ = true;
-        }
-        changed_.notify_one();
+        stopped_ = true;
+        changed_.ring();
         thread_.join();
     }
 
     /// Something is in flight: polls often, until nothing has been started for a while.
     void wake() noexcept {
-        const std::lock_guard lock(mutex_);
-        if (ticks_left_ == 0) changed_.notify_one();
-        ticks_left_ = ticks_awake;
+        if (ticks_left_.exchange(ticks_awake) == 0) changed_.ring();
+    }
+    /// The thread calls this.
+    void operator()() {
+        cudaSetDevice(device_);
+        while (!stopped_) {
+            hooks_.progress();
+            const bool awake = ticks_left_ != 0;
+            if (awake) --ticks_left_;
+            changed_.nap([&] { return stopped_ || (!awake && ticks_left_ != 0); }, awake ? std::chrono::nanoseconds(tick) : nap);
+        }
     }
 
 private:
@@ -36,24 +39,12 @@ private:
     static constexpr std::chrono::milliseconds nap{20};
     static constexpr int ticks_awake = 2000;
 
-    void watch(collective::ProgressHooks& hooks) {
-        cudaSetDevice(device_);
-        std::unique_lock lock(mutex_);
-        while (!stopped_) {
-            if (ticks_left_ > 0) --ticks_left_;
-            lock.unlock();
-            hooks.progress();
-            lock.lock();
-            if (!stopped_) changed_.wait_for(lock, ticks_left_ > 0 ? std::chrono::nanoseconds(tick) : std::chrono::nanoseconds(nap));
-        }
-    }
-
     const int device_;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool stopped_ = false;
-    int ticks_left_ = 0;
-    std::thread thread_;
+    collective::ProgressHooks& hooks_;
+    collective::WaitQueue changed_;
+    std::atomic<bool> stopped_{false};
+    std::atomic<int> ticks_left_{0};
+    Thread thread_;
 };
 
 }  // namespace gradsync::inline v0_2::detail

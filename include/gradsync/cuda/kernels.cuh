@@ -116,12 +116,10 @@ struct Scale : Plain {
 
 /// The factor is in device memory. Each thread reads it once.
 template <class T>
-struct ScaleBy : Plain {
+struct ScaleBy : Scale<T> {
     const double* source;
-    Accumulator<T> factor;
-    __device__ void prepare() { factor = static_cast<Accumulator<T>>(*source); }
-    __device__ bool reads_from() const { return factor != 0; }
-    __device__ T operator()(T x, T) const { return narrow<T>(widen<Accumulator<T>>(x) * factor); }
+    __device__ void prepare() { this->factor = static_cast<Accumulator<T>>(*source); }
+    __device__ bool reads_from() const { return this->factor != 0; }
 };
 
 template <class T>

@@ -107,7 +107,7 @@ void clamp(BufferView buffer, double limit, cudaStream_t stream) { transform_in_
 
 void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream) {
     with_type(to.dtype, "scale_by", [&]<class T>(T*) {
-        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor, {}}, "scale_by",
+        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor}, "scale_by",
                   stream);
     });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <thread>
 
 #include "../collective/deadline.hpp"
 #include "../collective/failures.hpp"

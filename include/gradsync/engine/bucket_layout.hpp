@@ -6,24 +6,27 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The elements from the beginning of `range` to that of `part`, which lies in it.
+/// The elements from the beginning of `range` to that of `part`, which lies in it; 0 if `part` is empty.
 inline std::size_t distance(const BufferView& range, const BufferView& part) noexcept {
+    if (part.count == 0) return 0;
     return static_cast<std::size_t>(static_cast<std::byte*>(part.data) - static_cast<std::byte*>(range.data)) / size_of(range.dtype);
 }
 
 /// The range of memory in which the views lie side by side, in any order, with nothing else between them; without memory if they do not.
-/// `view(i)`: the view of parameter i, of one type; they do not overlap.
+/// `view(i)`: the view of parameter i, of one type; they do not overlap. Empty ones may lie anywhere.
 template <class View>
 BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexcept {
-    BufferView range = view(parameters.front());
-    const auto* end = static_cast<std::byte*>(range.data) + range.bytes();
-    for (const std::size_t i : parameters.subspan(1)) {
+    BufferView range = view(parameters.front()).subview(0, 0);
+    const std::byte* end = nullptr;
+    for (const std::size_t i : parameters) {
         const BufferView next = view(i);
-        if (next.data == nullptr || range.data == nullptr) return {};
-        if (next.data < range.data) range.data = next.data;
+        if (next.count == 0) continue;
+        if (next.data == nullptr) return {};
+        if (range.count == 0 || next.data < range.data) range.data = next.data;
         if (const auto* its_end = static_cast<std::byte*>(next.data) + next.bytes(); its_end > end) end = its_end;
         range.count += next.count;
     }
+    if (range.count == 0) return range;
     return static_cast<std::byte*>(range.data) + range.bytes() == end ? range : BufferView();
 }
 

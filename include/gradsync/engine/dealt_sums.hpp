@@ -4,7 +4,6 @@
 #include "../core/deal.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
-#include "../core/sum_tree.hpp"
 
 namespace gradsync::inline v0_2::detail {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "gradient_shards.hpp"
+#include "bucket_storage.hpp"
 #include "parameters.hpp"
 #include "policies.hpp"
 #include "verification.hpp"
@@ -325,7 +325,11 @@ private:
         for (std::size_t b = 0; b < plan_.size(); ++b) {
             const std::span<const std::size_t> bucket = plan_.bucket(b);
             bool direct = true;
-            for (const std::size_t i : bucket) direct = direct && may_be_direct(i, infos_[i]);
+            const void* const arena = parameters_[bucket.front()].arena;
+            // A bucket of several gradients in device memory cannot be detached: they must not lie side by side only by chance.
+            const bool by_chance = B::memory_space != MemorySpace::host && bucket.size() > 1 && arena == nullptr;
+            for (const std::size_t i : bucket)
+                direct = direct && !by_chance && parameters_[i].arena == arena && may_be_direct(i, infos_[i]);
             if (!direct) continue;
             several = several || bucket.size() > 1;
             ranges[b] = range_of(bucket, [&](std::size_t i) { return parameters_[i].gradient; });

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/once.hpp"
 #include "gradient_norm.hpp"
 #include "marking.hpp"
 
@@ -30,7 +29,8 @@ public:
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
                text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ", describe(options_)));
         check_own_memory(host_of(backend_), gradients_.parameters(), options_.gradients == GradientStorage::borrowed);
-        check_types(backend_, gradients_.plan(), gradients_.infos());
+        if constexpr (abilities_of<B>.check_reduces)  // all ranks are known to want the same, and nothing has started
+            for (std::size_t b = 0; b < plan().size(); ++b) backend_.check_reduces(infos()[plan().bucket(b).front()].dtype);
         gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
         statistics_.transport = backend_.describe();
         adopt_plan();

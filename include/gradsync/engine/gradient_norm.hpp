@@ -91,13 +91,9 @@ private:
     /// Copies elements of a split block to the host, as f64.
     template <class Passes>
     static void read_part(const Passes& passes, ConstBufferView elements, double* to) {
-        if constexpr (std::is_same_v<Passes, HostPasses>) {
-            kernel::convert(elements.data, elements.dtype, to, DType::f64, elements.count);
-        } else {
-            std::byte bytes[block * sizeof(double)];
-            passes.read(elements, bytes);
-            kernel::convert(bytes, elements.dtype, to, DType::f64, elements.count);
-        }
+        std::byte bytes[block * sizeof(double)];
+        passes.read(elements, bytes);
+        kernel::convert(bytes, elements.dtype, to, DType::f64, elements.count);
     }
 
     template <class = void>

@@ -6,7 +6,27 @@
 
 #include "../core/error.hpp"
 
-namespace gradsync::inline v0_2::detail {
+namespace gradsync::inline v0_2 {
+
+/// While it lives, marks synchronise nothing. `no_sync()` of a Reducer or of a sharded training returns it, and must outlive it as an
+/// object.
+class [[nodiscard]] NoSync {
+public:
+    /// Calls `end(owner, unwinds)` when it goes; `unwinds`: an exception ends the micro-batch.
+    NoSync(void* owner, void (*end)(void* owner, bool unwinds)) noexcept : owner_(owner), end_(end) {}
+    NoSync(NoSync&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), end_(other.end_) {}
+    NoSync& operator=(NoSync&&) = delete;
+    ~NoSync() {
+        if (owner_ != nullptr) end_(owner_, std::uncaught_exceptions() != exceptions_);
+    }
+
+private:
+    void* owner_;
+    void (*end_)(void*, bool);
+    int exceptions_ = std::uncaught_exceptions();
+};
+
+namespace detail {
 
 /// The failure handling of one object on one rank. It refuses invalid calls, tells the other ranks of fatal errors, and remembers the first
 /// failure for all later calls. Reducers and engines derive from it. For any thread.
@@ -93,4 +113,6 @@ private:
     Errc code_ = Errc::peer_failed;  ///< code of an Error; for any other exception, the code that the communicator has for all
 };
 
-}  // namespace gradsync::inline v0_2::detail
+}  // namespace detail
+
+}  // namespace gradsync::inline v0_2

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "guard.hpp"
-#include "no_sync.hpp"
 #include "ready_order.hpp"
 #include "step.hpp"
 
@@ -12,7 +11,7 @@ namespace gradsync::inline v0_2::detail {
 
 /// The first half of a step: gradients become ready, are copied or added up, and full buckets leave. `GradientEngine` has the second half.
 template <class B>
-class Marking : public Guard<B>, public MicroBatches {
+class Marking : public Guard<B> {
 protected:
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
     static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
@@ -54,7 +53,8 @@ public:
         if (options_.micro_batches != 0 && gradients_.sums().over() + 1 >= gradients_.sums().due())
             refuse("no_sync", text("this is the last micro-batch of a step, which has ", gradients_.sums().due(),
                                    " on this rank; mark it without the guard, and call finish()"));
-        return NoSync(*this);
+        unsynchronised_ += one_guard;
+        return NoSync(this, [](void* self, bool unwinds) { static_cast<Marking*>(self)->end_no_sync(unwinds); });
     }
 
     void discard() {
@@ -155,8 +155,7 @@ public:
                    text("the new memory of '", name(i), "' must be a borrowed gradient of the same count, type and space"), name(i));
         if (!gradients_.rebind(i, readiness_.bucket_of(i), gradient))
             refuse("rebind_gradient",
-                   text("'", name(i), "' shares a range of device memory with others, which is a bucket; make a new Reducer to move it"),
-                   name(i));
+                   text("'", name(i), "' is part of an arena in device memory, which is a bucket; make a new Reducer to move it"), name(i));
     }
 
     /// Was no gradient marked since the last `finish()`, except under `no_sync()`?
@@ -240,9 +239,8 @@ protected:
         gradients_.add_up(i);
     }
 
-    void begin_no_sync() noexcept final { unsynchronised_ += one_guard; }
     /// Ends a guard. At the last one, or if an exception ended the micro-batch, incomplete marks are reset for the next micro-batch.
-    void end_no_sync(bool unwinds) noexcept final {
+    void end_no_sync(bool unwinds) noexcept {
         const bool last = (unsynchronised_ -= one_guard) < one_guard;
         if (!(last || unwinds) || failed()) return;
         try {

@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Stacks of sums (core/sum_tree.hpp), one for each gradient. The caller has the memory: the open sums of a gradient lie in places 0, 1,
+/// Stacks of sums (core/math.hpp), one for each gradient. The caller has the memory: the open sums of a gradient lie in places 0, 1,
 /// ..., that of the first leaves in place 0. `first` is place 0, in all functions. Different gradients may be added at once.
 template <Backend B>
 class SumStacks {

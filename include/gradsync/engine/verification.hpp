@@ -90,15 +90,6 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
         if (parameters[i].requires_grad && !seen[i]) refuse(i, -1, "");
 }
 
-/// Throws the backend's error if its ranks cannot add up a type that travels. Call it when all ranks are known to want the same, before
-/// anything has started.
-template <Backend B>
-void check_types([[maybe_unused]] const B& backend, [[maybe_unused]] const BucketPlan& plan,
-                 [[maybe_unused]] ListView<const ParameterInfo> infos) {
-    if constexpr (abilities_of<B>.check_reduces)
-        for (std::size_t b = 0; b < plan.size(); ++b) backend.check_reduces(infos[plan.bucket(b).front()].dtype);
-}
-
 /// The parts of a text that are separated by spaces outside of braces.
 [[gnu::cold]] inline List<std::string> parts_of(const std::string& text) {
     List<std::string> parts(1);

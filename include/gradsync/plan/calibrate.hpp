@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "../core/backend.hpp"
-#include "../core/backend_clock.hpp"
 #include "cost_model.hpp"
 
 namespace gradsync::inline v0_2::plan {

@@ -135,17 +135,4 @@ inline CallCost collective_cost(Collective what, Algorithm algorithm, const Clus
 /// add to the time.
 constexpr double ring_latency_wall(Link link, double bytes) noexcept { return bytes * link.beta / link.alpha; }
 
-// ------------------------------------------------------------------------------------- bandwidths, as nccl-tests print them
-
-/// The factor from algorithm bandwidth (bytes of the whole buffer per second) to bus bandwidth, which does not depend on the number of
-/// ranks and can be compared with a link's: 2 (p-1)/p for all-reduce, (p-1)/p for reduce-scatter and all-gather, 1 for broadcast.
-constexpr double bus_factor(Collective what, int ranks) noexcept {
-    const double share = (ranks - 1.0) / ranks;
-    return what == Collective::all_reduce ? 2 * share : what == Collective::broadcast ? 1 : share;
-}
-
-constexpr double bus_bandwidth(Collective what, int ranks, double bytes, double seconds) noexcept {
-    return bytes / seconds * bus_factor(what, ranks);
-}
-
 }  // namespace gradsync::inline v0_2::plan

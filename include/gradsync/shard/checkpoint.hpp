@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -173,8 +174,20 @@ struct ShardManifest {
             out.finish();
         }
         std::filesystem::rename(temporary, path(directory));
-        const UniqueHandle<int, ::close, -1> folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY));
+        const Folder folder = open(directory);
         if (folder) ::fsync(folder.get());
+    }
+
+    using Folder = UniqueHandle<int, ::close, -1>;
+    static Folder open(const std::filesystem::path& directory) {
+        return Folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    }
+    /// Keeps others from saving to the directory until the result goes, if its file system knows locks. Throws if another one does.
+    static Folder lock(const std::filesystem::path& directory) {
+        Folder folder = open(directory);
+        if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+            refuse_file(directory, "is where another job saves a checkpoint now; give each job a directory of its own");
+        return folder;
     }
 
     /// Throws unless this machine sees every rank's part.
@@ -301,7 +314,7 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
 /// so they must be unique. `note` is free text of the trainer, such as the optimizer's scalars and the position in the data: rank 0's is
 /// saved, 16 MiB at most. Between steps. Collective.
 ///
-/// Throws Error(storage) on every rank if one could not write; the previous checkpoint stays valid, and training can go on. Throws
+/// Throws Error(storage) on every rank if one could not write, or if another job saves to the directory now; the previous checkpoint stays valid, and training can go on. Throws
 /// Error(invalid_argument) in a group other than 0 of hybrid sharding: group 0 alone saves.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
@@ -310,6 +323,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         detail::refuse("save_shards", detail::text("this is group ", sharded.replica(), "; with hybrid sharding group 0 alone saves"),
                        comm.rank());
     detail::ShardManifest manifest;
+    detail::ShardManifest::Folder locked;
     detail::agree_on_success(comm, [&] {
         if (comm.rank() != 0) return;
         if (note.size() > detail::longest_text) throw std::length_error("the note is longer than 16 MiB");
@@ -319,6 +333,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
                 throw std::invalid_argument(
                     detail::text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint tells them by their names"));
         std::filesystem::create_directories(directory);
+        locked = detail::ShardManifest::lock(directory);
         if (std::filesystem::exists(detail::ShardManifest::path(directory)))
             manifest.generation = detail::ShardManifest::read(directory).generation + 1;
     });

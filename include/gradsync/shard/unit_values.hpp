@@ -68,7 +68,8 @@ public:
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const BufferView range = range_of(plan.bucket(b), [&](std::size_t i) { return parameters[i].value; });
             bool same = range.data != nullptr && range.count == layout.counts[b];
-            for (const std::size_t i : plan.bucket(b)) same = same && distance(range, parameters[i].value) == layout.offsets[i];
+            for (const std::size_t i : plan.bucket(b))
+                same = same && (parameters[i].value.count == 0 || distance(range, parameters[i].value) == layout.offsets[i]);
             if ((fits[b] = same)) buckets_[b].data = range.data;
         }
         const List<std::uint64_t> all = gather_values(backend, fits);

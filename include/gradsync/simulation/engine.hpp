@@ -5,9 +5,165 @@
 
 #include <new>
 
-#include "communicator.hpp"
+#include "../collective/engine.hpp"
+#include "../collective/in_flight.hpp"
+#include "../collective/shared_memory/chunks.hpp"
+#include "simulation.hpp"
 
 namespace gradsync::inline v0_2::simulation {
+
+using collective::Call;
+
+/// The collectives of a group of ranks: which rank has started which, and when they end. A collective begins when the last rank has started
+/// it and its links are free. Its results are computed at that last start already, because no rank may read them before it is complete. All
+/// calls need the scheduler's lock.
+class Communicator : public std::enable_shared_from_this<Communicator> {
+public:
+    Communicator(std::shared_ptr<Simulation> simulation, List<int> world_ranks)
+        : simulation_(std::move(simulation)), world_ranks_(std::make_shared<const List<int>>(std::move(world_ranks))) {}
+
+    Simulation& simulation() const noexcept { return *simulation_; }
+    const collective::Member::WorldRanks& world_ranks() const noexcept { return world_ranks_; }
+    int size() const noexcept { return static_cast<int>(world_ranks_->size()); }
+    int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
+
+    /// Starts the next collective of `rank`; returns its number.
+    std::uint64_t arrive(int rank, const Call& call) {
+        const auto r = static_cast<std::size_t>(rank);
+        const std::uint64_t n = next_[r]++;
+        if (n == started_.next()) started_.add([](Started& started, std::uint64_t) { started = {}; });
+        Started& started = started_[n];
+        const double now = simulation_->scheduler.now(world_rank(rank));
+        if (started.arrived == 0) {
+            started.calls.resize(next_.size());
+            started.arrivals.assign(next_.size(), Scheduler::endless);
+            started.name = call;
+            started.times = {number_, n, call.operation, 0, now, now};
+        }
+        started.times.first = gradsync::detail::smaller(started.times.first, now);
+        started.times.ready = gradsync::detail::larger(started.times.ready, now);
+        started.calls[r] = call;
+        started.arrivals[r] = now;
+        if (++started.arrived == started.calls.size()) {
+            complete(n, started);
+        } else {
+            for (std::size_t other = 0; other < gone_.size(); ++other)
+                if (gone_[other] && next_[other] <= n)
+                    simulation_->fail(collective::left_early(name_of(started.name, n), (*world_ranks_)[other]));
+        }
+        return n;
+    }
+
+    /// Is collective n complete by this rank's clock? Asking takes no virtual time.
+    bool is_through(std::uint64_t n, int rank) const { return is_placed(n) && end(n) <= simulation_->scheduler.now(world_rank(rank)); }
+    bool is_placed(std::uint64_t n) const { return started_[n].placed; }
+    double end(std::uint64_t n) const { return started_[n].times.end; }
+    const Call& name(std::uint64_t n) const { return started_[n].name; }
+
+    /// Blocks until the end of collective n is known. Returns false if the simulation has failed, or if the end is past the limit, which
+    /// fails the simulation.
+    bool await(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
+        const int own = world_rank(rank);
+        const double deadline = simulation_->scheduler.now(own) + std::chrono::duration<double>(limit).count();
+        const auto complain = [=, this] { return too_late(n, own, deadline, limit); };
+        while (!simulation_->failed() && !is_placed(n)) {
+            started_[n].waiters.push_back(own);
+            simulation_->block(lock, own, {deadline, complain});
+        }
+        if (!is_placed(n)) return false;
+        if (end(n) > deadline) simulation_->fail(complain());
+        return end(n) <= deadline;
+    }
+
+    /// Blocks until any collective has got its place on the links. `n`: the collective that the rank polls for.
+    void nap(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
+        const int own = world_rank(rank);
+        const double now = simulation_->scheduler.now(own);
+        simulation_->nappers.push_back(own);
+        simulation_->block(lock, own, {Scheduler::endless, [=, this] { return too_late(n, own, now, limit); }});
+    }
+
+    /// Ends one rank's interest in collective n.
+    void retire(std::uint64_t n) {
+        started_[n].retired += 1;
+        started_.retire([this](const Started& oldest) { return oldest.retired == next_.size(); });
+    }
+
+    /// `rank` will start no more collectives here.
+    void leave(int rank) {
+        const auto r = static_cast<std::size_t>(rank);
+        gone_[r] = true;
+        if (next_[r] < started_.next())
+            simulation_->fail(collective::left_early(name_of(started_[next_[r]].name, next_[r]), world_rank(rank)));
+    }
+
+    /// The communicator that the members of a group share. The first member to ask makes it.
+    std::shared_ptr<Communicator> meet(const collective::Group& group, List<int> members) {
+        return meetings_.meet(this, group, [&] { return std::make_shared<Communicator>(simulation_, std::move(members)); });
+    }
+
+private:
+    struct Started {
+        std::vector<Call> calls;  ///< by rank; empty once all have arrived
+        std::vector<double> arrivals;
+        Call name;  ///< call of the first rank to arrive
+        std::size_t arrived = 0, retired = 0;
+        CollectiveRecord times;
+        bool placed = false;  ///< its times on the links are known
+        List<int> waiters;    ///< world ranks
+    };
+    /// Every rank has started collective n: checks the calls, moves the data, and schedules its place on the links.
+    void complete(std::uint64_t n, Started& started) {
+        if (const int misfit = collective::first_misfit(started.calls); misfit >= 0) {
+            simulation_->fail(collective::mismatch(n, started.calls, misfit, *world_ranks_));
+            return;
+        }
+        move(started.calls);
+        started.times.bytes = whole_count(started.calls) * size_of(started.calls[0].dtype);
+        started.calls = {};
+        simulation_->scheduler.add_event(started.times.ready, [self = shared_from_this(), n] { self->place(n); });
+    }
+
+    /// No rank can start anything earlier any more, so collectives take the links in the order of readiness.
+    void place(std::uint64_t n) {
+        Started& started = started_[n];
+        simulation_->network.reserve(route_, started.times);
+        simulation_->records.push_back(started.times);
+        started.placed = true;
+        simulation_->wake(started.waiters, started.times.end);
+        simulation_->wake(simulation_->nappers, started.times.ready);
+    }
+
+    void move(const std::vector<Call>& calls) {
+        const Call& first = calls[0];
+        if (first.operation == collective::Operation::barrier) return;
+        if (simulation_->is_unmoved(first.in_count != 0 ? first.in : first.out)) return;
+        const std::size_t count = whole_count(calls);
+        const bool anybody = !has_shards(first.operation);
+        if (anybody && count != 0) worker_.run(calls, 0, {0, count});
+        for (int owner = 0; owner < size() && !anybody; ++owner)
+            if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0) worker_.run(calls, owner, shard);
+    }
+
+    /// World rank `own` has waited for collective n up to its deadline. The ranks that arrived after it are to blame, if there are any.
+    collective::Failure too_late(std::uint64_t n, int own, double deadline, std::chrono::nanoseconds limit) const {
+        const Started& started = started_[n];
+        collective::Late late;
+        for (std::size_t r = 0; r < started.arrivals.size(); ++r)
+            if (started.arrivals[r] > deadline) late.ranks.push_back(world_rank(static_cast<int>(r)));
+        return collective::timed_out(name_of(started.name, n), late, own, limit);
+    }
+
+    std::shared_ptr<Simulation> simulation_;
+    collective::Member::WorldRanks world_ranks_;
+    Network::Route route_ = simulation_->network.route(*world_ranks_);
+    int number_ = simulation_->communicators++;
+    collective::InFlight<Started> started_;                                               ///< not retired by all ranks yet
+    std::vector<std::uint64_t> next_ = std::vector<std::uint64_t>(world_ranks_->size());  ///< by rank: number of its next collective
+    std::vector<bool> gone_ = std::vector<bool>(world_ranks_->size());
+    collective::Meetings<std::shared_ptr<Communicator>> meetings_;
+    shared_memory::ChunkWorker worker_{world_ranks_->size()};
+};
 
 /// One rank's side of a communicator, in virtual time. Only the rank's own thread may start, test, wait, split or let time pass.
 class Engine final : public collective::Member {
@@ -93,15 +249,11 @@ public:
         void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (data == MAP_FAILED) throw std::bad_alloc();
         const auto take_back = [communicator = communicator_, bytes](void* region) {
-            {
-                const auto lock = communicator->simulation().scheduler.lock();
-                communicator->simulation().remove_region(region);
-            }
+            communicator->simulation().regions.remove(region);
             ::munmap(region, bytes);
         };
         collective::Memory memory(std::shared_ptr<void>(data, take_back));
-        const auto lock = scheduler().lock();
-        world().add_region(data, bytes);
+        world().regions.add(data, bytes);
         return memory;
     }
 

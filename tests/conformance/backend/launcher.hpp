@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 ///
 /// - `Backend`: the type under test. `Memory`: a buffer in the memory that it reads (`HostMemory`, or alike).
 /// - `largest`: the largest world that it can make; the suite runs at 1, 2, 3, 4 ranks up to that.
-/// - `one_order`: whether sums have the bits of the tree over the ranks (core/sum_tree.hpp); else they are compared with a tolerance, those of 8-bit
+/// - `one_order`: whether sums have the bits of the tree over the ranks (core/math.hpp); else they are compared with a tolerance, those of 8-bit
 ///   types with inputs for which they are the same in any order.
 /// - `run(size, limit, f)`: makes a new communicator of `size` ranks whose waits are limited to `limit`, runs
 ///   `f(Backend)` on each of them and returns when all have returned. An exception that leaves `f` ends the

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: TIMEOUT 120 PROCESSORS 2
 // What handles do in a forked child of a rank: nothing that the other ranks notice.
-#include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/tcp.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/collective/messages/tcp_transport.hpp>

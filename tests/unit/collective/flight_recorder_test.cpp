@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/collective/flight_recorder.hpp>
 
 #include <doctest/doctest.h>

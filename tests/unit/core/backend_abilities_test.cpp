@@ -5,7 +5,7 @@
 #include <gradsync/backend/simulated.hpp>
 #include <gradsync/backend/tcp.hpp>
 #include <gradsync/backend/thread_backend.hpp>
-#include <gradsync/core/backend_clock.hpp>
+#include <gradsync/core/clock.hpp>
 #include <gradsync/core/requirements.hpp>
 
 #include <doctest/doctest.h>

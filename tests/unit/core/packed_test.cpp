@@ -38,6 +38,7 @@ TEST_CASE("packed: parameters in the order of a forward, as views of the arenas"
     CHECK(std::vector<std::size_t>(model.layer(1).begin(), model.layer(1).end()) == std::vector<std::size_t>{3, 4});
     CHECK(model.index("norm") == 7);
     CHECK(model.index("b", 2) == 6);
+    CHECK(model[6].arena == gradients.data());
     CHECK(model[0].uses == 2);
     CHECK(model[0].shape == std::vector<std::size_t>{5, 2});
     CHECK(model[3].gradient.data == gradients.data() + 10 + 4);
@@ -54,6 +55,16 @@ TEST_CASE("packed: a model without layers, and one without values") {
     CHECK(model.size() == 2);
     CHECK(model[1].value.data == nullptr);
     CHECK(model[1].gradient.data == gradients.data() + 3);
+}
+
+TEST_CASE("packed: a tensor is found by its own name, whatever the layers of others are named") {
+    std::vector<float> weights(7), gradients(7);
+    const gs::Packed model = gs::packed(weights, gradients, {{"w", {2}, 2}, {"w.1", {3}}});
+    CHECK(model.index("w", 1) == 1);
+    CHECK(model.index("w.1") == 2);
+    CHECK(model.index("w.1", 1) == 2);
+    CHECK(gradsync_test::says(refusal([&] { (void)model.index("w.0"); }), "there is no tensor 'w.0'"));
+    CHECK(gradsync_test::says(refusal([&] { (void)model.index("w", 2); }), "there is no tensor 'w' of layer 2"));
 }
 
 TEST_CASE("slices: the layers of one tensor") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/core/sum_tree.hpp>
+#include <gradsync/core/math.hpp>
 
 #include <doctest/doctest.h>
 

@@ -13,7 +13,7 @@
 
 #include <doctest/doctest.h>
 
-#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 
 #include "support/ranks.hpp"

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include <gradsync/backend/run_threads.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/error.hpp>
 #include <gradsync/observe/trace.hpp>
 

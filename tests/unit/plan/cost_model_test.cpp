@@ -89,19 +89,6 @@ TEST_CASE("a call costs its overhead; one rank alone costs nothing") {
     CHECK(collective_cost(Collective::all_reduce, Algorithm::ring, {.ranks = 1, .between = slow, .call_overhead = 7e-6}).seconds(1e9) == 0);
 }
 
-TEST_CASE("bandwidths in the convention of nccl-tests") {
-    CHECK(bus_factor(Collective::all_reduce, 8) == 1.75);
-    CHECK(bus_factor(Collective::reduce_scatter, 8) == 0.875);
-    CHECK(bus_factor(Collective::all_gather, 8) == 0.875);
-    CHECK(bus_factor(Collective::broadcast, 8) == 1);
-    // Without latency a ring has the bus bandwidth of its link, whatever the number of ranks.
-    for (const int p : {2, 3, 64})
-        for (const Collective what : {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::broadcast}) {
-            const double t = collective_cost(what, Algorithm::ring, {.ranks = p, .between = {0, 1e-9}}).seconds(5e6);
-            CHECK(bus_bandwidth(what, p, 5e6, t) == Approx(1e9));
-        }
-}
-
 TEST_CASE("the latency wall of a ring") {
     // 25 MiB at 10 GB/s and 5.12 microseconds a message: 512 ranks.
     const Link link{5.12e-6, 1e-10};

@@ -7,8 +7,14 @@
 
 #include <doctest/doctest.h>
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -89,6 +95,23 @@ TEST_CASE("arenas: where the gradients of one rank lie otherwise, all ranks copy
     for (const std::string& said : found) CHECK(said == "");
 }
 
+TEST_CASE("arenas: an empty gradient without an address is nowhere, and keeps no arena from being a bucket") {
+    std::vector<std::string> found(2);
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        std::vector<float> arena(parts * count);
+        for (const std::size_t place : {std::size_t{0}, std::size_t{2}, parts}) {
+            std::vector<gs::ParameterView> parameters = views(arena.data(), mixed);
+            parameters.insert(parameters.begin() + static_cast<std::ptrdiff_t>(place),
+                              {.gradient = {static_cast<float*>(nullptr), 0}, .may_be_empty = true});
+            gs::Reducer sync(comm, parameters);
+            std::string& said = found[static_cast<std::size_t>(comm.rank())];
+            if (said.empty() && sync.bytes() != 0) said = "it copies";
+            if (said.empty()) said = wrong_step(sync, arena.data(), arena.size(), comm.rank(), 2);
+        }
+    });
+    for (const std::string& said : found) CHECK(said == "");
+}
+
 TEST_CASE("arenas: a gap between gradients is not touched") {
     std::vector<std::string> found(2);
     gs::run_threads(2, [&](gs::ThreadBackend comm) {
@@ -162,6 +185,34 @@ TEST_CASE("adopt: mapped memory becomes shared at its address, and the process's
         for (std::size_t k = 0; k < elements; ++k)
             if (arena[k] != static_cast<float>(k + 1)) return "the contents changed on the way back";
         return ::munmap(mapped, bytes) == 0 ? "" : "it cannot be unmapped";
+    });
+    for (const auto& report : reports) CHECK(report.text == "");
+}
+
+TEST_CASE("adopt: where the system cannot remap the pages of one rank, all ranks get an error that names it, and keep their own") {
+    const auto reports = on_processes(3, {}, [](gs::TcpBackend& comm) -> std::string {
+        constexpr std::size_t elements = 1 << 14, bytes = elements * sizeof(float);
+        void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        auto* const arena = static_cast<float*>(mapped);
+        arena[7] = 5;
+        if (comm.rank() == 1) {  // its mremap fails from now on
+            sock_filter rules[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                   BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mremap, 0, 1),
+                                   BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+            sock_fprog program{4, rules};
+            if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+                return "no filter";
+        }
+        try {
+            (void)gs::adopt(comm, std::span(arena, elements));
+            return "nothing was thrown";
+        } catch (const gs::Error& error) {
+            const char* const expected = comm.rank() == 1 ? "cannot map shared memory" : "rank 1 cannot do it; see what it says";
+            if (error.context().peer != 1 || std::string(error.what()).find(expected) == std::string::npos) return error.what();
+        }
+        if (comm.shares({arena, elements, gs::DType::f32}) || arena[7] != 5) return "it is another memory";
+        comm.all_reduce({arena, 8, gs::DType::f32}, gs::ReduceOp::sum).wait();  // the communicator still works
+        return arena[7] == 15 ? "" : "another sum";
     });
     for (const auto& report : reports) CHECK(report.text == "");
 }

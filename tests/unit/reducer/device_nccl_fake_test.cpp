@@ -3,11 +3,12 @@
 // The Reducer on device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
 #include <gradsync/backend/faulty.hpp>
 #include <gradsync/backend/nccl.hpp>
-#include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
+#include <gradsync/core/packed.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
 
@@ -346,6 +347,30 @@ TEST_CASE("Reducer on devices: what fails in a group ends the step on all ranks,
             findings.check(error && gradsync_test::mentions(*error, "all_reduce(mean, f32, 2000 elements) in a group with the next 1"),
                            error ? error->what() : "");
         });
+}
+
+TEST_CASE("Reducer on devices: gradients that lie side by side by chance may move; those of one arena are a bucket where they are") {
+    gradsync_test::Findings findings;
+    run_threads(2, [&](ThreadBackend host) {
+        using Staged = StagingBackend<ThreadBackend>;
+        Staged comm(host);
+        gradsync_test::Numbers<Staged> memory(300, 1), elsewhere(100, 1);
+        std::vector<ParameterView> views;
+        for (std::size_t i = 0; i < 3; ++i) views.push_back({.gradient = memory.view().subview(100 * i, 100)});
+        {
+            Reducer sync(comm, views);
+            const auto error = gradsync_test::error_of([&] { sync.rebind_gradient(1, elsewhere.view()); });
+            findings.check(!error, error ? error->what() : "");
+            gradsync_test::write(comm, elsewhere.view(), std::vector<float>(100, static_cast<float>(comm.rank())));
+            for (std::size_t i = 3; i-- > 0;) sync.mark_ready(i);
+            sync.finish();
+            findings.check(gradsync_test::read(comm, elsewhere.view()) == std::vector<float>(100, 0.5f), "another mean");
+        }
+        Reducer sync(comm, packed(BufferView(), memory.view(), {{"a", {100}}, {"b", {200}}}));
+        findings.check(sync.bytes() == 0, "an arena is copied");
+        const auto error = gradsync_test::error_of([&] { sync.rebind_gradient(0, elsewhere.view()); });
+        findings.check(error && gradsync_test::mentions(*error, "is part of an arena in device memory"), error ? error->what() : "none");
+    });
 }
 
 TEST_CASE("Reducer on devices: check_writes is refused, and GRADSYNC_CHECKS has no effect") {

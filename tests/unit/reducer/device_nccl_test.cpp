@@ -3,9 +3,9 @@
 // On a device: the Reducer trains there as on the host, with the same bits for every policy. The ranks are processes that share the
 // device (see support/gpu_ranks.hpp).
 #include <gradsync/backend/nccl.hpp>
-#include <gradsync/backend/run_threads.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/backend/tcp.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>

@@ -2,6 +2,10 @@
 // ctest: PROCESSORS 2
 #include <doctest/doctest.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -143,6 +147,26 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
               finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
               finding.check(weights(sharded) == good, "the weights are not those that were saved");
           }) == "");
+}
+
+TEST_CASE("two jobs do not save to one directory at the same time: every rank of the later one is told") {
+    const TemporaryDirectory directory;
+    for (const int ranks : {1, 2, 3}) {
+        const int other_job = ::open(directory.path().c_str(), O_RDONLY | O_DIRECTORY);
+        REQUIRE(::flock(other_job, LOCK_EX) == 0);
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors(awkward_sizes, DType::f32);
+                  One sharded = make_one(comm, model, 0);
+                  const Outcome outcome = outcome_of([&] { save_shards(directory.path(), sharded, "late"); });
+                  finding.check(outcome.is(Errc::storage) && outcome.says("where another job saves a checkpoint now"),
+                                "it says: " + outcome.text);
+                  comm.barrier().wait();
+                  if (comm.rank() == 0) ::close(other_job);
+                  comm.barrier().wait();
+                  for (int i = 0; i < 2; ++i) save_shards(directory.path(), sharded, "later");
+                  finding.check(load_shards(directory.path(), sharded) == "later", "the note is another");
+              }) == "");
+    }
 }
 
 TEST_CASE("a full disk: every rank is told, and nothing is left but the last checkpoint") {

@@ -127,27 +127,11 @@ public:
                                                                                                         // collectives
     }
 
-    /// The world rank of the first rank that has died without a good-bye, or -1. Opens files.
-    int first_dead() {
+    /// For callers that wait elsewhere: returns `use(world, detector)`.
+    template <class Use>
+    [[gnu::cold]] auto consult(Use&& use) {
         std::lock_guard lock(world_->mutex());
-        return detector_.first_dead();
-    }
-    /// See MessageFailureDetector; for callers that wait elsewhere.
-    [[gnu::cold]] bool ask(collective::Late& who, std::uint64_t number) {
-        std::lock_guard lock(world_->mutex());
-        return detector_.ask(who, number, timeout());
-    }
-    [[gnu::cold]] bool is_asked() {
-        std::lock_guard lock(world_->mutex());
-        return world_->is_asked();
-    }
-    [[gnu::cold]] void answer(const collective::Late& who) noexcept {
-        std::lock_guard lock(world_->mutex());
-        detector_.answer(who);
-    }
-    [[gnu::cold]] Failure end_of(int world_rank, const std::string& what) {
-        std::lock_guard lock(world_->mutex());
-        return world_->end_of(world_rank, what);
+        return use(*world_, detector_);
     }
 
     /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one

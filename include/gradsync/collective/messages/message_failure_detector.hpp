@@ -21,7 +21,10 @@ public:
     /// The ranks that keep `pending` from completing.
     [[gnu::cold]] Late late(const PendingCollective& pending) const {
         using Did = Late::Did;
-        if (List<int> missing = missing_of(pending); !missing.empty())
+        List<int> missing;
+        for (int r = 0; r < size(); ++r)
+            if (!pending.arrived(r)) missing.push_back(world_rank(r));
+        if (!missing.empty())
             return {.ranks = std::move(missing),
                     .did = pending.waits_for_hub() ? Did::wait_itself : Did::not_start,
                     .certain = !pending.waits_for_hub()};
@@ -77,37 +80,45 @@ public:
         world_.answer(knows ? who.ranks.front() : -1);
     }
 
-    /// Asks the first of these ranks whom it waits for: that one is to blame, then. `number`: of the collective that they keep from
-    /// completing. Returns false while it may still answer or, if it does not know, report.
+    /// Asks the first of these ranks whom it waits for, then that one, and so on: the last one is to blame. `number`: of the collective that
+    /// the ranks keep from completing. Returns false while the last one may still answer or, if it does not know, report.
     [[gnu::cold]] bool ask(Late& who, std::uint64_t number, std::chrono::nanoseconds limit) {
         if (who.ranks.empty()) return true;
+        const bool not_started = who.did == Late::Did::not_start;
         const int first = who.ranks.front();
-        if (std::exchange(asked_, number + 1) != number + 1 || std::exchange(asked_rank_, first) != first) {
-            asked_rank_ = first;
-            asked_at_ = Clock::now();
-            world_.ask(first);
+        if (std::exchange(asked_number_, number + 1) != number + 1 || asked_.empty() || asked_.front() != first) {
+            asked_.clear();
+            ask(first);
         }
-        const std::optional<int> late = world_.answer_of(first);
-        // A rank that has started the collective may be what others wait for in another communicator: it is not to blame for this one.
-        bool possible = late && *late >= 0 && *late != self_.own_world_rank();
-        if (possible && who.did == Late::Did::not_start) {
-            possible = false;
-            for (const int rank : who.ranks) possible |= rank == *late;
-            if (!possible) return true;
-        }
-        if (possible) {
-            // The rank that was asked may wait for several, and reports them all.
-            if (who.did != Late::Did::not_start && collective::Deadline::too_early(Clock::now() - asked_at_, limit, 4)) return false;
-            who = {.ranks = {*late}};
+        const int last = asked_.back();
+        const std::optional<int> late = world_.answer_of(last);
+        bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another: the calls of some differ
+        for (const int rank : asked_) in_turn |= late && rank == *late;
+        if (late && *late >= 0 && !in_turn) return ask(*late), false;
+        const auto too_early = [&](int stages) { return collective::Deadline::too_early(Clock::now() - asked_at_, limit, stages); };
+        const bool followed = asked_.size() > 1;
+        if (not_started) {
+            if (in_turn) return true;
+            if (too_early(late ? 4 : followed ? 2 : 1)) return false;
+            if (late || !followed) return true;  // one that waits itself is not to blame
+            bool missing = false;
+            for (const int rank : who.ranks) missing |= rank == last;
+            who = {.ranks = {last}, .did = missing ? Late::Did::not_start : Late::Did::not_answer};
             return true;
         }
-        if (late && *late >= 0 && who.did == Late::Did::not_start) return true;
-        if (late && who.did != Late::Did::not_start) who.did = Late::Did::wait_itself;
-        else if (!late && who.did == Late::Did::wait_itself) who.did = Late::Did::not_answer;
-        return !collective::Deadline::too_early(Clock::now() - asked_at_, limit, late ? 4 : 1);
+        // A rank that waits may wait for several, and reports them all.
+        if (followed) who = {.ranks = {last}};
+        else if (late) who.did = Late::Did::wait_itself;
+        else if (who.did == Late::Did::wait_itself) who.did = Late::Did::not_answer;
+        return !too_early(late || followed ? 4 : 1);
     }
 
 private:
+    void ask(int rank) {
+        asked_.push_back(rank);
+        asked_at_ = Clock::now();
+        world_.ask(rank);
+    }
     int size() const noexcept { return self_.size(); }
     int world_rank(int rank) const noexcept { return self_.world_rank(rank); }
 
@@ -121,21 +132,14 @@ private:
         return false;
     }
 
-    [[gnu::cold]] List<int> missing_of(const PendingCollective& pending) const {
-        List<int> missing;
-        for (int r = 0; r < size(); ++r)
-            if (!pending.arrived(r)) missing.push_back(world_rank(r));
-        return missing;
-    }
-
     MessageWorld& world_;
     const collective::Member& self_;
     const int communicator_;
     const Rounds& rounds_;
     List<Clock::time_point> gone_since_;  ///< by rank
-    std::uint64_t asked_ = 0;             ///< 1 + the number of the collective about which a rank was asked
-    int asked_rank_ = -1;                 ///< that rank
-    Clock::time_point asked_at_{};
+    std::uint64_t asked_number_ = 0;      ///< 1 + the number of the collective about which ranks were asked
+    List<int> asked_;                     ///< those ranks, each but the first one because the one before it waits for it
+    Clock::time_point asked_at_{};        ///< when the last one was asked
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

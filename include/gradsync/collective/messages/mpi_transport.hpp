@@ -76,24 +76,13 @@ public:
     /// Between processes of one machine, Open MPI sends up to 4 KiB, header included, without asking the receiver. Networks take more.
     std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
 
-    Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
-        const Ticket ticket = tickets_.add({.receives = false});
-        begin(ticket, rank, stream, const_cast<void*>(data), bytes);
-        return ticket;
-    }
-    Ticket receive(int rank, int stream, void* data, std::size_t bytes, std::size_t* came = nullptr) override {
-        const Ticket ticket = tickets_.add({.receives = true, .came = came});
-        begin(ticket, rank, stream, data, bytes);
-        return ticket;
-    }
-
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= max_parts * quick_bytes(); }
-    Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) override {
-        return begin_parts({.receives = false}, rank, stream, const_cast<void*>(data), bytes, bytes);
+    Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool known = false) override {
+        return begin({.receives = false}, rank, stream, const_cast<void*>(data), bytes, known ? bytes : 0);
     }
-    Ticket receive_known(int rank, int stream, void* data, std::size_t bytes, std::size_t room, std::size_t* came = nullptr) override {
-        assert(bytes <= room);
-        return begin_parts({.receives = true, .came = came}, rank, stream, data, bytes, room);
+    Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr, std::size_t known = 0) override {
+        assert(known <= room);
+        return begin({.receives = true, .came = came}, rank, stream, data, room, known);
     }
 
     bool poll() override {
@@ -155,15 +144,16 @@ private:
     /// More parts than this take longer than asking the receiver and copying once from memory to memory (measured, docs/performance.md).
     static constexpr std::size_t max_parts = 5;
 
-    /// Begins the parts of a message of `bytes` bytes; `room`: bytes that may be touched at `data`.
-    Ticket begin_parts(Entry entry, int rank, int stream, void* data, std::size_t bytes, std::size_t room) {
+    /// Begins a message, in parts if its length is `known` and that is quicker; `room`: bytes that may be touched at `data`.
+    Ticket begin(Entry entry, int rank, int stream, void* data, std::size_t room, std::size_t known) {
         const Ticket ticket = tickets_.add(entry);
-        const std::size_t part = in_parts(bytes) ? quick_bytes() : bytes;
+        const std::size_t part = known != 0 && in_parts(known) ? quick_bytes() : room;
+        std::size_t from = 0;
         try {
-            for (std::size_t from = 0; from < bytes; from += part)
-                begin(ticket, rank, stream, static_cast<std::byte*>(data) + from, smaller(part, room - from));
+            do begin(ticket, rank, stream, static_cast<std::byte*>(data) + from, smaller(part, room - from));
+            while ((from += part) < known);
         } catch (...) {
-            orphans_ = true;  // parts are on their way, and no caller has their ticket
+            orphans_ |= from != 0;  // parts are on their way, and no caller has their ticket
             throw;
         }
         return ticket;

@@ -221,15 +221,13 @@ private:
             if (all <= first_) continue;
             const bool in_parts = route_.transport.in_parts(all - first_);
             has_to_leave_ = has_to_leave_ || from_in_ || !in_parts;
-            rests_out_[index(r)] = in_parts ? route_.send_known(r, stream + 1, rest, all - first_)  //
-                                            : route_.send(r, stream + 2, rest, all - first_);
+            rests_out_[index(r)] = route_.send(r, stream + (in_parts ? 1 : 2), rest, all - first_, in_parts);
         }
     }
 
     Transport::Ticket receive_rest(int from, int stream, std::byte* to, std::size_t bytes, std::size_t* came) const {
-        const std::size_t room = place_ - first_;
-        return route_.transport.in_parts(bytes) ? route_.receive_known(from, stream + 1, to, bytes, room, came)
-                                                : route_.receive(from, stream + 2, to, room, came);
+        const bool in_parts = route_.transport.in_parts(bytes);
+        return route_.receive(from, stream + (in_parts ? 1 : 2), to, place_ - first_, came, in_parts ? bytes : 0);
     }
 
     /// Bytes of `rank`'s result that come with rank 0's answer.

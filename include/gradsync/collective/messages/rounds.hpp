@@ -40,7 +40,7 @@ public:
             if (range.size() == 0 || !collective::contributes(pending.call(), route_.rank, owner)) continue;
             const void* from = pending.input(range);
             if (!pending.in_is_known()) from = std::memcpy(place(sending_, owner), from, bytes(range));
-            contributions_out_[index(owner)] = route_.send_known(owner, Route::contributions, from, bytes(range));
+            contributions_out_[index(owner)] = route_.send(owner, Route::contributions, from, bytes(range), true);
         }
     }
 
@@ -118,7 +118,7 @@ private:
 
     Transport::Ticket receive(int from, int stream, void* to, ElementRange range, List<std::size_t>& came) {
         came[index(from)] = 0;
-        return route_.receive_known(from, stream, to, bytes(range), bytes(range), &came[index(from)]);
+        return route_.receive(from, stream, to, bytes(range), &came[index(from)], bytes(range));
     }
 
     /// Begins to receive the contributions of the other ranks to this rank's share.
@@ -170,7 +170,7 @@ private:
         for (int k = 1; k < route_.size(); ++k) {
             const int r = (route_.rank + k) % route_.size();
             if (collective::receives(call, r, route_.rank))
-                results_out_[index(r)] = route_.send_known(r, Route::results, result, bytes(range));
+                results_out_[index(r)] = route_.send(r, Route::results, result, bytes(range), true);
         }
     }
 

@@ -48,7 +48,7 @@ public:
         return peer.lost || ::ioctl(peer.socket.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
     }
 
-    Ticket send(int rank, int stream, const void* data, std::size_t bytes) override {
+    Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool /*known*/ = false) override {
         Peer& peer = peers_[at(rank)];
         const Ticket ticket = tickets_.add(peer.lost);
         if (peer.lost) return ticket;
@@ -60,10 +60,10 @@ public:
         return ticket;
     }
 
-    Ticket receive(int rank, int stream, void* data, std::size_t bytes, std::size_t* came = nullptr) override {
+    Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr, std::size_t /*known*/ = 0) override {
         const Ticket ticket = tickets_.add(false);
         Inbox& inbox = inbox_of(rank, stream);
-        inbox.posted.push_back({static_cast<std::byte*>(data), bytes, ticket, came});
+        inbox.posted.push_back({static_cast<std::byte*>(data), room, ticket, came});
         match(inbox);
         return ticket;
     }

@@ -61,18 +61,14 @@ public:
     /// Has everything that `finish` calls over reached the rank's system? It can then be read even if this process ends.
     virtual bool arrived(int /*rank*/) const noexcept { return true; }
 
-    virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes) = 0;
-    /// `bytes`: the largest message that may come. Its length is added to `came`, if that is not null.
-    virtual Ticket receive(int rank, int stream, void* data, std::size_t bytes, std::size_t* came = nullptr) = 0;
-
     /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
     virtual bool in_parts(std::size_t /*bytes*/) const noexcept { return false; }
-    /// Sends a message in parts if that is quicker. The other side must call `receive_known` with the same `bytes`, not 0.
-    virtual Ticket send_known(int rank, int stream, const void* data, std::size_t bytes) { return send(rank, stream, data, bytes); }
-    /// `room`: bytes that may be written. It must be whole quick messages if an erring rank may send something else in this stream.
-    virtual Ticket receive_known(int rank, int stream, void* data, std::size_t /*bytes*/, std::size_t room, std::size_t* came = nullptr) {
-        return receive(rank, stream, data, room, came);
-    }
+
+    /// `known`: the receiver knows the length, which is not 0. The message then travels in parts if that is quicker.
+    virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool known = false) = 0;
+    /// `room`: the largest message that may come. Its length is added to `came`, if that is not null. `known`: its length, if the sender
+    /// says that it is known; `room` must then be whole quick messages if an erring rank may send something else in this stream.
+    virtual Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr, std::size_t known = 0) = 0;
 
     /// Makes all possible progress; true if it completed a message.
     virtual bool poll() = 0;
@@ -122,17 +118,11 @@ struct Route {
 
     int size() const noexcept { return static_cast<int>(transport_ranks.size()); }
 
-    Transport::Ticket send(int to, int stream, const void* data, std::size_t bytes) const {
-        return transport.send(other(to), number(stream), data, bytes);
+    Transport::Ticket send(int to, int stream, const void* data, std::size_t bytes, bool known = false) const {
+        return transport.send(other(to), number(stream), data, bytes, known);
     }
-    Transport::Ticket receive(int from, int stream, void* data, std::size_t bytes, std::size_t* came) const {
-        return transport.receive(other(from), number(stream), data, bytes, came);
-    }
-    Transport::Ticket send_known(int to, int stream, const void* data, std::size_t bytes) const {
-        return transport.send_known(other(to), number(stream), data, bytes);
-    }
-    Transport::Ticket receive_known(int from, int stream, void* data, std::size_t bytes, std::size_t room, std::size_t* came) const {
-        return transport.receive_known(other(from), number(stream), data, bytes, room, came);
+    Transport::Ticket receive(int from, int stream, void* data, std::size_t room, std::size_t* came, std::size_t known = 0) const {
+        return transport.receive(other(from), number(stream), data, room, came, known);
     }
     /// Throws if a rank has sent fewer or more bytes than were due.
     void check_length(int from, std::size_t bytes, std::size_t due) const {

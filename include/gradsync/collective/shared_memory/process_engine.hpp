@@ -4,12 +4,62 @@
 #include "../../kernel/host_buffer.hpp"
 #include "../engine.hpp"
 #include "../in_flight.hpp"
-#include "process_world.hpp"
+#include "../process.hpp"
+#include "chunks.hpp"
 #include "regions.hpp"
 #include "seat.hpp"
-#include "staged_pieces.hpp"
+#include "segment.hpp"
 
 namespace gradsync::inline v0_2::shared_memory {
+
+/// The world of ranks that are processes of one machine. Their shared state is in a segment, which also has room for the shared state of
+/// the first communicator. One process creates the segment; every rank then joins.
+class ProcessWorld : public collective::World {
+public:
+    /// Creates the segment for `ranks` ranks, some of which may run on other machines. `room`: bytes for `memory()`.
+    static Segment create(int ranks, std::size_t room) { return Segment::create(room_offset(ranks) + room); }
+
+    /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
+    ProcessWorld(const Segment& segment, int rank, int ranks, int ranks_here)
+        : World(ranks_here, collective::Shared<State>(segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state),
+                collective::Shared<collective::ProgressHooks>::make()),
+          segment_(segment.memory()),
+          ranks_(ranks) {
+        processes()[rank].store(self_.number, std::memory_order_release);
+    }
+
+    /// Memory that all ranks see, zeroed, aligned to 64 bytes. The pointer keeps the segment alive.
+    collective::Shared<std::byte> memory() const { return {segment_, segment_.get() + room_offset(ranks_)}; }
+
+    /// False once the process has died; true if it has not joined yet.
+    bool alive(int world_rank) noexcept override {
+        const std::int64_t number = processes()[world_rank].load(std::memory_order_acquire);
+        return number == 0 || collective::ProcessIdentity{.machine = self_.machine, .system = self_.system, .number = number}.alive(self_);
+    }
+
+    /// Returns the number of a new region, 1 or more; no other rank gets it.
+    std::uint32_t next_region() noexcept { return shared().regions.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+private:
+    struct Shared {
+        State state;
+        std::atomic<std::uint32_t> regions{0};
+    };
+
+    static constexpr std::size_t room_offset(int ranks) noexcept {
+        return gradsync::detail::in_lines(sizeof(Shared)) +
+               gradsync::detail::in_lines(static_cast<std::size_t>(ranks) * sizeof(std::atomic<std::int64_t>));
+    }
+
+    Shared& shared() const noexcept { return *reinterpret_cast<Shared*>(segment_.get()); }
+    std::atomic<std::int64_t>* processes() const noexcept {
+        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_.get() + gradsync::detail::in_lines(sizeof(Shared)));
+    }
+
+    collective::Shared<std::byte> segment_;
+    const int ranks_;
+    const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
+};
 
 /// A communicator of processes of one machine, for buffers in any memory. Collectives work in place on buffers that all ranks can reach;
 /// others go through a staging area, piece by piece. Reachability is known only once all ranks have published their calls. So every
@@ -169,21 +219,30 @@ public:
 
     [[gnu::cold]] collective::Memory adopt(std::span<std::byte> region) override {
         std::string problem = AdoptedPages::problem_of(region);
-        const List<std::uint64_t> sizes = exchange(std::uint64_t{problem.empty() ? region.size() : 0});
-        for (int r = 0; r < size(); ++r) {
-            const std::uint64_t bytes = sizes[static_cast<std::size_t>(r)];
-            if (bytes == sizes[0] && bytes != 0) continue;
-            if (problem.empty())
-                problem = bytes == 0 ? text("rank ", world_rank(r), " cannot do it; see what it says")
-                                     : text("rank ", world_rank(r), " adopts ", bytes, " bytes, rank ", world_rank(0), " ", sizes[0]);
-            gradsync::detail::raise(Errc::invalid_argument, text("adopt on rank ", own_world_rank(), ": ", problem),
-                                    {.operation = "adopt", .rank = own_world_rank(), .peer = world_rank(r)});
-        }
+        const auto check = [&] {  // on all ranks
+            const List<std::uint64_t> sizes = exchange(std::uint64_t{problem.empty() ? region.size() : 0});
+            for (int r = 0; r < size(); ++r) {
+                const std::uint64_t bytes = sizes[static_cast<std::size_t>(r)];
+                if (bytes == sizes[0] && bytes != 0) continue;
+                if (problem.empty())
+                    problem = bytes == 0 ? text("rank ", world_rank(r), " cannot do it; see what it says")
+                                         : text("rank ", world_rank(r), " adopts ", bytes, " bytes, rank ", world_rank(0), " ", sizes[0]);
+                gradsync::detail::raise(Errc::invalid_argument, text("adopt on rank ", own_world_rank(), ": ", problem),
+                                        {.operation = "adopt", .rank = own_world_rank(), .peer = world_rank(r)});
+            }
+        };
+        check();
         collective::Memory shared = size() == 1 ? collective::Memory() : allocate(region.size());
         const auto number = regions_->number_of(shared.data());
         if (!number) return {};
         auto* const part = static_cast<std::byte*>(shared.data());
-        const auto pages = Shared<AdoptedPages>::make(region, part);
+        Shared<AdoptedPages> pages;
+        try {
+            pages = Shared<AdoptedPages>::make(region, part);
+        } catch (const std::exception& error) {
+            problem = error.what();
+        }
+        check();
         regions_->add_alias(*number, part, region.data(), region.size());
         return collective::Memory(Shared<void>::of(region.data(), [shared = std::move(shared), pages](void*) {}));
     }

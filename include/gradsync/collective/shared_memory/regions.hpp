@@ -20,7 +20,8 @@ public:
     static constexpr std::size_t largest = std::size_t{1} << offset_bits;  ///< region
     static constexpr std::uint32_t most = (std::uint32_t{1} << (64 - offset_bits)) - 2;
 
-    /// Adds a region. `number` must be new, and is never reused. Throws Error(invalid_argument) if it is `most` or more, or the region too large.
+    /// Adds a region. `number` must be new, and is never reused. Throws Error(invalid_argument) if it is `most` or more, or the region too
+    /// large.
     void add(std::uint32_t number, std::byte* base, std::size_t bytes) {
         if (bytes > largest) gradsync::detail::refuse("allocate", collective::text("cannot share ", bytes, " bytes at once"));
         if (number >= most)

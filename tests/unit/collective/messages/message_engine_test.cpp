@@ -85,8 +85,8 @@ public:
     int last_stream() const noexcept override { return 100; }
     const char* refusal() const noexcept override { return closed ? "ask for a key" : nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
-    Ticket send(int, int, const void*, std::size_t) override { return 0; }
-    Ticket receive(int, int, void*, std::size_t, std::size_t*) override { return 1; }
+    Ticket send(int, int, const void*, std::size_t, bool) override { return 0; }
+    Ticket receive(int, int, void*, std::size_t, std::size_t*, std::size_t) override { return 1; }
     bool poll() override {
         CHECK(!closed);
         return false;
@@ -425,6 +425,35 @@ TEST_CASE("messages: where little data goes by way of one rank, it tells those t
         },
         on_two_cores);
     CHECK(errors[1].find("rank 2 did not start it while rank 1 waited") != std::string::npos);
+}
+
+TEST_CASE("messages: a late rank that waits elsewhere for one that has stopped is not to blame; one that all wait for in turn is") {
+    // Rank 0 starts the collective of all. Rank 1 does not: it waits for rank 0 in another communicator.
+    for (const bool stops : {true, false}) {
+        CAPTURE(stops);
+        std::atomic<int> given_up{0};
+        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 500ms, [&](mp::MessageEngine& own) {
+            const int rank = own.rank();
+            gs::collective::Group group{.color = rank / 2};
+            for (int r = 0; r < 3; ++r)
+                if (r / 2 == rank / 2) group.add(r, r == rank);
+            const auto part = own.split(group);
+            part->set_timeout(30s);
+            if (rank == 0 && !stops) own.set_timeout(30s);
+            float value = 1, other = 1;
+            own.wait(own.start(Call{}));  // they begin together
+            const GivesUp gives_up{given_up};
+            if (rank == 1) return part->wait(part->start(all_reduce(&other, 1)));
+            const std::uint64_t n = own.start(all_reduce(&value, 1));
+            while (rank == 0 && stops && given_up < 2) std::this_thread::yield();
+            own.wait(n);
+        });
+        for (const int rank : {1, 2}) {
+            const std::string& error = errors[static_cast<std::size_t>(rank)];
+            CAPTURE(error);
+            CHECK(error.find(stops ? "rank 0 did not answer while rank 2" : "rank 1 did not start it while rank 2") != std::string::npos);
+        }
+    }
 }
 
 TEST_CASE("messages: who dies between its hello and what follows it is named") {

@@ -62,10 +62,11 @@ TEST_CASE("MpiTransport: messages of known length arrive whole and in their orde
         }
         gradsync::List<Ticket> tickets;
         const auto receive = [&] {
-            for (Bytes& message : received) tickets.push_back(own->receive_known(peer, 3, message.data(), message.size(), message.size()));
+            for (Bytes& message : received)
+                tickets.push_back(own->receive(peer, 3, message.data(), message.size(), nullptr, message.size()));
         };
         if (receives_first) receive();
-        for (const Bytes& message : sent) tickets.push_back(own->send_known(peer, 3, message.data(), message.size()));
+        for (const Bytes& message : sent) tickets.push_back(own->send(peer, 3, message.data(), message.size(), true));
         if (!receives_first) receive();
         finish(*own, std::move(tickets));
         for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -86,7 +87,7 @@ TEST_CASE("MpiTransport: what is a little longer than a quick message is a few o
         CHECK(own->in_parts(size) == (parts > 1));
         const Bytes message = numbered(size, 1);
         Bytes place(size);
-        gradsync::List<Ticket> tickets{own->send_known(peer, 3, message.data(), size)};
+        gradsync::List<Ticket> tickets{own->send(peer, 3, message.data(), size, true)};
         for (std::size_t part = 0; part < parts; ++part)
             tickets.push_back(own->receive(peer, 3, place.data() + part * quick, size / parts));
         finish(*own, std::move(tickets));
@@ -101,14 +102,14 @@ TEST_CASE("MpiTransport: a rank that sends more than is due, or less, breaks not
     const Bytes message = numbered(room, 0);
     if (own->rank() == 0) {
         // Whole messages come into places that others were to fill in part.
-        finish(*own, {own->send_known(1, 3, message.data(), room), own->send_known(1, 3, message.data(), room),
-                      own->send_known(1, 4, message.data(), quick / 2)});
+        finish(*own, {own->send(1, 3, message.data(), room, true), own->send(1, 3, message.data(), room, true),
+                      own->send(1, 4, message.data(), quick / 2, true)});
     } else {
         std::vector<Bytes> places(3, Bytes(room));
-        finish(*own, {own->receive_known(0, 3, places[0].data(), due, room), own->receive_known(0, 3, places[1].data(), due, room)});
+        finish(*own, {own->receive(0, 3, places[0].data(), room, nullptr, due), own->receive(0, 3, places[1].data(), room, nullptr, due)});
         CHECK(places[0] == message);
         CHECK(places[1] == message);
-        const Ticket ticket = own->receive_known(0, 4, places[2].data(), due, room);
+        const Ticket ticket = own->receive(0, 4, places[2].data(), room, nullptr, due);
         for (int look = 0; look < 1000; ++look) own->poll();
         CHECK_FALSE(own->finish(ticket));
         CHECK(own->give_up(ticket));  // its second part never comes

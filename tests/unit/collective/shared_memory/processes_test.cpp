@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: TIMEOUT 120 PROCESSORS 2
-// The engine over processes that share memory: segment.hpp, regions.hpp and process_world.hpp under a Seat, and
+// The engine over processes that share memory: segment.hpp, regions.hpp and process_engine.hpp under a Seat, and
 // process_engine.hpp where ranks fail.
 #include <gradsync/collective/shared_memory/process_engine.hpp>
-#include <gradsync/collective/shared_memory/process_world.hpp>
 #include <gradsync/collective/shared_memory/regions.hpp>
 #include <gradsync/collective/shared_memory/seat.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Collectives whose pieces are moved by hand, as ProcessEngine moves them, beside what they mean.
-#include <gradsync/collective/shared_memory/staged_pieces.hpp>
+#include <gradsync/collective/shared_memory/chunks.hpp>
 
 #include <doctest/doctest.h>
 
