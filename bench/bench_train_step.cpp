@@ -15,7 +15,8 @@
 //     optimal                 OptimalBuckets, planned from the first steps, and OverlapBackward
 //     forward                 the default's buckets and OverlapForward
 //     zero1, zero2, zero3     sharded optimizer, gradients, weights
-//     fused                   zero1 with the optimizer inside the reduction (StepInside)
+//     fused, fused_shared     zero1 with the optimizer inside the reduction (StepInside); the same with one set of
+//                             weights for all ranks, which are threads
 //     timeline                as buckets_25MB, while a Timeline keeps what happens
 //
 // BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory) or mpi_messages (processes that send
@@ -26,8 +27,8 @@
 //
 // Times are medians over the rounds, of the slowest rank. Counters, times in seconds: independent_ratio, the time of
 // `independent` over this one's, and exposed_against_independent, this one's less that of `independent`: medians over the
-// pairs, and their quartiles as ..._q1 and ..._q3 (of `timeline`: unwatched_ratio and exposed_against_unwatched); watching,
-// of metered steps, the slowest rank's seconds (the median); exposed
+// pairs, and their quartiles as ..._q1 and ..._q3 (of `timeline`: unwatched_ratio and exposed_against_unwatched); zero1_ratio,
+// of `fused` and `fused_shared`, the time of `zero1` in the same round over this one's; watching, of metered steps, the slowest rank's seconds (the median); exposed
 // and communication, of a step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed /
 // communication; samples_per_second and tokens_per_second, of all ranks together; state_bytes, of weights, gradients and
 // the optimizer on one rank; time_min, time_max, samples; handoff_ns, the state of the machine. `forward` and `zero3` are
@@ -162,6 +163,12 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
         report(state, "exposed_against_" + reference, paired.difference);
         report(state, label, "pairs", paired.pairs);
     }
+    if (const auto zero1 = measured.of.find("zero1"); strategy(who).steps_inside() && zero1 != measured.of.end()) {
+        const std::vector<double>&theirs = zero1->second.samples.seconds, &ours = samples.seconds;
+        std::vector<double> ratios;
+        for (std::size_t i = 0; i < std::min(theirs.size(), ours.size()); ++i) ratios.push_back(theirs[i] / ours[i]);
+        report(state, "zero1_ratio", summarise(std::move(ratios)));
+    }
     if (!watched.empty()) {
         std::vector<double> seconds;
         for (const Fraction& step : watched) seconds.push_back(step.above);
@@ -185,14 +192,16 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
 std::vector<std::string> contest_of(std::string_view reference, const Case& c) {
     std::vector<std::string> names{std::string(reference)};
     for (const Strategy& each : strategies())
-        if (each.name != reference && each.reference() == reference && selected(c.name(each.name))) names.push_back(each.name);
+        if (each.name != reference && each.goes_with(c.backend) && each.reference() == reference && selected(c.name(each.name)))
+            names.push_back(each.name);
     return names;
 }
 
 SharedContests<Measured> shared_contests;
 
 void add(const Case& c, Measured (*measure)(const Case&, const std::vector<std::string>&)) {
-    for (const Strategy& each : strategies())
+    for (const Strategy& each : strategies()) {
+        if (!each.goes_with(c.backend)) continue;
         add_benchmark(c.name(each.name), benchmark::kMillisecond, [=, who = each.name](benchmark::State& state) {
             const std::string reference(strategy(who).reference());
             const std::vector<std::string> names = contest_of(reference, c);
@@ -204,6 +213,7 @@ void add(const Case& c, Measured (*measure)(const Case&, const std::vector<std::
             });
             report_case(state, c, who, measured);
         });
+    }
 }
 
 void add_all() {

@@ -19,10 +19,13 @@ struct Strategy {
     double bucket_mib = 25;
     std::string overlap = "backward";
     std::string shard = "none";
-    bool watched = false;  ///< a Timeline keeps what happens
-    bool meets = false;    ///< independent, but for a barrier after the backward
+    bool shares_weights = false;  ///< one set for all ranks, which are threads
+    bool watched = false;         ///< a Timeline keeps what happens
+    bool meets = false;           ///< independent, but for a barrier after the backward
 
     bool synchronises() const { return name != independent && !meets; }
+    bool steps_inside() const { return overlap == "step"; }
+    bool goes_with(std::string_view backend) const { return !shares_weights || backend == "threads"; }
     /// Weights are still gathered when a step has ended: in a contest, while others take theirs.
     bool gathers_between_steps() const { return overlap == "forward" || shard == "parameters"; }
     /// What its steps are compared with, pair by pair.
@@ -48,6 +51,7 @@ inline const std::vector<Strategy>& strategies() {
         {.name = "forward", .overlap = "forward"},
         {.name = "zero1", .shard = "optimizer"},
         {.name = "fused", .overlap = "step", .shard = "optimizer"},
+        {.name = "fused_shared", .overlap = "step", .shard = "optimizer", .shares_weights = true},
         {.name = "zero2", .shard = "gradients"},
         {.name = "zero3", .shard = "parameters"},
         {.name = "timeline", .watched = true},
@@ -81,6 +85,7 @@ inline trainer::Options options_for(const std::string& model, const Strategy& st
     o.bucket_mib = strategy.bucket_mib;
     o.overlap = strategy.overlap;
     o.shard = strategy.shard;
+    o.shared_weights = strategy.shares_weights;
     return o;
 }
 

@@ -66,6 +66,9 @@ void complete(Options& o) {
     if (o.shard != "optimizer" && o.overlap == "step") {
         throw UsageError("--overlap step is for --shard optimizer: each rank steps its shard inside the reduction");
     }
+    if (o.shared_weights && (o.shard != "optimizer" || o.backend != "threads")) {
+        throw UsageError("--shared-weights is for --shard optimizer and --backend threads: the ranks read one set of weights");
+    }
     if (o.shard == "parameters") o.buckets = "unit";
     if (o.compress != "none") {
         const std::string flag = "--compress " + o.compress;
@@ -232,6 +235,7 @@ Options parse_options(int argc, char** argv, int processes) {
                    "The same result as none, to the bit")
         ->check(CLI::IsMember({"none", "optimizer", "gradients", "parameters"}))
         ->group(group);
+    app.add_flag("--shared-weights", o.shared_weights, "--shard optimizer, threads: one set of weights for all ranks")->group(group);
     const std::array<CLI::Option*, 3> of_parameters{
         app.add_option("--prefetch", o.prefetch, "--shard parameters: layers gathered ahead of the one in use")
             ->check(count_or_none)

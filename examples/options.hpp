@@ -50,6 +50,7 @@ struct Options {
     std::string shard = "none";
     std::size_t prefetch = 1, replicate_below = 0;  // of --shard parameters
     bool no_reshard = false;
+    bool shared_weights = false;
     double timeout = 60;
     bool independent = false;
 

@@ -114,10 +114,9 @@ public:
         : Base{comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const gs::BufferView weights = sharded_.parameter_value(i);
-            parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
+            if (!o.shared_weights || comm.rank() == 0) parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
             parameters.bind(i, static_cast<const float*>(weights.data));
         }
-        sharded_.adopt_values();
         sharded_.broadcast_parameters();
     }
 
@@ -134,7 +133,7 @@ private:
                             .accumulation = gs::Accumulation::in_buckets,
                             .micro_batches = o.deal(size).micro_batches,
                             .observer = observer},
-                .parameters = gs::ParameterStorage::in_buckets};
+                .parameters = o.shared_weights ? gs::ParameterStorage::shared : gs::ParameterStorage::in_buckets};
     }
 };
 

@@ -180,6 +180,7 @@ class CommandLine(TrainerTest):
         for flags in (["--buckets", "flat"], ["--bucket-mib", "2"], ["--first-bucket-mib", "2"]):
             self.refused((flags[0], "--shard parameters"), *flags, "--shard", "parameters")
         self.refused(("--overlap forward", "--prefetch"), "--shard", "parameters", "--overlap", "forward")
+        self.refused(("--overlap step", "--shard optimizer"), "--shard", "gradients", "--overlap", "step")
         self.refused(("--compress top-k", "--overlap forward"), "--compress", "top-k", "--overlap", "forward")
         for flags in (["--compress-after", "1"], ["--compress-density", "0.5"], ["--compress-rank", "2"], ["--compress-bits", "4"]):
             self.refused((flags[0], "--compress"), *flags)
@@ -347,6 +348,8 @@ class Sharding(TrainerTest):
                 yield stage, ["--overlap", overlap, *small]
             yield stage, ["--overlap", "forward", "--buckets", "flat"]
             yield stage, ["--overlap", "backward", "--buckets", "per-parameter"]
+        yield "optimizer", ["--overlap", "step", *small]
+        yield "optimizer", ["--overlap", "step", "--buckets", "flat"]
         for overlap in ("none", "backward", "backward-thread"):
             yield "parameters", ["--overlap", overlap]
         yield "parameters", ["--prefetch", 0]
@@ -367,6 +370,8 @@ class Sharding(TrainerTest):
             expected = self.digest(*TRANSFORMER, "--ranks", 3, *more)
             for stage in STAGES[1:]:
                 self.assertEqual(self.digest(*TRANSFORMER, "--ranks", 3, "--shard", stage, *more), expected, (stage, more))
+            inside = ["--shard", "optimizer", "--overlap", "step"]
+            self.assertEqual(self.digest(*TRANSFORMER, "--ranks", 3, *inside, *more), expected, more)
 
     def test_accumulation(self):
         """The optimizer's shards get the sums of whole gradients. Where gradients are sharded, they are added up over the
@@ -1267,6 +1272,19 @@ class Tcp(TrainerTest):
                 self.assertEqual(len(lost), 1, err)
                 self.assertIn(f"rank {victim} ", lost[0])
             self.assertEqual(self.train_processes(3, *flags, *transport, *run, "--resume")["params_digest"], expected)
+
+    def test_a_run_that_steps_inside_the_reduction_is_killed_again_and_again(self):
+        flags = [*TRANSFORMER, "--steps", 200, "--clip", 0]
+        expected = self.digest(*flags, "--ranks", 3)
+        run = [*flags, "--shard", "optimizer", "--overlap", "step", "--checkpoint", self.folder / "run", "--checkpoint-every", 3]
+        self.assertEqual(self.train_processes(3, *run[:-4])["params_digest"], expected)
+        for attempt, victim in enumerate((1, 0, 2, 1)):
+            started = self.start(3, *run, *(["--resume"] if attempt > 0 else []))
+            started[0].stdout.readline()  # a line every twentieth of the run
+            time.sleep(0.01 * attempt)
+            started[victim].kill()
+            self.finish(started)
+        self.assertEqual(self.train_processes(3, *run, "--resume")["params_digest"], expected)
 
 
 SHARE = "share memory on each machine, and send messages between them"

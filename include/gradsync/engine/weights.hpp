@@ -134,20 +134,25 @@ private:
     typename Host::WorkType work_;
 };
 
+/// The same on threads of one process, and hardly ever on others.
+[[gnu::cold]] inline std::uint64_t process_number() noexcept {
+    static const std::uint64_t program = [] {
+        std::uint64_t random = 0;
+        return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;
+    }();
+    return program + static_cast<std::uint64_t>(::getpid());  // a fork keeps the first
+}
+
 /// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient (if gradients are `borrowed`),
 /// or weights that are trained.
 /// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
 [[gnu::cold]] void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
-    static const std::uint64_t program = [] {
-        std::uint64_t random = 0;
-        return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;
-    }();
     const auto ranks = static_cast<std::size_t>(backend.size());
     if (ranks == 1) return;
     constexpr std::size_t most = 65536;  // comparisons of one rank's parameter with another's
     const auto seen = parameters.first(smaller(parameters.size(), larger(most / (ranks * ranks), std::size_t{1})));
-    List<std::uint64_t> own = {program + static_cast<std::uint64_t>(::getpid())};  // a fork keeps the first
+    List<std::uint64_t> own = {process_number()};
     for (const ParameterView& p : seen)
         for (const BufferView& part : {borrowed ? p.gradient : BufferView{}, p.value})
             own.push_back(p.requires_grad && part.count != 0 ? reinterpret_cast<std::uintptr_t>(part.data) : 0);

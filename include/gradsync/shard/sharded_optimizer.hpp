@@ -45,6 +45,8 @@ struct StepInBackward {
 enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
     in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
+    shared,  ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in. Write weights on
+             ///< one rank only. A rank marks a parameter when it has read its weights for the last time in a step
 };
 
 struct ShardingOptions {
@@ -115,6 +117,8 @@ public:
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
         if (!Stage::shards_gradients && gradients == GradientStorage::pooled) refuse(name, "pooled gradients are for stage 2: write Zero2");
+        if (in_backward && storage_ == ParameterStorage::shared)
+            refuse(name, "with StepInBackward other ranks may still read weights that are stepped; use ParameterStorage::in_buckets");
         if (in_backward) engine_options_.compare_weights_every = never;  // they change in the backward
         engine_options_ =
             detail::with_storage(engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
@@ -240,7 +244,8 @@ public:
     }
 
 private:
-    bool in_buckets() const noexcept { return storage_ == ParameterStorage::in_buckets; }
+    bool in_buckets() const noexcept { return storage_ != ParameterStorage::borrowed; }
+    bool writes_values() const noexcept { return storage_ != ParameterStorage::shared || backend_.rank() == 0; }
 
     void make_engine() {
         if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters_); one != nullptr)
@@ -249,9 +254,11 @@ private:
                 detail::text("the values of '", one->name, "' and '", other->name,
                              "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2"),
                 other->name);
-        Base::make_engine(
-            detail::text("stage=", Stage::shards_gradients ? "2" : "1", " parameters=", in_buckets() ? "in_buckets" : "borrowed"),
-            in_buckets());
+        Base::make_engine(detail::text("stage=", Stage::shards_gradients ? "2" : "1", steps_inside ? " inside" : "", " parameters=",
+                                       !in_buckets()                          ? "borrowed"
+                                       : storage_ == ParameterStorage::shared ? "shared"
+                                                                              : "in_buckets"),
+                          in_buckets());
     }
 
     void check_no_gradients(const char* operation) const {
@@ -279,10 +286,13 @@ private:
                                         [](std::size_t) { return std::size_t{0}; });
         if (!in_buckets()) values_.borrow(backend_, plan(), engine_->layout(), parameters_);
         values_.place(backend_, 0, true);
+        const bool shared = storage_ == ParameterStorage::shared;
+        if (shared) values_.share(backend_, name);
         Base::make_state();
-        for (std::size_t b = 0; b < plan().size(); ++b)
+        for (std::size_t b = 0; writes_values() && b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b))
                 if (const BufferView value = parameters_[i].value; value.data != nullptr) kernel::copy(value, values_.value(i));
+        if (shared) backend_.barrier().wait();
         adopt_values();
     }
 
@@ -291,8 +301,9 @@ private:
         const detail::UnitValues<B> old_values = std::move(values_);
         const detail::ShardState<B> old_state = std::move(state_);
         make_state();
-        for (std::size_t b = 0; b < before.size(); ++b)
+        for (std::size_t b = 0; writes_values() && b < before.size(); ++b)
             for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), values_.value(i));
+        if (storage_ == ParameterStorage::shared) backend_.barrier().wait();
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });

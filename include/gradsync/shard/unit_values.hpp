@@ -3,8 +3,9 @@
 
 #include "../core/backend.hpp"
 #include "../core/parameter.hpp"
+#include "../core/shared.hpp"
 #include "../engine/bucket_layout.hpp"
-#include "../engine/verification.hpp"
+#include "../engine/weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -109,17 +110,36 @@ public:
         if (slot == none) {
             slot = slots_.size();
             const std::size_t bytes = u < first_staying_ ? slot_bytes_ : units_[u].bytes;
-            slots_.push_back({backend.allocate(bytes), bytes, none});
+            slots_.push_back({Shared<Memory>::make(backend.allocate(bytes)), bytes, none});
             bytes_ += bytes;
         }
         if (slots_[slot].unit != none) displace(slots_[slot].unit);
         slots_[slot].unit = u;
         units_[u].slot = slot;
-        auto* next = static_cast<std::byte*>(slots_[slot].memory.data());
+        auto* next = static_cast<std::byte*>(slots_[slot].memory->data());
         for (const std::size_t b : units_[u].buckets) {
             buckets_[b].data = next;
             next += in_lines(buckets_[b].bytes());
         }
+    }
+
+    /// All ranks, which must be threads of one process, use the memory of rank 0. After `place`. Collective.
+    [[gnu::cold]] void share(B& backend, const char* who) {
+        const std::uint64_t own[] = {process_number(), reinterpret_cast<std::uintptr_t>(this)};
+        const List<std::uint64_t> all = gather_values(backend, own);
+        for (std::size_t k = 0; k < all.size(); k += 2)
+            if (all[k] != all[0])
+                raise(Errc::invalid_argument,
+                      text(who, " on rank ", backend.rank(),
+                           ": ParameterStorage::shared is for ranks that are threads of one process; use in_buckets"),
+                      {.operation = who, .rank = backend.rank()});
+        if (backend.rank() != 0) {
+            const auto& first = *reinterpret_cast<const UnitValues*>(all[1]);
+            slots_ = first.slots_;  // and shares them
+            buckets_ = first.buckets_;
+            bytes_ = 0;
+        }
+        backend.barrier().wait();  // rank 0 may go on, and away
     }
 
     /// Takes unit u's slot away.
@@ -140,8 +160,9 @@ private:
     struct Place {
         std::size_t bucket = 0, offset = 0, count = 0;
     };
+    using Memory = decltype(std::declval<B&>().allocate(std::size_t{}));
     struct Slot {
-        decltype(std::declval<B&>().allocate(std::size_t{})) memory;
+        Shared<Memory> memory;
         std::size_t bytes;
         std::size_t unit;
     };

@@ -123,6 +123,41 @@ TEST_CASE("the bits are those of stage 1, with one collective a bucket, for weig
         }
 }
 
+TEST_CASE("one set of weights for ranks that are threads, with and without steps inside") {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+        How how;
+        how.training.dtype = dtype;
+        how.training.reducer.compare_weights_every = never;
+        for (const bool thaws : {false, true})
+            for (int ranks = 1; ranks <= 4; ++ranks) {
+                CAPTURE(ranks);
+                how.thaws = thaws;
+                how.parameters = ParameterStorage::in_buckets;
+                How shared = how;
+                shared.parameters = ParameterStorage::shared;
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                          const Trained expected = train_as(comm, how, Zero1{});
+                          for (const Trained& found : {train_as(comm, shared, StepInside{}), train_as(comm, shared, Zero1{})})
+                              finding.check(first_difference(expected.weights, found.weights).empty(),
+                                            first_difference(expected.weights, found.weights) + " differs");
+                      }) == "");
+            }
+    }
+    const auto refused = [](auto comm) {
+        std::vector<float> w(10), gradient(10);
+        return outcome_of([&] {
+            ShardedOptimizer(comm, {ParameterView{.name = "w", .value = buffer(w), .gradient = buffer(gradient)}}, Sgd{},
+                             ShardingOptions{.parameters = ParameterStorage::shared});
+        });
+    };
+    const std::uint16_t port = free_port();
+    for (const Report& report : forked(2, [&](int rank) {
+             TcpRendezvous rendezvous({.rank = rank, .size = 2, .port = port});
+             return refused(TcpBackend(rendezvous)).text;
+         }))
+        CHECK(report.says("ParameterStorage::shared is for ranks that are threads of one process; use in_buckets"));
+}
+
 TEST_CASE("all types, and micro-batches under no_sync()") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
         CAPTURE(name_of(dtype));
