@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/bucket_plan.hpp"
+#include "../core/parameter.hpp"
 #include "../core/shard_range.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -71,6 +72,29 @@ inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout&
         }
     }
     return slices;
+}
+
+/// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in `order`. A gradient of several
+/// uses is asked for at its first use.
+[[gnu::cold]] inline std::size_t slots_needed(const BucketPlan& plan, ListView<const ParameterView> parameters,
+                                              std::span<const std::size_t> order) {
+    List<std::size_t> bucket_of(parameters.size()), missing(plan.size());
+    std::size_t open = 0, most = 0, early = 0;
+    for (std::size_t b = 0; b < plan.size(); ++b) {
+        bool reused = false;
+        for (std::size_t i : plan.bucket(b)) {
+            bucket_of[i] = b;
+            reused = reused || parameters[i].uses > 1;
+        }
+        missing[b] = plan.bucket(b).size();
+        early += reused ? 1 : 0;
+    }
+    for (std::size_t i : order) {
+        std::size_t& left = missing[bucket_of[i]];
+        if (left == plan.bucket(bucket_of[i]).size()) most = larger(most, ++open);
+        if (--left == 0) --open;
+    }
+    return smaller(most + early + 1, plan.size());
 }
 
 }  // namespace gradsync::inline v0_2::detail

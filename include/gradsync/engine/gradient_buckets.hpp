@@ -352,30 +352,8 @@ private:
     }
 
     [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
-        if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed());
+        if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed(plan_, parameters_, order_));
         return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, direct_buckets(backend), images());
-    }
-
-    /// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in the order in which they
-    /// are expected to become ready. A gradient of several uses is asked for at its first use.
-    [[gnu::cold]] std::size_t slots_needed() const {
-        List<std::size_t> bucket_of(parameters_.size()), missing(plan_.size());
-        std::size_t open = 0, most = 0, early = 0;
-        for (std::size_t b = 0; b < plan_.size(); ++b) {
-            bool reused = false;
-            for (std::size_t i : plan_.bucket(b)) {
-                bucket_of[i] = b;
-                reused = reused || parameters_[i].uses > 1;
-            }
-            missing[b] = plan_.bucket(b).size();
-            early += reused ? 1 : 0;
-        }
-        for (std::size_t i : order_) {
-            std::size_t& left = missing[bucket_of[i]];
-            if (left == plan_.bucket(bucket_of[i]).size()) most = larger(most, ++open);
-            if (--left == 0) --open;
-        }
-        return smaller(most + early + 1, plan_.size());
     }
 
     ReducerOptions options_;

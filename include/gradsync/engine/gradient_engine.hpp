@@ -83,10 +83,7 @@ public:
 
     void finish() {
         check_usable("finish");
-        check_gathered("finish");
-        this->check_micro_batches("finish");
-        const typename Base::Finishing alone(*this, "finish");
-        check_places("finish");
+        const auto alone = end_marks("finish");
         auto held = step_.watch().hold(Activity::finish);
         guard([&] {
             close_step();
@@ -98,9 +95,7 @@ public:
     /// The first part of `finish()`, for callers that call it later: no more marks are to come.
     void settle() {
         check_usable("finish");
-        this->check_micro_batches("finish");
-        const typename Base::Finishing alone(*this, "finish");
-        check_places("finish");
+        const auto alone = end_marks("finish");
         guard([&] { settle_marks(); });
     }
 
@@ -114,10 +109,7 @@ public:
             });
             return false;
         }
-        check_gathered("try_finish");
-        this->check_micro_batches("try_finish");
-        const typename Base::Finishing alone(*this, "try_finish");
-        check_places("try_finish");
+        const auto alone = end_marks("try_finish");
         const auto begin = step_.watch().now();
         bool complete = false;
         guard([&] {
@@ -285,8 +277,12 @@ private:
         else if (!all_ready()) settle_unready();
     }
 
-    void check_places(const char* operation) {
+    /// While the result lives, a mark is an error.
+    typename Base::Finishing end_marks(const char* operation) {
+        check_gathered(operation);
+        this->check_micro_batches(operation);
         for (std::size_t i = 0; this->tracks_ && i < gradients_.parameters().size(); ++i) this->check_place(i, operation);
+        return {*this, operation};
     }
 
     /// Settles a step without a batch. The gradients of this rank do not count, but may have to be restored.
