@@ -49,6 +49,7 @@ public:
     /// See Reducer::begin_step. Collective.
     [[nodiscard]] bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
+        check_stepped("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         if (!has_batch && counts_micro_batches() && micro_batches_ < engine_->deal().count(backend_.rank()))
@@ -66,7 +67,7 @@ public:
     /// See Reducer::no_sync.
     NoSync no_sync() {
         check_usable("no_sync");
-        if (deferred_) refuse("no_sync", "the step is not over; call step() or discard() first");
+        check_stepped("no_sync");
         return engine_->no_sync();
     }
     /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. If gradients are sharded, the call may wait until
@@ -222,7 +223,7 @@ protected:
         if constexpr (Derived::steps_inside)
             inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
         if constexpr (Derived::in_backward) {
-            if (!consumes()) return;
+            if (!can_step_inside()) return;
             if (!inside_.possible() || engine_->deal().rounds() > 1)
                 refuse(Derived::name,
                        "with StepInBackward a step has one micro-batch, every parameter is used in it, and weights lie in memory that "
@@ -341,21 +342,21 @@ protected:
     }
 
     Policies<B> policies() {
-        using Inside = typename InsideSteps<B, O>::Exchange;
-        if constexpr (Derived::in_backward) {
-            auto policies = make_policies<B>(buckets_, overlap_, Inside(inside_));
-            policies.consumes = consumes();
+        if constexpr (Derived::steps_inside) {
+            auto policies = make_policies<B>(buckets_, overlap_, typename InsideSteps<B, O>::Exchange(inside_));
+            policies.consumes = Derived::in_backward && can_step_inside();
+            if (!Derived::in_backward && can_step_inside()) policies.overlap = NoOverlap();  // buckets leave in `step()`
             return policies;
-        } else if constexpr (Derived::steps_inside) {
-            return make_policies<B>(buckets_, NoOverlap(), Inside(inside_));
         } else {
             return make_policies<B>(buckets_, overlap_, exchange_);
         }
     }
-    /// Are gradients stepped in the backward, where the ranks can do that?
-    bool consumes() const {
-        if constexpr (Derived::in_backward && abilities_of<B>.steps_inside) return backend_.size() > 1 && backend_.steps_inside();
+    bool can_step_inside() const {
+        if constexpr (Derived::steps_inside && abilities_of<B>.steps_inside) return backend_.size() > 1 && backend_.steps_inside();
         else return false;
+    }
+    void check_stepped(const char* operation) const {
+        if (deferred_) refuse(operation, "the step is not over; call step() or discard() first");
     }
     bool steps_in_backward() const noexcept { return Derived::in_backward && inside_.possible(); }
     void refuse_in_backward(const char* operation) const {
