@@ -67,7 +67,7 @@ struct Accepts {
         static_assert(count(Role::buckets) <= 1, "gradsync: pass one bucket policy: two of these arguments are bucket policies");
         static_assert(count(Role::overlap) <= 1, "gradsync: pass one overlap policy: two of these arguments are overlap policies");
         static_assert(count(Role::exchange) <= 1, "gradsync: pass one exchange or compressor: two of these arguments are exchanges");
-        static_assert(count(Role::stage) <= 1, "gradsync: pass one stage, Zero1 or Zero2");
+        static_assert(count(Role::stage) <= 1, "gradsync: pass one stage: Zero1, Zero2, StepInside or StepInBackward");
         return true;
     }
 };
