@@ -166,11 +166,11 @@ public:
     }
 
 private:
-    TorchReducer(B comm, const detail::TorchParameters& parameters, std::vector<at::Tensor> buffers, ReducerOptions options,
-                 Buckets buckets, Overlap overlap, Exchange exchange)
-        : Base(std::move(comm), (options.gradients == GradientStorage::in_buckets ? parameters : parameters.allocate_gradients()).views(),
-               options, std::move(buckets), std::move(overlap), std::move(exchange)),
-          tensors_(parameters.tensors),
+    TorchReducer(B comm, const detail::TorchParameters& all, std::vector<at::Tensor> buffers, ReducerOptions options, Buckets buckets,
+                 Overlap overlap, Exchange own)
+        : Base(std::move(comm), (options.gradients == GradientStorage::in_buckets ? all : all.allocate_gradients()).views(), options,
+               std::move(buckets), std::move(overlap), std::move(own)),
+          tensors_(all.tensors),
           buffers_(std::move(buffers)),
           in_buckets_(options.gradients == GradientStorage::in_buckets),
           homes_(tensors_.size()),
