@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <ATen/Functions.h>
+
+#include <map>
+
+#include "../shard/sharded_optimizer.hpp"
+#include "../shard/sharded_parameters.hpp"
+#include "torch_module.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// In place of an optimizer: you step the shards yourself, with an optimizer of torch or any other.
+///
+///     gs::TorchShardedOptimizer sharded(comm, *model, gs::ExternalOptimizer{}, gs::Zero2{});
+///     torch::optim::Adam adam(sharded.shards());
+///     for (...) {
+///         loss_of(batch).backward();
+///         sharded.finish();
+///         adam.step();
+///         sharded.stepped();
+///     }
+///
+/// The optimizer must work element by element: SGD, Adam, Lion. One that looks at whole tensors (LAMB, Muon) sees only slices.
+struct ExternalOptimizer {
+    std::size_t state_count() const noexcept { return 0; }
+    void begin_step() noexcept {}
+    void step(const auto&) const noexcept {}
+};
+
+namespace detail {
+
+/// The common part of TorchShardedOptimizer and TorchFullyShard, which are a ShardedOptimizer and a ShardedParameters of tensors.
+template <class B, class Sharded>
+class TorchSharded : protected Sharded {
+protected:
+    static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
+
+public:
+    TorchSharded& operator=(TorchSharded&&) = delete;
+
+    using Sharded::array_count, Sharded::backend, Sharded::begin_step, Sharded::collect_state, Sharded::distribute_state, Sharded::flush,
+        Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer, Sharded::parameters,
+        Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight, Sharded::statistics;
+
+    /// Gives every rank the root's tensors, such as the statistics of batch norms (`module.buffers()`). Collective.
+    void broadcast(const std::vector<at::Tensor>& tensors, int root = 0) {
+        auto comm = backend();
+        for (const at::Tensor& t : tensors) comm.broadcast(buffer(t), root).wait();
+    }
+
+    /// Returns when this rank's shards hold the averages of this backward; see ShardedBase::finish. With an ExternalOptimizer they are then
+    /// the `.grad()` of `shards()`. Collective.
+    void finish() {
+        Sharded::finish();
+        if (!external) return;
+        for (at::Tensor& s : shards_) s.mutable_grad().reset();
+        Sharded::for_each_gradient([&](const auto& slice) {
+            const at::NoGradGuard no_graph;
+            using T = std::remove_cvref_t<decltype(slice.value[0])>;
+            const auto count = static_cast<std::int64_t>(slice.value.size());
+            const at::Tensor& shard = shards_[slice.parameter];
+            at::Tensor part = gradients_[slice.parameter].narrow(0, slice.value.data() - shard.template data_ptr<T>(), count);
+            part.copy_(at::from_blob(const_cast<T*>(slice.gradient.data()), {count}, part.options()));
+            if (slice.gradient_scale != 1) part.mul_(slice.gradient_scale);
+            shard.mutable_grad() = gradients_[slice.parameter];
+        });
+    }
+
+    /// Instead of a step; see ShardedBase::discard.
+    void discard() {
+        Sharded::discard();
+        forget_gradients();
+    }
+
+    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; see ShardedOptimizer::step. Clears `.grad()`.
+    /// Collective, after `finish()`.
+    void step(double gradient_scale = 1)
+        requires(!external)
+    {
+        Sharded::step(gradient_scale);
+        forget_gradients();
+    }
+
+    /// This rank's slices of the master weights: one flat tensor of f32 (f64 for f64) for each parameter, without elements if the parameter
+    /// is frozen or its elements belong to other ranks. They are views of memory of this object. A parameter that no rank used has no
+    /// `.grad()` (UnusedParameters::find_unused).
+    const std::vector<at::Tensor>& shards() const noexcept
+        requires external
+    {
+        return shards_;
+    }
+    /// Scales the gradients of `shards()` so that the norm of all ranks' gradients is at most `most`. Returns the norm before. Collective,
+    /// once after `finish()`.
+    double clip_gradients_by_norm(double most)
+        requires external
+    {
+        const double norm = gradient_norm();
+        for (at::Tensor& s : shards_)
+            if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, most));
+        return norm;
+    }
+    /// Says that `shards()` have changed: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
+    void stepped()
+        requires external
+    {
+        Sharded::step();
+        forget_gradients();
+    }
+
+    /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array
+    /// under the name and ":k", from 1. Frozen parameters and buffers, which every rank has, are not among them. Without a root every rank
+    /// gets it, otherwise only the root. Collective, between steps.
+    std::map<std::string, at::Tensor> state_dict(std::optional<int> root = {}) {
+        std::map<std::string, at::Tensor> state;
+        const auto sink = [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
+            at::Tensor& whole = state[key(i, a)];
+            if (!whole.defined()) whole = like(i, piece.dtype);
+            std::memcpy(static_cast<std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.data, piece.bytes());
+        };
+        if (root) collect_state(*root, sink);
+        else Sharded::collect_everywhere(sink);
+        return state;
+    }
+
+    /// Sets all state to the root's `state`, and the weights accordingly. Other ranks' `state` is not looked at. Arrays of the optimizer
+    /// that are missing become zero, so masters of a 16-bit model can start unrounded:
+    ///
+    ///     std::map<std::string, at::Tensor> masters;
+    ///     for (const auto& p : model->named_parameters()) masters[p.key()] = p.value().detach();
+    ///     model->to(torch::kBFloat16);
+    ///     gs::TorchFullyShard sharded(comm, *model, ...);
+    ///     sharded.load_state_dict(masters);
+    ///
+    /// Throws on every rank if a trainable parameter is missing or has another shape. Collective, between steps.
+    void load_state_dict(const std::map<std::string, at::Tensor>& state, int root = 0) {
+        at::Tensor whole;
+        distribute_state(root, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
+            const at::NoGradGuard no_graph;
+            const auto found = state.find(key(i, a));
+            const bool here = found != state.end();
+            if (here ? found->second.sizes() != tensors_[i].sizes() : a == 0)
+                raise(Errc::invalid_argument, text("the state has '", key(i, a), here ? "' in another shape" : "' not at all"),
+                      {.operation = "load_state_dict", .rank = root, .parameter = parameters()[i].name});
+            if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
+            std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.bytes());
+        });
+    }
+
+protected:
+    /// Broadcasts rank 0's weights. `keeps`: gradients stay in `.grad()` until the step, so that autograd adds to them.
+    template <class... Arguments>
+    TorchSharded(B comm, const TorchParameters& parameters, bool keeps, Arguments&&... arguments)
+        : Sharded(std::move(comm), without_gradients(parameters).views(), std::forward<Arguments>(arguments)...),
+          tensors_(parameters.tensors),
+          keeps_(keeps),
+          hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
+        Sharded::broadcast_parameters();
+        if (!external) return;
+        shards_.assign(tensors_.size(), at::empty({0}));
+        for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView master) {
+            shards_[i] = at::from_blob(master.data, {static_cast<std::int64_t>(master.count)}, scalar_type(master.dtype));
+        });
+        for (const at::Tensor& s : shards_) gradients_.push_back(at::empty_like(s));
+    }
+    ~TorchSharded() { forget_gradients(); }
+
+    /// A tensor like `t` in another memory.
+    static at::Tensor alias(const at::Tensor& t, void* data) {
+        return at::from_blob(data, t.sizes(), t.strides(), t.options().requires_grad(false));
+    }
+
+    const std::vector<at::Tensor> tensors_;
+
+private:
+    static const TorchParameters& without_gradients(const TorchParameters& parameters) {
+        for (const at::Tensor& t : parameters.tensors) t.mutable_grad().reset();
+        return parameters;
+    }
+    static at::ScalarType scalar_type(DType dtype) noexcept { return dtype == DType::f64 ? at::kDouble : at::kFloat; }
+    /// A tensor of the shape and strides of parameter i.
+    at::Tensor like(std::size_t i, DType dtype) const {
+        return at::empty_strided(tensors_[i].sizes(), tensors_[i].strides(), scalar_type(dtype));
+    }
+    std::string key(std::size_t i, std::size_t a) const { return a == 0 ? parameters()[i].name : text(parameters()[i].name, ":", a); }
+
+    /// Moves the gradient that autograd made into the engine's memory.
+    void mark(std::size_t i) {
+        const at::NoGradGuard no_graph;
+        at::Tensor& gradient = tensors_[i].mutable_grad();
+        at::Tensor home = alias(tensors_[i], Sharded::acquire_gradient(i).data);
+        if (!gradient.defined()) home.zero_();
+        else if (gradient.layout() != at::kStrided) home.zero_().add_(gradient);
+        else if (gradient.data_ptr() != home.data_ptr()) home.copy_(gradient);
+        gradient = keeps_ ? home : at::Tensor();
+        Sharded::mark_ready(i);
+    }
+    void forget_gradients() {
+        for (const at::Tensor& t : tensors_) t.mutable_grad().reset();
+    }
+
+    const bool keeps_;
+    std::vector<at::Tensor> shards_, gradients_;  ///< by parameter, with an ExternalOptimizer
+    TorchHooks hooks_;
+};
+
+}  // namespace detail
+
+/// ShardedOptimizer (ZeRO stages 1 and 2) of a libtorch module: each rank steps its share of the weights.
+///
+///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});
+///     for (...) {
+///         loss_of(batch).backward();  // full buckets leave meanwhile
+///         sharded.finish();
+///         sharded.step();             // all ranks hold the new weights
+///     }
+///
+/// The weights lie in memory of this object while it lives. Its destructor copies them to memory of their own. With Zero2 `.grad()` is
+/// undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. There is no need for
+/// `zero_grad()`.
+///
+/// Collective calls, threads and errors are as for ShardedOptimizer. Do not add, replace, freeze or unfreeze parameters while it lives. It
+/// neither moves nor copies.
+template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
+          class Exchange = ReduceScatter>
+class TorchShardedOptimizer : public detail::TorchSharded<B, ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>> {
+    using Sharded = ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>;
+    using Base = detail::TorchSharded<B, Sharded>;
+    using Role = detail::Role;
+
+public:
+    /// Trains the parameters of a `torch::nn::Module`, or those of a list of names and tensors. The optimizer is a FlatOptimizer or an
+    /// ExternalOptimizer. After it come `ReducerOptions`, the stage, and policies, in any order. Gives every rank the weights of rank 0.
+    /// Collective. Throws as ShardedOptimizer's constructor does.
+    template <class Source, class First = ReducerOptions, class... More>
+    TorchShardedOptimizer(B comm, const Source& source, O optimizer, First first = {}, More... more)
+        : TorchShardedOptimizer(std::move(comm), detail::TorchParameters(source), std::move(optimizer),
+                                ShardingOptions{.reducer = detail::choose<ReducerOptions, Role::other, B>(first, more...),
+                                                .parameters = ParameterStorage::in_buckets},
+                                detail::choose<Stage, Role::stage, B>(first, more...),
+                                detail::choose<Buckets, Role::buckets, B>(first, more...),
+                                detail::choose<Overlap, Role::overlap, B>(first, more...),
+                                detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+        static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
+                                      Role::stage>::template check<First, More...>());
+    }
+    ~TorchShardedOptimizer() {
+        for (const at::Tensor& t : tensors_)
+            if (t.requires_grad()) t.set_data(t.detach().clone());
+    }
+
+    using Sharded::wait_parameter;
+
+    /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are.
+    [[nodiscard]] bool rebuild_buckets()
+        requires(!Base::external)
+    {
+        if (!Sharded::rebuild_buckets()) return false;
+        move_into_buckets();
+        return true;
+    }
+
+private:
+    using Base::tensors_;
+
+    TorchShardedOptimizer(B comm, const detail::TorchParameters& parameters, O optimizer, ShardingOptions options, Stage stage,
+                          Buckets buckets, Overlap overlap, Exchange exchange)
+        : Base(std::move(comm), parameters, !Stage::shards_gradients && options.reducer.accumulation == Accumulation::in_gradients,
+               std::move(optimizer), in_buckets(options), stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
+        move_into_buckets();
+    }
+    static ShardingOptions in_buckets(ShardingOptions options) {
+        if (!Stage::shards_gradients) options.reducer = detail::with_storage(options.reducer, GradientStorage::in_buckets);
+        return options;
+    }
+    void move_into_buckets() {
+        for (std::size_t i = 0; i < tensors_.size(); ++i)
+            if (tensors_[i].requires_grad()) tensors_[i].set_data(Base::alias(tensors_[i], Sharded::parameter_value(i).data));
+    }
+};
+
+template <class B, class Source, class O, class First = ReducerOptions, class... More>
+TorchShardedOptimizer(B, const Source&, O, First = First(), More...)
+    -> TorchShardedOptimizer<B, O, detail::Chosen<detail::Role::stage, B, Zero1, First, More...>,
+                             detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
+                             detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                             detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+
+/// ShardedParameters (ZeRO stage 3, FSDP) of a libtorch module. Units are submodules. The weights of a unit exist only while it runs: the
+/// module's `forward` says when that is, with one call for each unit, and autograd's hooks bring them back in the backward.
+///
+///     struct Net : torch::nn::Module {
+///         torch::Tensor forward(torch::Tensor x, auto& sharded) {
+///             x = sharded.run(0, [&] { return first(x); });
+///             return sharded.run(1, [&] { return last(torch::relu(x)); });
+///         }
+///     };
+///     gs::TorchFullyShard sharded(comm, *model, MyAdam{...}, {"first", "last"});
+///     for (...) {
+///         loss(model->forward(batch, sharded)).backward();
+///         sharded.finish();
+///         sharded.step();
+///     }
+///
+/// Parameters outside of all units stay gathered, and so do those that `replicate_below` names. Their gradients and state are sharded all
+/// the same. The weights of all other units have no memory: libtorch refuses to compute with them, or crashes. One unit runs at a time.
+/// Units do not nest, and tied weights must lie in one unit or in none. After the destruction of this object the module's trainable weights
+/// have no memory; take them from `state_dict()` before.
+///
+/// All ranks must run the same units in the same order; forward, backward and all other calls come from one thread. Errors are as for
+/// ShardedParameters. Do not add, replace, freeze or unfreeze parameters while it lives. It neither moves nor copies.
+template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
+class TorchFullyShard : public detail::TorchSharded<B, ShardedParameters<B, O, Overlap, Exchange>> {
+    using Sharded = ShardedParameters<B, O, Overlap, Exchange>;
+    using Base = detail::TorchSharded<B, Sharded>;
+    using Base::tensors_;
+
+public:
+    static constexpr std::size_t no_unit = static_cast<std::size_t>(-1);
+
+    /// Shards the parameters of a `torch::nn::Module`, or those of a list of names and tensors. `units` are names of submodules, such as
+    /// "blocks.0". The optimizer is a FlatOptimizer or an ExternalOptimizer. After the units come `ShardedParametersOptions`, an overlap
+    /// policy and an exchange, in any order. Gives every rank the weights of rank 0. Collective. Throws as ShardedParameters' constructor
+    /// does, and Error(invalid_argument) for a unit without parameters.
+    template <class Source, class First = ShardedParametersOptions, class... More>
+    TorchFullyShard(B comm, const Source& source, O optimizer, const std::vector<std::string>& units, First first = {}, More... more)
+        : TorchFullyShard(std::move(comm), detail::TorchParameters(source), std::move(optimizer), units,
+                          detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...), first, more...) {}
+    ~TorchFullyShard() {
+        for (const List<std::size_t>& members : members_)
+            for (const std::size_t i : members) place(i, nullptr);
+    }
+
+    /// Runs `forward` with the weights of unit k, and returns its result, a tensor. Collective.
+    template <class F>
+    at::Tensor run(std::size_t k, F&& forward) {
+        enter(k);
+        return leave(k, std::forward<F>(forward)());
+    }
+    /// For units with several results: `enter(k)` gathers the weights of unit k, and releases those of the unit that ran before. Pass each
+    /// result to `leave`, which has the weights gathered again before the backward of that result. Collective.
+    void enter(std::size_t k) {
+        if (k == current_) return;
+        if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));
+        if (const std::size_t last = std::exchange(current_, no_unit); last != no_unit) {
+            for (const std::size_t i : members_[last]) place(i, nullptr);
+            Sharded::release(last);
+        }
+        if (k == no_unit) return;
+        Sharded::acquire(k);
+        current_ = k;
+        place_unit(k);
+    }
+    at::Tensor leave(std::size_t k, at::Tensor result) {
+        if (result.requires_grad())
+            result.register_hook([this, k, alive = std::weak_ptr(alive_)](const at::Tensor&) {
+                if (!alive.expired()) enter(k);
+            });
+        return result;
+    }
+    /// The number of units by name. Parameters outside of them are in one more.
+    std::size_t unit_count() const noexcept { return units_; }
+
+    /// See TorchShardedOptimizer. Releases the unit that ran last.
+    void finish() {
+        enter(no_unit);
+        Base::finish();
+    }
+
+private:
+    template <class First, class... More>
+    TorchFullyShard(B comm, const detail::TorchParameters& parameters, O optimizer, const std::vector<std::string>& units,
+                    const ShardedParametersOptions& options, First& first, More&... more)
+        : Base(std::move(comm), parameters,
+               !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients, std::move(optimizer),
+               Units(units_of(parameters.names, units)), std::move(first), std::move(more)...),
+          units_(units.size()),
+          members_(units.size() + 1) {
+        for (std::size_t i = 0; i < tensors_.size(); ++i) {
+            if (!tensors_[i].requires_grad()) continue;
+            const bool stays = Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
+            members_[stays ? units_ : Sharded::unit_of(i)].push_back(i);
+            // Views that autograd saves share this storage, so its memory is replaced, but never the storage.
+            tensors_[i].set_data(Base::alias(tensors_[i], tensors_[i].data_ptr()));
+            place(i, nullptr);
+        }
+        if (Sharded::unit_count() > units_) Sharded::acquire(units_);
+        place_unit(units_);
+    }
+
+    static std::vector<std::size_t> units_of(const std::vector<std::string>& names, const std::vector<std::string>& units) {
+        std::vector<std::size_t> unit_of(names.size(), units.size());
+        for (std::size_t k = 0; k < units.size(); ++k) {
+            bool found = false;
+            for (std::size_t i = 0; i < names.size(); ++i) {
+                if (!names[i].starts_with(units[k] + ".")) continue;
+                if (unit_of[i] != units.size())
+                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]], "' and '", units[k], "'"));
+                unit_of[i] = k;
+                found = true;
+            }
+            if (!found) detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
+        }
+        return unit_of;
+    }
+
+    void place(std::size_t i, void* data) {
+        auto storage = tensors_[i].storage();
+        storage.set_data_ptr(at::DataPtr(data, at::kCPU));
+    }
+    void place_unit(std::size_t k) {
+        for (const std::size_t i : members_[k]) place(i, Sharded::parameter_value(i).data);
+    }
+
+    const std::size_t units_;
+    List<List<std::size_t>> members_;  ///< trainable parameters by unit; the last ones stay gathered
+    std::size_t current_ = no_unit;    ///< the unit that runs
+    std::shared_ptr<const char> alive_ = std::make_shared<const char>();  ///< for hooks of graphs that outlive this object
+};
+
+template <class B, class Source, class O, class First = ShardedParametersOptions, class... More>
+TorchFullyShard(B, const Source&, O, std::vector<std::string>, First = First(), More...)
+    -> TorchFullyShard<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                       detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+
+}  // namespace gradsync::inline v0_2
