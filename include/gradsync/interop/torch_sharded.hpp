@@ -11,18 +11,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// In place of an optimizer: you step the shards yourself, with an optimizer of torch or any other.
-///
-///     gs::TorchShardedOptimizer sharded(comm, *model, gs::ExternalOptimizer{}, gs::Zero2{});
-///     torch::optim::Adam adam(sharded.shards());
-///     for (...) {
-///         loss_of(batch).backward();
-///         sharded.finish();
-///         adam.step();
-///         sharded.stepped();
-///     }
-///
-/// The optimizer must work element by element: SGD, Adam, Lion. One that looks at whole tensors (LAMB, Muon) sees only slices.
+/// In place of an optimizer: you step `shards()` yourself, with `torch::optim::Adam` or any other optimizer that works element by element,
+/// and call `stepped()`. Optimizers that look at whole tensors (LAMB, Muon) do not fit: they would see slices.
 struct ExternalOptimizer {
     std::size_t state_count() const noexcept { return 0; }
     void begin_step() noexcept {}
@@ -36,6 +26,7 @@ template <class B, class Sharded>
 class TorchSharded : protected Sharded {
 protected:
     static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
+    using Parameters = TorchParameters;
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
@@ -50,7 +41,7 @@ public:
         for (const at::Tensor& t : tensors) comm.broadcast(buffer(t), root).wait();
     }
 
-    /// Returns when this rank's shards hold the averages of this backward; see ShardedBase::finish. With an ExternalOptimizer they are then
+    /// Returns when this rank's shards hold the averages of this backward; see ShardedOptimizer::finish. With an ExternalOptimizer they are then
     /// the `.grad()` of `shards()`. Collective.
     void finish() {
         Sharded::finish();
@@ -68,7 +59,7 @@ public:
         });
     }
 
-    /// Instead of a step; see ShardedBase::discard.
+    /// Skips the step; see ShardedOptimizer::discard.
     void discard() {
         Sharded::discard();
         forget_gradients();
@@ -80,7 +71,7 @@ public:
         requires(!external)
     {
         Sharded::step(gradient_scale);
-        forget_gradients();
+        end_step();
     }
 
     /// This rank's slices of the master weights: one flat tensor of f32 (f64 for f64) for each parameter, without elements if the parameter
@@ -106,7 +97,7 @@ public:
         requires external
     {
         Sharded::step();
-        forget_gradients();
+        end_step();
     }
 
     /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array
@@ -124,16 +115,9 @@ public:
         return state;
     }
 
-    /// Sets all state to the root's `state`, and the weights accordingly. Other ranks' `state` is not looked at. Arrays of the optimizer
-    /// that are missing become zero, so masters of a 16-bit model can start unrounded:
-    ///
-    ///     std::map<std::string, at::Tensor> masters;
-    ///     for (const auto& p : model->named_parameters()) masters[p.key()] = p.value().detach();
-    ///     model->to(torch::kBFloat16);
-    ///     gs::TorchFullyShard sharded(comm, *model, ...);
-    ///     sharded.load_state_dict(masters);
-    ///
-    /// Throws on every rank if a trainable parameter is missing or has another shape. Collective, between steps.
+    /// Sets all state to the root's `state`, of any floating types, and the weights accordingly. Other ranks' `state` is not looked at.
+    /// Arrays of the optimizer that are missing become zero: the f32 weights of a module before it was cast are a state, too. Throws on
+    /// every rank if a trainable parameter is missing or has another shape. Collective, between steps.
     void load_state_dict(const std::map<std::string, at::Tensor>& state, int root = 0) {
         at::Tensor whole;
         distribute_state(root, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
@@ -199,6 +183,11 @@ private:
     void forget_gradients() {
         for (const at::Tensor& t : tensors_) t.mutable_grad().reset();
     }
+    void end_step() {
+        forget_gradients();
+        for (const at::Tensor& t : tensors_)  // libtorch then refuses a backward through an older graph
+            if (t.requires_grad()) torch::autograd::impl::bump_version(t);
+    }
 
     const bool keeps_;
     std::vector<at::Tensor> shards_, gradients_;  ///< by parameter, with an ExternalOptimizer
@@ -216,9 +205,9 @@ private:
 ///         sharded.step();             // all ranks hold the new weights
 ///     }
 ///
-/// The weights lie in memory of this object while it lives. Its destructor copies them to memory of their own. With Zero2 `.grad()` is
-/// undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. There is no need for
-/// `zero_grad()`.
+/// The weights lie in memory of this object. Its destructor copies them to memory of their own; with OverlapForward, call `flush()` before.
+/// With Zero2 `.grad()` is undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. There
+/// is no need for `zero_grad()`.
 ///
 /// Collective calls, threads and errors are as for ShardedOptimizer. Do not add, replace, freeze or unfreeze parameters while it lives. It
 /// neither moves nor copies.
@@ -228,6 +217,7 @@ class TorchShardedOptimizer : public detail::TorchSharded<B, ShardedOptimizer<B,
     using Sharded = ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>;
     using Base = detail::TorchSharded<B, Sharded>;
     using Role = detail::Role;
+    using typename Base::Parameters;
 
 public:
     /// Trains the parameters of a `torch::nn::Module`, or those of a list of names and tensors. The optimizer is a FlatOptimizer or an
@@ -235,13 +225,12 @@ public:
     /// Collective. Throws as ShardedOptimizer's constructor does.
     template <class Source, class First = ReducerOptions, class... More>
     TorchShardedOptimizer(B comm, const Source& source, O optimizer, First first = {}, More... more)
-        : TorchShardedOptimizer(std::move(comm), detail::TorchParameters(source), std::move(optimizer),
-                                ShardingOptions{.reducer = detail::choose<ReducerOptions, Role::other, B>(first, more...),
-                                                .parameters = ParameterStorage::in_buckets},
-                                detail::choose<Stage, Role::stage, B>(first, more...),
-                                detail::choose<Buckets, Role::buckets, B>(first, more...),
-                                detail::choose<Overlap, Role::overlap, B>(first, more...),
-                                detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+        : TorchShardedOptimizer(
+              std::move(comm), Parameters(source), std::move(optimizer),
+              ShardingOptions{.reducer = detail::choose<ReducerOptions, Role::other, B>(first, more...),
+                              .parameters = ParameterStorage::in_buckets},
+              detail::choose<Stage, Role::stage, B>(first, more...), detail::choose<Buckets, Role::buckets, B>(first, more...),
+              detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
                                       Role::stage>::template check<First, More...>());
     }
@@ -264,8 +253,8 @@ public:
 private:
     using Base::tensors_;
 
-    TorchShardedOptimizer(B comm, const detail::TorchParameters& parameters, O optimizer, ShardingOptions options, Stage stage,
-                          Buckets buckets, Overlap overlap, Exchange exchange)
+    TorchShardedOptimizer(B comm, const Parameters& parameters, O optimizer, ShardingOptions options, Stage stage, Buckets buckets,
+                          Overlap overlap, Exchange exchange)
         : Base(std::move(comm), parameters, !Stage::shards_gradients && options.reducer.accumulation == Accumulation::in_gradients,
                std::move(optimizer), in_buckets(options), stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
         move_into_buckets();
@@ -303,10 +292,9 @@ TorchShardedOptimizer(B, const Source&, O, First = First(), More...)
 ///         sharded.step();
 ///     }
 ///
-/// Parameters outside of all units stay gathered, and so do those that `replicate_below` names. Their gradients and state are sharded all
-/// the same. The weights of all other units have no memory: libtorch refuses to compute with them, or crashes. One unit runs at a time.
-/// Units do not nest, and tied weights must lie in one unit or in none. After the destruction of this object the module's trainable weights
-/// have no memory; take them from `state_dict()` before.
+/// Parameters outside of all units stay gathered, as `replicate_below` does it for small ones. The weights of units that do not run have no
+/// memory: libtorch refuses to compute with them, or crashes. One unit runs at a time. Units do not nest, and tied weights must lie in one
+/// unit or in none. After the destruction of this object trainable weights have no memory; take them from `state_dict()` before.
 ///
 /// All ranks must run the same units in the same order; forward, backward and all other calls come from one thread. Errors are as for
 /// ShardedParameters. Do not add, replace, freeze or unfreeze parameters while it lives. It neither moves nor copies.
@@ -314,7 +302,8 @@ template <class B, class O, class Overlap = OverlapBackward, class Exchange = Re
 class TorchFullyShard : public detail::TorchSharded<B, ShardedParameters<B, O, Overlap, Exchange>> {
     using Sharded = ShardedParameters<B, O, Overlap, Exchange>;
     using Base = detail::TorchSharded<B, Sharded>;
-    using Base::tensors_;
+    using Role = detail::Role;
+    using typename Base::Parameters;
 
 public:
     static constexpr std::size_t no_unit = static_cast<std::size_t>(-1);
@@ -325,8 +314,12 @@ public:
     /// does, and Error(invalid_argument) for a unit without parameters.
     template <class Source, class First = ShardedParametersOptions, class... More>
     TorchFullyShard(B comm, const Source& source, O optimizer, const std::vector<std::string>& units, First first = {}, More... more)
-        : TorchFullyShard(std::move(comm), detail::TorchParameters(source), std::move(optimizer), units,
-                          detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...), first, more...) {}
+        : TorchFullyShard(std::move(comm), Parameters(source), std::move(optimizer), units,
+                          detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
+                          detail::choose<Overlap, Role::overlap, B>(first, more...),
+                          detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+        static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap, Role::exchange>::template check<First, More...>());
+    }
     ~TorchFullyShard() {
         for (const List<std::size_t>& members : members_)
             for (const std::size_t i : members) place(i, nullptr);
@@ -369,12 +362,12 @@ public:
     }
 
 private:
-    template <class First, class... More>
-    TorchFullyShard(B comm, const detail::TorchParameters& parameters, O optimizer, const std::vector<std::string>& units,
-                    const ShardedParametersOptions& options, First& first, More&... more)
-        : Base(std::move(comm), parameters,
-               !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients, std::move(optimizer),
-               Units(units_of(parameters.names, units)), std::move(first), std::move(more)...),
+    using Base::tensors_;
+
+    TorchFullyShard(B comm, const Parameters& parameters, O optimizer, const std::vector<std::string>& units,
+                    const ShardedParametersOptions& options, Overlap overlap, Exchange exchange)
+        : Base(std::move(comm), parameters, !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
+               std::move(optimizer), Units(units_of(parameters.names, units)), options, std::move(overlap), std::move(exchange)),
           units_(units.size()),
           members_(units.size() + 1) {
         for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -396,11 +389,13 @@ private:
             for (std::size_t i = 0; i < names.size(); ++i) {
                 if (!names[i].starts_with(units[k] + ".")) continue;
                 if (unit_of[i] != units.size())
-                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]], "' and '", units[k], "'"));
+                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]],
+                                                                   "' and '", units[k], "'"));
                 unit_of[i] = k;
                 found = true;
             }
-            if (!found) detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
+            if (!found)
+                detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
         }
         return unit_of;
     }
@@ -414,8 +409,8 @@ private:
     }
 
     const std::size_t units_;
-    List<List<std::size_t>> members_;  ///< trainable parameters by unit; the last ones stay gathered
-    std::size_t current_ = no_unit;    ///< the unit that runs
+    List<List<std::size_t>> members_;                                     ///< trainable parameters by unit; the last ones stay gathered
+    std::size_t current_ = no_unit;                                       ///< the unit that runs
     std::shared_ptr<const char> alive_ = std::make_shared<const char>();  ///< for hooks of graphs that outlive this object
 };
 

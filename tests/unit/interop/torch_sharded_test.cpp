@@ -17,7 +17,10 @@
 
 #include <doctest/doctest.h>
 
+#include <gradsync/shard/checkpoint.hpp>
+
 #include "support/ranks.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace gs = gradsync;
 using gradsync_test::Finding;
@@ -51,14 +54,12 @@ struct ShardedNet : torch::nn::Module {
         head = register_module("head", torch::nn::Linear(width, 3));
         scale = register_parameter("scale", torch::ones({width}));
         const torch::NoGradGuard guard;
-        for (auto& p : parameters())
-            p.copy_((torch::sin(torch::arange(p.numel(), torch::kFloat) * 1.7 + p.numel()) / 3 + rank).view_as(p));
+        for (auto& p : parameters()) p.copy_((torch::sin(torch::arange(p.numel(), torch::kFloat) * 1.7 + p.numel()) / 3 + rank).view_as(p));
         to(dtype);
     }
     template <class Sharded>
     torch::Tensor forward(torch::Tensor x, Sharded& sharded) {
-        for (std::size_t k = 0; k < 2; ++k)
-            x = scale * sharded.run(k, [&] { return x + torch::tanh(blocks[k](norms[k](x))); });
+        for (std::size_t k = 0; k < 2; ++k) x = scale * sharded.run(k, [&] { return x + torch::tanh(blocks[k](norms[k](x))); });
         x = sharded.run(0, [&] { return torch::tanh(blocks[0](x)); });  // once more
         return sharded.run(2, [&] { return head(frozen(x)); });
     }
@@ -146,23 +147,23 @@ Result train_whole(int ranks, int micro_batches = 1) {
     return result;
 }
 
+/// From step `first` on. The losses are of this rank, the weights and the rest of the state whole.
 template <class Sharded>
-Result train_sharded(ShardedNet& net, Sharded& sharded, int first = 0, int micro_batches = 1, bool each_reduced = false) {
+Result train_sharded(ShardedNet& net, Sharded& sharded, int micro_batches = 1, int first = 0, int last = steps) {
     Result result;
     const int rank = sharded.backend().rank();
     Whole whole;
-    for (int step = first; step < steps; ++step) {
+    for (int step = first; step < last; ++step) {
         torch::Tensor loss;
         for (int m = 0; m < micro_batches; ++m) {
             std::optional<gs::NoSync> guard;
-            if (!each_reduced && m + 1 < micro_batches) guard.emplace(sharded.no_sync());
+            if (m + 1 < micro_batches) guard.emplace(sharded.no_sync());
             if constexpr (requires { sharded.unit_count(); }) loss = loss_of(net, sharded, rank, step, m);
             else loss = loss_of(net, whole, rank, step, m);
             loss.backward();
-            if (each_reduced) sharded.finish();
         }
-        if (!each_reduced) sharded.finish();
-        if constexpr (requires { sharded.step(); }) sharded.step();
+        sharded.finish();
+        sharded.step();
         result.losses.push_back(loss.item<float>());
     }
     result.weights = sharded.state_dict();
@@ -175,7 +176,7 @@ std::string compare(int ranks, const Result& expected, Make&& make, int micro_ba
     return findings(ranks, [&](gs::ThreadBackend comm, Finding& finding) {
         ShardedNet net(comm.rank());
         auto sharded = make(comm, net);
-        Result result = train_sharded(net, *sharded, 0, micro_batches);
+        Result result = train_sharded(net, *sharded, micro_batches);
         if (comm.rank() != 0) result.losses = expected.losses;
         const std::string difference = result.difference(expected);
         finding.check(difference.empty(), difference);
@@ -207,8 +208,10 @@ TEST_CASE("losses and weights of sharded trainings have the bits of whole ones")
         CHECK(compare(ranks, expected, make_optimizer()) == "");
         CHECK(compare(ranks, expected, make_optimizer(gs::Zero2{}, gs::SizeCappedBuckets{512, 128})) == "");
         CHECK(compare(ranks, expected, make_fully()) == "");
-        for (const auto& options : {gs::ShardedParametersOptions{.prefetch = 0}, {.prefetch = 2, .reshard_after_forward = false},
-                                    {.shard_gradients = false}, {.replicate_below = width + 1}})
+        for (const auto& options : {gs::ShardedParametersOptions{.prefetch = 0},
+                                    {.prefetch = 2, .reshard_after_forward = false},
+                                    {.shard_gradients = false},
+                                    {.replicate_below = width + 1}})
             CHECK(compare(ranks, expected, make_fully(options)) == "");
     }
 }
@@ -217,4 +220,185 @@ TEST_CASE("micro-batches add up") {
     const Result expected = train_whole(2, 2);
     CHECK(compare(2, expected, make_optimizer(), 2) == "");
     CHECK(compare(2, expected, make_fully(gs::ShardedParametersOptions{.shard_gradients = false}), 2) == "");
+}
+
+TEST_CASE("masters of a 16-bit model start unrounded, and its weights are the rounded masters") {
+    for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+        Weights states[3];
+        const auto train = [&](int which, auto&& make) {
+            return findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+                ShardedNet net(comm.rank());
+                Weights masters;
+                for (const auto& p : net.named_parameters()) masters[p.key()] = p.value().detach();
+                net.to(dtype);
+                auto sharded = make(comm, net);
+                sharded->load_state_dict(masters);
+                const auto state = sharded->state_dict();
+                for (const auto& p : ShardedNet().named_parameters())
+                    if (net.named_parameters()[p.key()].requires_grad()) {
+                        finding.check(torch::equal(state.at(p.key()), p.value()), p.key() + " was rounded");
+                        finding.check(torch::count_nonzero(state.at(p.key() + ":1")).template item<int>() == 0, "state");
+                    }
+                const auto trained = train_sharded(net, *sharded).weights;
+                if constexpr (!requires { sharded->unit_count(); })
+                    for (const auto& p : net.named_parameters())
+                        if (p.value().requires_grad())
+                            finding.check(torch::equal(p.value(), trained.at(p.key()).to(dtype)), p.key() + " is not its master");
+                if (comm.rank() == 0) states[which] = trained;
+            });
+        };
+        CHECK(train(0, make_optimizer()) == "");
+        CHECK(train(1, make_optimizer(gs::Zero2{})) == "");
+        CHECK(train(2, make_fully()) == "");
+        for (const auto& [name, w] : states[0]) {
+            INFO(name);
+            CHECK(torch::equal(states[1].at(name), w));
+            CHECK(torch::equal(states[2].at(name), w));
+            CHECK((w.scalar_type() == torch::kFloat));
+        }
+    }
+}
+
+TEST_CASE("whole state moves from one face to another") {
+    const Result expected = train_whole(2);
+    Weights half;
+    const gradsync_test::TemporaryDirectory directory;
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              gs::TorchShardedOptimizer sharded(comm, net, Momentum{}, gs::Zero2{});
+              const Weights everywhere = train_sharded(net, sharded, 1, 0, 2).weights;
+              gs::save_shards(directory.path(), sharded);
+              const Weights at_root = sharded.state_dict(1);
+              finding.check(at_root.size() == (comm.rank() == 1 ? everywhere.size() : 0), "root");
+              for (const auto& [name, w] : at_root) finding.check(torch::equal(w, everywhere.at(name)), name);
+              if (comm.rank() == 0) half = everywhere;
+          }) == "");
+    CHECK(half.at("block0.weight").sizes().vec() == std::vector<std::int64_t>{width, width});
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              for (auto& p : net.parameters())
+                  if (p.requires_grad()) p.detach().zero_();
+              gs::TorchFullyShard sharded(comm, net, Momentum{}, net_units);
+              sharded.load_state_dict(comm.rank() == 0 ? half : Weights(), 0);
+              for (const bool from_shards : {false, true}) {
+                  if (from_shards) (void)gs::load_shards(directory.path(), sharded);
+                  sharded.optimizer().count = 2;
+                  const auto trained = train_sharded(net, sharded, 1, 2).weights;
+                  for (const auto& [name, w] : expected.weights) finding.check(torch::equal(trained.at(name), w), name);
+              }
+          }) == "");
+    const auto refused = gradsync_test::outcomes(2, [&](gs::ThreadBackend comm) {
+        ShardedNet net;
+        gs::TorchShardedOptimizer sharded(comm, net, Momentum{});
+        sharded.load_state_dict({{"scale", torch::ones({width})}}, 1);
+    });
+    for (const auto& outcome : refused) CHECK_MESSAGE(outcome.says("not at all"), outcome.text);
+}
+
+TEST_CASE("an optimizer of torch steps the shards") {
+    std::vector<torch::Tensor> expected;
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        ShardedNet net;
+        Whole whole;
+        gs::TorchReducer sync(comm, net);
+        torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        for (int step = 0; step < steps; ++step) {
+            sgd.zero_grad();
+            loss_of(net, whole, comm.rank(), step).backward();
+            sync.finish();
+            sync.clip_gradients_by_norm(0.3);
+            sgd.step();
+        }
+        if (comm.rank() == 0)
+            for (const auto& p : net.parameters()) expected.push_back(p.detach().clone());
+    });
+    const auto train = [&](gs::ThreadBackend comm, Finding& finding, ShardedNet& net, auto& sharded, auto& in_forward) {
+        torch::optim::SGD sgd(sharded.shards(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        for (int step = 0; step < steps; ++step) {
+            loss_of(net, in_forward, comm.rank(), step).backward();
+            sharded.finish();
+            sharded.clip_gradients_by_norm(0.3);
+            sgd.step();
+            sharded.stepped();
+        }
+        const auto state = sharded.state_dict();
+        const auto names = net.named_parameters().keys();
+        for (std::size_t i = 0; i < names.size(); ++i)
+            if (state.contains(names[i])) finding.check(torch::allclose(state.at(names[i]), expected[i], 1e-6, 1e-7), names[i]);
+        finding.check(state.size() == 11, "the state has more or less than the trainable parameters");
+    };
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              gs::TorchShardedOptimizer sharded(comm, net, gs::ExternalOptimizer{}, gs::Zero2{});
+              Whole whole;
+              train(comm, finding, net, sharded, whole);
+          }) == "");
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              gs::TorchFullyShard sharded(comm, net, gs::ExternalOptimizer{}, net_units);
+              train(comm, finding, net, sharded, sharded);
+          }) == "");
+}
+
+TEST_CASE("weights of a unit have memory while it runs") {
+    CHECK(findings(3, [](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              torch::Tensor loss;
+              {
+                  gs::TorchFullyShard sharded(comm, net, Momentum{}, net_units);
+                  const torch::Tensor weight = net.blocks[0]->weight;
+                  finding.check(weight.data_ptr() == nullptr, "before");
+                  finding.check(net.scale.data_ptr() != nullptr && net.frozen->weight.data_ptr() != nullptr, "outside of units");
+                  sharded.enter(0);
+                  finding.check(weight.data_ptr() != nullptr, "inside");
+                  finding.check(torch::equal(weight, ShardedNet().blocks[0]->weight), "the weights of rank 0");
+                  sharded.enter(1);
+                  finding.check(weight.data_ptr() == nullptr, "after");
+                  finding.check(outcome_of([&] { torch::linear(torch::ones({2, width}), weight); }).says("not allocated"), "use");
+                  finding.check(outcome_of([&] { sharded.enter(3); }).says("no unit 3 among 3"), "unit 3");
+                  (void)train_sharded(net, sharded);
+                  finding.check(!weight.grad().defined(), "a gradient");
+                  loss = loss_of(net, sharded, 0, 0);
+              }
+              finding.check(net.scale.data_ptr() == nullptr, "afterwards");
+          }) == "");
+    gs::ShardMemory memory[2];
+    for (const int ranks : {1, 4})
+        gs::run_threads(ranks, [&](gs::ThreadBackend comm) {
+            ShardedNet net;
+            gs::TorchFullyShard sharded(comm, net, Momentum{}, net_units);
+            (void)train_sharded(net, sharded);
+            if (comm.rank() == 0) memory[ranks == 4] = sharded.memory();
+        });
+    CHECK(memory[1].master_weights < memory[0].master_weights / 2);
+    CHECK(memory[1].optimizer_state < memory[0].optimizer_state / 2);
+    CHECK(memory[1].gradients < memory[0].gradients);
+}
+
+TEST_CASE("units that cannot be are refused; a module has weights after its optimizer") {
+    auto comm = gs::ThreadBackend::make(1);
+    const auto refusal = [&](std::vector<std::string> units) {
+        ShardedNet net;
+        return outcome_of([&] { gs::TorchFullyShard(comm[0], net, Momentum{}, units); });
+    };
+    CHECK(refusal({"block0", "nothing"}).says("unit 'nothing' has no parameters"));
+    CHECK(refusal({"block0", "block0"}).says("units do not nest"));
+
+    ShardedNet net;
+    Whole whole;
+    {
+        gs::TorchShardedOptimizer sharded(comm[0], net, Momentum{});
+        (void)train_sharded(net, sharded);
+        (void)sharded.rebuild_buckets();
+        const Weights weights = train_sharded(net, sharded).weights;
+        CHECK(torch::equal(net.scale, weights.at("scale")));
+
+        const torch::Tensor old = loss_of(net, whole, 0, 0);
+        loss_of(net, whole, 0, 0).backward();
+        sharded.finish();
+        sharded.step();
+        CHECK(outcome_of([&] { old.backward(); }).says("modified by an inplace operation"));
+    }
+    CHECK(std::isfinite(net.scale.sum().item<float>()));
+    CHECK_FALSE(net.scale.grad().defined());
 }
