@@ -226,9 +226,7 @@ public:
     template <class Source, class First = ReducerOptions, class... More>
     TorchShardedOptimizer(B comm, const Source& source, O optimizer, First first = {}, More... more)
         : TorchShardedOptimizer(
-              std::move(comm), Parameters(source), std::move(optimizer),
-              ShardingOptions{.reducer = detail::choose<ReducerOptions, Role::other, B>(first, more...),
-                              .parameters = ParameterStorage::in_buckets},
+              std::move(comm), Parameters(source), std::move(optimizer), detail::choose<ReducerOptions, Role::other, B>(first, more...),
               detail::choose<Stage, Role::stage, B>(first, more...), detail::choose<Buckets, Role::buckets, B>(first, more...),
               detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
@@ -253,15 +251,14 @@ public:
 private:
     using Base::tensors_;
 
-    TorchShardedOptimizer(B comm, const Parameters& parameters, O optimizer, ShardingOptions options, Stage stage, Buckets buckets,
+    TorchShardedOptimizer(B comm, const Parameters& parameters, O optimizer, const ReducerOptions& options, Stage stage, Buckets buckets,
                           Overlap overlap, Exchange exchange)
-        : Base(std::move(comm), parameters, !Stage::shards_gradients && options.reducer.accumulation == Accumulation::in_gradients,
-               std::move(optimizer), in_buckets(options), stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
+        : Base(std::move(comm), parameters, !Stage::shards_gradients && options.accumulation == Accumulation::in_gradients,
+               std::move(optimizer),
+               ShardingOptions{Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
+                               ParameterStorage::in_buckets},
+               stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
         move_into_buckets();
-    }
-    static ShardingOptions in_buckets(ShardingOptions options) {
-        if (!Stage::shards_gradients) options.reducer = detail::with_storage(options.reducer, GradientStorage::in_buckets);
-        return options;
     }
     void move_into_buckets() {
         for (std::size_t i = 0; i < tensors_.size(); ++i)
@@ -321,8 +318,7 @@ public:
         static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap, Role::exchange>::template check<First, More...>());
     }
     ~TorchFullyShard() {
-        for (const List<std::size_t>& members : members_)
-            for (const std::size_t i : members) place(i, nullptr);
+        for (std::size_t k = 0; k <= units_; ++k) place(k, false);
     }
 
     /// Runs `forward` with the weights of unit k, and returns its result, a tensor. Collective.
@@ -337,13 +333,13 @@ public:
         if (k == current_) return;
         if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));
         if (const std::size_t last = std::exchange(current_, no_unit); last != no_unit) {
-            for (const std::size_t i : members_[last]) place(i, nullptr);
+            place(last, false);
             Sharded::release(last);
         }
         if (k == no_unit) return;
         Sharded::acquire(k);
         current_ = k;
-        place_unit(k);
+        place(k, true);
     }
     at::Tensor leave(std::size_t k, at::Tensor result) {
         if (result.requires_grad())
@@ -352,7 +348,7 @@ public:
             });
         return result;
     }
-    /// The number of units by name. Parameters outside of them are in one more.
+    /// The number of units by name.
     std::size_t unit_count() const noexcept { return units_; }
 
     /// See TorchShardedOptimizer. Releases the unit that ran last.
@@ -374,12 +370,11 @@ private:
             if (!tensors_[i].requires_grad()) continue;
             const bool stays = Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
             members_[stays ? units_ : Sharded::unit_of(i)].push_back(i);
-            // Views that autograd saves share this storage, so its memory is replaced, but never the storage.
             tensors_[i].set_data(Base::alias(tensors_[i], tensors_[i].data_ptr()));
-            place(i, nullptr);
         }
+        for (std::size_t k = 0; k < units_; ++k) place(k, false);
         if (Sharded::unit_count() > units_) Sharded::acquire(units_);
-        place_unit(units_);
+        place(units_, true);
     }
 
     static std::vector<std::size_t> units_of(const std::vector<std::string>& names, const std::vector<std::string>& units) {
@@ -400,12 +395,12 @@ private:
         return unit_of;
     }
 
-    void place(std::size_t i, void* data) {
-        auto storage = tensors_[i].storage();
-        storage.set_data_ptr(at::DataPtr(data, at::kCPU));
-    }
-    void place_unit(std::size_t k) {
-        for (const std::size_t i : members_[k]) place(i, Sharded::parameter_value(i).data);
+    /// Gives the weights of unit k their memory, or takes it away. Views that autograd saves share the storage, so that stays.
+    void place(std::size_t k, bool here) {
+        for (const std::size_t i : members_[k]) {
+            at::Storage storage = tensors_[i].storage();
+            storage.set_data_ptr({here ? Sharded::parameter_value(i).data : nullptr, at::kCPU});
+        }
     }
 
     const std::size_t units_;
