@@ -13,18 +13,15 @@
 
 namespace gradsync::inline v0_2 {
 
-namespace detail {
-
-/// The parameters of a module. A parameter that stands in several places is listed once, under its first name.
+/// The tensors of a training: the parameters and buffers of a module, or a list of them, such as Python's `named_parameters()`. A parameter
+/// that stands in several places is listed once, under its first name.
 struct TorchParameters {
-    explicit TorchParameters(const torch::nn::Module& module) {
-        for (const auto& item : module.named_parameters()) {
-            bool known = false;
-            for (const at::Tensor& t : tensors) known |= t.is_same(item.value());
-            if (known) continue;
-            names.push_back(item.key());
-            tensors.push_back(item.value());
-        }
+    TorchParameters(const torch::nn::Module& module) : buffers(module.buffers()) {
+        for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+    }
+    TorchParameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters, std::vector<at::Tensor> buffers_ = {})
+        : buffers(std::move(buffers_)) {
+        for (const auto& [name, tensor] : parameters) add(name, tensor);
     }
 
     std::vector<ParameterView> views() const {
@@ -33,23 +30,26 @@ struct TorchParameters {
             try {
                 result.push_back(parameter_view(tensors[i]));
             } catch (const Error& e) {
-                raise(e.errc(), text("parameter '", names[i], "': ", e.what()), {.operation = "TorchReducer", .parameter = names[i]});
+                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()), {.operation = "TorchReducer", .parameter = names[i]});
             }
             result.back().name = names[i];
         }
         return result;
     }
 
-    /// Allocates the gradients that have no memory yet, as zeros.
-    const TorchParameters& allocate_gradients() const {
-        for (const at::Tensor& t : tensors)
-            if (t.requires_grad() && !t.grad().defined()) t.mutable_grad() = at::zeros_like(t);
-        return *this;
-    }
-
     std::vector<std::string> names;
-    std::vector<at::Tensor> tensors;
+    std::vector<at::Tensor> tensors, buffers;
+
+private:
+    void add(const std::string& name, const at::Tensor& tensor) {
+        for (const at::Tensor& t : tensors)
+            if (t.is_same(tensor)) return;
+        names.push_back(name);
+        tensors.push_back(tensor);
+    }
 };
+
+namespace detail {
 
 /// Calls `mark(i)` whenever autograd has accumulated the gradient of tensor i, until it is destroyed.
 class TorchHooks {
