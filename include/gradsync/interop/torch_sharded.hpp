@@ -26,7 +26,6 @@ template <class B, class Sharded>
 class TorchSharded : protected Sharded {
 protected:
     static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
-    using Parameters = TorchParameters;
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
@@ -35,10 +34,10 @@ public:
         Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer, Sharded::parameters,
         Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight, Sharded::statistics;
 
-    /// Gives every rank the root's tensors, such as the statistics of batch norms (`module.buffers()`). Collective.
-    void broadcast(const std::vector<at::Tensor>& tensors, int root = 0) {
-        auto comm = backend();
-        for (const at::Tensor& t : tensors) comm.broadcast(buffer(t), root).wait();
+    /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
+    void broadcast_buffers(int root = 0) {
+        B comm = backend();
+        for (const at::Tensor& b : trained_.buffers) comm.broadcast(buffer(b), root).wait();
     }
 
     /// Returns when this rank's shards hold the averages of this backward; see ShardedOptimizer::finish. With an ExternalOptimizer they are then
@@ -67,9 +66,8 @@ public:
 
     /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; see ShardedOptimizer::step. Clears `.grad()`.
     /// Collective, after `finish()`.
-    void step(double gradient_scale = 1)
-        requires(!external)
-    {
+    void step(double gradient_scale = 1) {
+        static_assert(!external, "gradsync: step the shards with your optimizer, then call stepped()");
         Sharded::step(gradient_scale);
         end_step();
     }
@@ -77,25 +75,22 @@ public:
     /// This rank's slices of the master weights: one flat tensor of f32 (f64 for f64) for each parameter, without elements if the parameter
     /// is frozen or its elements belong to other ranks. They are views of memory of this object. A parameter that no rank used has no
     /// `.grad()` (UnusedParameters::find_unused).
-    const std::vector<at::Tensor>& shards() const noexcept
-        requires external
-    {
+    const std::vector<at::Tensor>& shards() const noexcept {
+        static_assert(external, "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
         return shards_;
     }
     /// Scales the gradients of `shards()` so that the norm of all ranks' gradients is at most `most`. Returns the norm before. Collective,
     /// once after `finish()`.
-    double clip_gradients_by_norm(double most)
-        requires external
-    {
+    double clip_gradients_by_norm(double most) {
+        static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), most)");
         const double norm = gradient_norm();
         for (at::Tensor& s : shards_)
             if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, most));
         return norm;
     }
     /// Says that `shards()` have changed: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
-    void stepped()
-        requires external
-    {
+    void stepped() {
+        static_assert(external, "gradsync: call step(), which steps the optimizer");
         Sharded::step();
         end_step();
     }
@@ -135,9 +130,9 @@ public:
 protected:
     /// Broadcasts rank 0's weights. `keeps`: gradients stay in `.grad()` until the step, so that autograd adds to them.
     template <class... Arguments>
-    TorchSharded(B comm, const TorchParameters& parameters, bool keeps, Arguments&&... arguments)
-        : Sharded(std::move(comm), without_gradients(parameters).views(), std::forward<Arguments>(arguments)...),
-          tensors_(parameters.tensors),
+    TorchSharded(B comm, const TorchParameters& trained, bool keeps, Arguments&&... arguments)
+        : Sharded(std::move(comm), without_gradients(trained).views(), std::forward<Arguments>(arguments)...),
+          trained_(trained),
           keeps_(keeps),
           hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
         Sharded::broadcast_parameters();
@@ -155,12 +150,13 @@ protected:
         return at::from_blob(data, t.sizes(), t.strides(), t.options().requires_grad(false));
     }
 
-    const std::vector<at::Tensor> tensors_;
+    const TorchParameters trained_;
+    const std::vector<at::Tensor>& tensors_ = trained_.tensors;
 
 private:
-    static const TorchParameters& without_gradients(const TorchParameters& parameters) {
-        for (const at::Tensor& t : parameters.tensors) t.mutable_grad().reset();
-        return parameters;
+    static const TorchParameters& without_gradients(const TorchParameters& trained) {
+        for (const at::Tensor& t : trained.tensors) t.mutable_grad().reset();
+        return trained;
     }
     static at::ScalarType scalar_type(DType dtype) noexcept { return dtype == DType::f64 ? at::kDouble : at::kFloat; }
     /// A tensor of the shape and strides of parameter i.
@@ -196,9 +192,9 @@ private:
 
 }  // namespace detail
 
-/// ShardedOptimizer (ZeRO stages 1 and 2) of a libtorch module: each rank steps its share of the weights.
+/// ShardedOptimizer (ZeRO stages 1 and 2) of libtorch tensors: each rank steps its share of the weights.
 ///
-///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});
+///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});  // or names and tensors, as for TorchReducer
 ///     for (...) {
 ///         loss_of(batch).backward();  // full buckets leave meanwhile
 ///         sharded.finish();
@@ -217,16 +213,14 @@ class TorchShardedOptimizer : public detail::TorchSharded<B, ShardedOptimizer<B,
     using Sharded = ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>;
     using Base = detail::TorchSharded<B, Sharded>;
     using Role = detail::Role;
-    using typename Base::Parameters;
 
 public:
-    /// Trains the parameters of a `torch::nn::Module`, or those of a list of names and tensors. The optimizer is a FlatOptimizer or an
-    /// ExternalOptimizer. After it come `ReducerOptions`, the stage, and policies, in any order. Gives every rank the weights of rank 0.
-    /// Collective. Throws as ShardedOptimizer's constructor does.
-    template <class Source, class First = ReducerOptions, class... More>
-    TorchShardedOptimizer(B comm, const Source& source, O optimizer, First first = {}, More... more)
+    /// The optimizer is a FlatOptimizer or an ExternalOptimizer. After it come `ReducerOptions`, the stage, and policies, in any order. Gives
+    /// every rank the weights of rank 0. Collective. Throws as ShardedOptimizer's constructor does.
+    template <class First = ReducerOptions, class... More>
+    TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, First first = {}, More... more)
         : TorchShardedOptimizer(
-              std::move(comm), Parameters(source), std::move(optimizer), detail::choose<ReducerOptions, Role::other, B>(first, more...),
+              std::move(comm), trained, std::move(optimizer), detail::choose<ReducerOptions, Role::other, B>(first, more...),
               detail::choose<Stage, Role::stage, B>(first, more...), detail::choose<Buckets, Role::buckets, B>(first, more...),
               detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
@@ -251,9 +245,9 @@ public:
 private:
     using Base::tensors_;
 
-    TorchShardedOptimizer(B comm, const Parameters& parameters, O optimizer, const ReducerOptions& options, Stage stage, Buckets buckets,
+    TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, const ReducerOptions& options, Stage stage, Buckets buckets,
                           Overlap overlap, Exchange exchange)
-        : Base(std::move(comm), parameters, !Stage::shards_gradients && options.accumulation == Accumulation::in_gradients,
+        : Base(std::move(comm), trained, !Stage::shards_gradients && options.accumulation == Accumulation::in_gradients,
                std::move(optimizer),
                ShardingOptions{Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
                                ParameterStorage::in_buckets},
@@ -266,8 +260,8 @@ private:
     }
 };
 
-template <class B, class Source, class O, class First = ReducerOptions, class... More>
-TorchShardedOptimizer(B, const Source&, O, First = First(), More...)
+template <class B, class O, class First = ReducerOptions, class... More>
+TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
     -> TorchShardedOptimizer<B, O, detail::Chosen<detail::Role::stage, B, Zero1, First, More...>,
                              detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
                              detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
@@ -283,11 +277,6 @@ TorchShardedOptimizer(B, const Source&, O, First = First(), More...)
 ///         }
 ///     };
 ///     gs::TorchFullyShard sharded(comm, *model, MyAdam{...}, {"first", "last"});
-///     for (...) {
-///         loss(model->forward(batch, sharded)).backward();
-///         sharded.finish();
-///         sharded.step();
-///     }
 ///
 /// Parameters outside of all units stay gathered, as `replicate_below` does it for small ones. The weights of units that do not run have no
 /// memory: libtorch refuses to compute with them, or crashes. One unit runs at a time. Units do not nest, and tied weights must lie in one
@@ -300,18 +289,17 @@ class TorchFullyShard : public detail::TorchSharded<B, ShardedParameters<B, O, O
     using Sharded = ShardedParameters<B, O, Overlap, Exchange>;
     using Base = detail::TorchSharded<B, Sharded>;
     using Role = detail::Role;
-    using typename Base::Parameters;
 
 public:
     static constexpr std::size_t no_unit = static_cast<std::size_t>(-1);
 
-    /// Shards the parameters of a `torch::nn::Module`, or those of a list of names and tensors. `units` are names of submodules, such as
-    /// "blocks.0". The optimizer is a FlatOptimizer or an ExternalOptimizer. After the units come `ShardedParametersOptions`, an overlap
-    /// policy and an exchange, in any order. Gives every rank the weights of rank 0. Collective. Throws as ShardedParameters' constructor
-    /// does, and Error(invalid_argument) for a unit without parameters.
-    template <class Source, class First = ShardedParametersOptions, class... More>
-    TorchFullyShard(B comm, const Source& source, O optimizer, const std::vector<std::string>& units, First first = {}, More... more)
-        : TorchFullyShard(std::move(comm), Parameters(source), std::move(optimizer), units,
+    /// `units` are names of submodules, such as "blocks.0". The optimizer is a FlatOptimizer or an ExternalOptimizer. After the units come
+    /// `ShardedParametersOptions`, an overlap policy and an exchange, in any order. Gives every rank the weights of rank 0. Collective. Throws
+    /// as ShardedParameters' constructor does, and Error(invalid_argument) for a unit without parameters.
+    template <class First = ShardedParametersOptions, class... More>
+    TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units, First first = {},
+                    More... more)
+        : TorchFullyShard(std::move(comm), trained, std::move(optimizer), units,
                           detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
                           detail::choose<Overlap, Role::overlap, B>(first, more...),
                           detail::choose<Exchange, Role::exchange, B>(first, more...)) {
@@ -360,10 +348,10 @@ public:
 private:
     using Base::tensors_;
 
-    TorchFullyShard(B comm, const Parameters& parameters, O optimizer, const std::vector<std::string>& units,
+    TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units,
                     const ShardedParametersOptions& options, Overlap overlap, Exchange exchange)
-        : Base(std::move(comm), parameters, !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
-               std::move(optimizer), Units(units_of(parameters.names, units)), options, std::move(overlap), std::move(exchange)),
+        : Base(std::move(comm), trained, !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
+               std::move(optimizer), Units(units_of(trained.names, units)), options, std::move(overlap), std::move(exchange)),
           units_(units.size()),
           members_(units.size() + 1) {
         for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -409,8 +397,8 @@ private:
     std::shared_ptr<const char> alive_ = std::make_shared<const char>();  ///< for hooks of graphs that outlive this object
 };
 
-template <class B, class Source, class O, class First = ShardedParametersOptions, class... More>
-TorchFullyShard(B, const Source&, O, std::vector<std::string>, First = First(), More...)
+template <class B, class O, class First = ShardedParametersOptions, class... More>
+TorchFullyShard(B, const TorchParameters&, O, std::vector<std::string>, First = First(), More...)
     -> TorchFullyShard<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
                        detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
 
