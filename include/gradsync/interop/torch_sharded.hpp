@@ -11,8 +11,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// In place of an optimizer: you step `shards()` yourself, with `torch::optim::Adam` or any other optimizer that works element by element,
-/// and call `stepped()`. Optimizers that look at whole tensors (LAMB, Muon) do not fit: they would see slices.
+/// In place of an optimizer: you step `shards()` yourself, with `torch::optim::Adam` or another optimizer that works element by element, and
+/// call `stepped()`. LAMB and Muon, which look at whole tensors, do not fit.
 struct ExternalOptimizer {
     std::size_t state_count() const noexcept { return 0; }
     void begin_step() noexcept {}
@@ -40,8 +40,7 @@ public:
         for (const at::Tensor& b : trained_.buffers) comm.broadcast(buffer(b), root).wait();
     }
 
-    /// Returns when this rank's shards hold the averages of this backward; see ShardedOptimizer::finish. With an ExternalOptimizer they are then
-    /// the `.grad()` of `shards()`. Collective.
+    /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages. Collective.
     void finish() {
         Sharded::finish();
         if (!external) return;
@@ -72,9 +71,8 @@ public:
         end_step();
     }
 
-    /// This rank's slices of the master weights: one flat tensor of f32 (f64 for f64) for each parameter, without elements if the parameter
-    /// is frozen or its elements belong to other ranks. They are views of memory of this object. A parameter that no rank used has no
-    /// `.grad()` (UnusedParameters::find_unused).
+    /// This rank's slices of the master weights: for each parameter a flat tensor of f32 (f64 for f64) in memory of this object. It is empty
+    /// if this rank has none of its elements. It has no `.grad()` if no rank used the parameter (UnusedParameters::find_unused).
     const std::vector<at::Tensor>& shards() const noexcept {
         static_assert(external, "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
         return shards_;
@@ -220,7 +218,7 @@ public:
     template <class First = ReducerOptions, class... More>
     TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, First first = {}, More... more)
         : TorchShardedOptimizer(
-              std::move(comm), trained, std::move(optimizer), detail::choose<ReducerOptions, Role::other, B>(first, more...),
+              std::move(comm), trained, detail::choose<ReducerOptions, Role::other, B>(first, more...), std::move(optimizer),
               detail::choose<Stage, Role::stage, B>(first, more...), detail::choose<Buckets, Role::buckets, B>(first, more...),
               detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
@@ -245,7 +243,7 @@ public:
 private:
     using Base::tensors_;
 
-    TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, const ReducerOptions& options, Stage stage, Buckets buckets,
+    TorchShardedOptimizer(B comm, const TorchParameters& trained, const ReducerOptions& options, O optimizer, Stage stage, Buckets buckets,
                           Overlap overlap, Exchange exchange)
         : Base(std::move(comm), trained, !Stage::shards_gradients && options.accumulation == Accumulation::in_gradients,
                std::move(optimizer),
@@ -267,8 +265,8 @@ TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
                              detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
                              detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
 
-/// ShardedParameters (ZeRO stage 3, FSDP) of a libtorch module. Units are submodules. The weights of a unit exist only while it runs: the
-/// module's `forward` says when that is, with one call for each unit, and autograd's hooks bring them back in the backward.
+/// ShardedParameters (ZeRO stage 3, FSDP) of libtorch tensors. Units are submodules, and their weights exist only while they run: `forward`
+/// says when that is, and autograd's hooks gather them again in the backward.
 ///
 ///     struct Net : torch::nn::Module {
 ///         torch::Tensor forward(torch::Tensor x, auto& sharded) {
@@ -299,9 +297,8 @@ public:
     template <class First = ShardedParametersOptions, class... More>
     TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units, First first = {},
                     More... more)
-        : TorchFullyShard(std::move(comm), trained, std::move(optimizer), units,
-                          detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
-                          detail::choose<Overlap, Role::overlap, B>(first, more...),
+        : TorchFullyShard(std::move(comm), trained, detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
+                          std::move(optimizer), units, detail::choose<Overlap, Role::overlap, B>(first, more...),
                           detail::choose<Exchange, Role::exchange, B>(first, more...)) {
         static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap, Role::exchange>::template check<First, More...>());
     }
@@ -315,8 +312,8 @@ public:
         enter(k);
         return leave(k, std::forward<F>(forward)());
     }
-    /// For units with several results: `enter(k)` gathers the weights of unit k, and releases those of the unit that ran before. Pass each
-    /// result to `leave`, which has the weights gathered again before the backward of that result. Collective.
+    /// For units with several results: `enter(k)` gathers the weights of unit k and releases those of the unit before it. Pass each result to
+    /// `leave`, so that the weights are gathered again before its backward. Collective.
     void enter(std::size_t k) {
         if (k == current_) return;
         if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));
@@ -348,8 +345,8 @@ public:
 private:
     using Base::tensors_;
 
-    TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units,
-                    const ShardedParametersOptions& options, Overlap overlap, Exchange exchange)
+    TorchFullyShard(B comm, const TorchParameters& trained, const ShardedParametersOptions& options, O optimizer,
+                    const std::vector<std::string>& units, Overlap overlap, Exchange exchange)
         : Base(std::move(comm), trained, !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
                std::move(optimizer), Units(units_of(trained.names, units)), options, std::move(overlap), std::move(exchange)),
           units_(units.size()),
@@ -368,16 +365,15 @@ private:
     static std::vector<std::size_t> units_of(const std::vector<std::string>& names, const std::vector<std::string>& units) {
         std::vector<std::size_t> unit_of(names.size(), units.size());
         for (std::size_t k = 0; k < units.size(); ++k) {
-            bool found = false;
+            std::size_t found = 0;
             for (std::size_t i = 0; i < names.size(); ++i) {
                 if (!names[i].starts_with(units[k] + ".")) continue;
                 if (unit_of[i] != units.size())
                     detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]],
                                                                    "' and '", units[k], "'"));
-                unit_of[i] = k;
-                found = true;
+                unit_of[i] = k, ++found;
             }
-            if (!found)
+            if (found == 0)
                 detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
         }
         return unit_of;
