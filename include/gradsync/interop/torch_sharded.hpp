@@ -43,18 +43,19 @@ public:
     /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages. Collective.
     void finish() {
         Sharded::finish();
-        if (!external) return;
-        for (at::Tensor& s : shards_) s.mutable_grad().reset();
-        Sharded::for_each_gradient([&](const auto& slice) {
-            const at::NoGradGuard no_graph;
-            using T = std::remove_cvref_t<decltype(slice.value[0])>;
-            const auto count = static_cast<std::int64_t>(slice.value.size());
-            const at::Tensor& shard = shards_[slice.parameter];
-            at::Tensor part = gradients_[slice.parameter].narrow(0, slice.value.data() - shard.template data_ptr<T>(), count);
-            part.copy_(at::from_blob(const_cast<T*>(slice.gradient.data()), {count}, part.options()));
-            if (slice.gradient_scale != 1) part.mul_(slice.gradient_scale);
-            shard.mutable_grad() = gradients_[slice.parameter];
-        });
+        if constexpr (external) {
+            for (at::Tensor& s : shards_) s.mutable_grad().reset();
+            Sharded::for_each_gradient([&](const auto& slice) {
+                const at::NoGradGuard no_graph;
+                using T = std::remove_cvref_t<decltype(slice.value[0])>;
+                const auto count = static_cast<std::int64_t>(slice.value.size());
+                const at::Tensor &shard = shards_[slice.parameter], &whole = gradients_[slice.parameter];
+                at::Tensor part = whole.narrow(0, slice.value.data() - shard.template data_ptr<T>(), count);
+                part.copy_(at::from_blob(const_cast<T*>(slice.gradient.data()), {count}, part.options()));
+                if (slice.gradient_scale != 1) part.mul_(slice.gradient_scale);
+                shard.mutable_grad() = whole;
+            });
+        }
     }
 
     /// Skips the step; see ShardedOptimizer::discard.
@@ -135,7 +136,7 @@ protected:
           hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
         Sharded::broadcast_parameters();
         if (!external) return;
-        shards_.assign(tensors_.size(), at::empty({0}));
+        while (shards_.size() < tensors_.size()) shards_.push_back(at::empty({0}));
         for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView master) {
             shards_[i] = at::from_blob(master.data, {static_cast<std::int64_t>(master.count)}, scalar_type(master.dtype));
         });
@@ -333,7 +334,6 @@ public:
             });
         return result;
     }
-    /// The number of units by name.
     std::size_t unit_count() const noexcept { return units_; }
 
     /// See TorchShardedOptimizer. Releases the unit that ran last.
