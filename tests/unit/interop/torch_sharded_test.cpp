@@ -107,6 +107,14 @@ struct Result {
     }
 };
 
+void step_whole(const Momentum& optimizer, const torch::Tensor& weight, std::vector<float>& state) {
+    const auto count = static_cast<std::size_t>(weight.numel());
+    state.resize(count);
+    float* const array = state.data();
+    optimizer.step(gs::OptimizerSlice<float>{
+        .value = {weight.data_ptr<float>(), count}, .gradient = {weight.grad().data_ptr<float>(), count}, .state = {&array, 1}});
+}
+
 /// A TorchReducer and the same optimizer on whole tensors.
 Result train_whole(int ranks, int micro_batches = 1) {
     Result result;
@@ -128,16 +136,8 @@ Result train_whole(int ranks, int micro_batches = 1) {
             }
             sync.finish();
             optimizer.begin_step();
-            for (const auto& p : net.named_parameters()) {
-                if (!p.value().requires_grad()) continue;
-                const auto count = static_cast<std::size_t>(p.value().numel());
-                auto& m = state[p.key()];
-                m.resize(count);
-                float* const array = m.data();
-                optimizer.step(gs::OptimizerSlice<float>{.value = {p.value().data_ptr<float>(), count},
-                                                         .gradient = {p.value().grad().data_ptr<float>(), count},
-                                                         .state = {&array, 1}});
-            }
+            for (const auto& p : net.named_parameters())
+                if (p.value().requires_grad()) step_whole(optimizer, p.value(), state[p.key()]);
             if (comm.rank() == 0) result.losses.push_back(loss.item<float>());
         }
         if (comm.rank() == 0)
@@ -293,6 +293,32 @@ TEST_CASE("whole state moves from one face to another") {
         sharded.load_state_dict({{"scale", torch::ones({width})}}, 1);
     });
     for (const auto& outcome : refused) CHECK_MESSAGE(outcome.says("not at all"), outcome.text);
+}
+
+TEST_CASE("some parameters are replicated: a TorchReducer has them") {
+    const Result expected = train_whole(3);
+    CHECK(findings(3, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net(comm.rank());
+              std::vector<std::pair<std::string, at::Tensor>> parts[2];
+              for (const auto& p : net.named_parameters()) parts[p.value().dim() < 2].emplace_back(p.key(), p.value());
+              gs::TorchFullyShard sharded(comm, parts[0], Momentum{}, net_units);
+              gs::TorchReducer replicated(comm.duplicate(), parts[1]);
+              replicated.broadcast_parameters();
+              std::map<std::string, std::vector<float>> state;
+              for (int step = 0; step < steps; ++step) {
+                  for (auto& [name, p] : parts[1]) p.mutable_grad().reset();
+                  loss_of(net, sharded, comm.rank(), step).backward();
+                  sharded.finish();
+                  replicated.finish();
+                  sharded.step();
+                  for (const auto& [name, p] : parts[1])
+                      if (p.requires_grad()) step_whole(sharded.optimizer(), p, state[name]);
+              }
+              Weights weights = sharded.state_dict();
+              finding.check(!weights.contains("scale"), "scale is sharded");
+              for (const auto& [name, p] : parts[1]) weights[name] = p;
+              for (const auto& [name, w] : expected.weights) finding.check(torch::equal(weights.at(name), w), name + " differs");
+          }) == "");
 }
 
 TEST_CASE("an optimizer of torch steps the shards") {
