@@ -14,6 +14,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/sgd.h>
+#include <torch/version.h>
 
 #include <doctest/doctest.h>
 
@@ -224,6 +225,7 @@ TEST_CASE("micro-batches add up") {
 
 TEST_CASE("masters of a 16-bit model start unrounded, and its weights are the rounded masters") {
     for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+        if (dtype == torch::kHalf && TORCH_VERSION_MAJOR < 2) continue;  // it has no norm of layers in f16 on the CPU
         Weights states[3];
         const auto train = [&](int which, auto&& make) {
             return findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
