@@ -136,11 +136,10 @@ protected:
           hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
         Sharded::broadcast_parameters();
         if (!external) return;
-        while (shards_.size() < tensors_.size()) shards_.push_back(at::empty({0}));
         for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView master) {
             shards_[i] = at::from_blob(master.data, {static_cast<std::int64_t>(master.count)}, scalar_type(master.dtype));
         });
-        for (const at::Tensor& s : shards_) gradients_.push_back(at::empty_like(s));
+        for (at::Tensor& s : shards_) gradients_.push_back(at::empty_like(s = s.defined() ? s : at::empty({0})));
     }
     ~TorchSharded() { forget_gradients(); }
 
@@ -185,7 +184,7 @@ private:
     }
 
     const bool keeps_;
-    std::vector<at::Tensor> shards_, gradients_;  ///< by parameter, with an ExternalOptimizer
+    std::vector<at::Tensor> shards_{tensors_.size()}, gradients_;  ///< by parameter, with an ExternalOptimizer
     TorchHooks hooks_;
 };
 

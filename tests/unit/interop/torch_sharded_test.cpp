@@ -368,6 +368,34 @@ TEST_CASE("an optimizer of torch steps the shards") {
           }) == "");
 }
 
+TEST_CASE("a layer that one rank uses counts, and one that no rank uses is not stepped") {
+    const auto check = [](auto stage) {
+        return findings(3, [&](gs::ThreadBackend comm, Finding& finding) {
+            torch::nn::Module module;
+            for (const char* const name : {"all", "one", "none"}) module.register_parameter(name, torch::ones({8}));
+            gs::TorchShardedOptimizer sharded(
+                comm, module, gs::ExternalOptimizer{}, stage,
+                gs::ReducerOptions{.averaging = gs::Averaging::sum, .unused = gs::UnusedParameters::find_unused});
+            const auto& p = module.named_parameters();
+            for (int step = 0; step < 3; ++step) {
+                torch::Tensor sum = p["all"].sum();
+                if (comm.rank() == 1) sum = sum + 2 * p["one"].sum();
+                sum.backward();
+                sharded.finish();
+                finding.check(!sharded.shards()[2].grad().defined(), "a gradient of an unused layer");
+                for (const at::Tensor& s : sharded.shards())
+                    if (s.grad().defined()) s.detach().sub_(s.grad());
+                sharded.stepped();
+            }
+            finding.check(torch::equal(p["all"], torch::full({8}, -8)), "all");
+            finding.check(torch::equal(p["one"], torch::full({8}, -5)), "one");
+            finding.check(torch::equal(p["none"], torch::ones({8})), "none");
+        });
+    };
+    CHECK(check(gs::Zero1{}) == "");
+    CHECK(check(gs::Zero2{}) == "");
+}
+
 TEST_CASE("weights of a unit have memory while it runs") {
     CHECK(findings(3, [](gs::ThreadBackend comm, Finding& finding) {
               ShardedNet net;
