@@ -194,7 +194,7 @@ struct Answer {
     Refusal refusal = {};
     std::string problem = {};
     bool speechless = false;  ///< somebody listens there, and said nothing
-    bool hung_up = false;     ///< whoever listens there did, before it had said anything: it may be about to close, or be called by too many
+    bool hung_up = false;  ///< whoever listens there did, before it had said anything: it may be about to close, or be called by too many
 };
 
 /// Introduces the caller to whoever is at the other end of `socket`, by the rules of channel.hpp.

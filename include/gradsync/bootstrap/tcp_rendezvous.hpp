@@ -60,7 +60,9 @@ private:
         if (socket) return socket;
         if (problem == std::strerror(EADDRINUSE))
             refuse(Errc::invalid_argument,
-                   bootstrap::text("port ", job_.port, " is in use on this machine, perhaps by another job or a store of torch.distributed; choose another MASTER_PORT"));
+                   bootstrap::text(
+                       "port ", job_.port,
+                       " is in use on this machine, perhaps by another job or a store of torch.distributed; choose another MASTER_PORT"));
         refuse(Errc::invalid_argument, bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ", port ",
                                                        job_.port, ": ", problem));
     }

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "../core/forked.hpp"
 #include "../core/math.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -20,8 +21,8 @@ class TorchArena {
 public:
     static constexpr std::size_t least = std::size_t{64} << 10;  ///< bytes; smaller gradients travel in common buckets, as copies
 
-    /// The bytes of an arena for gradients of these sizes. Each large size has spare slots, because the last step's gradients stay until the
-    /// new ones replace them, and because autograd has other results of the same size.
+    /// The bytes of an arena for gradients of these sizes. Each large size has a spare slot, because the last step's gradients stay until the
+    /// new ones replace them, and if several gradients have it one more, for other results of that size.
     static std::size_t bytes(std::vector<std::size_t> sizes) {
         std::size_t total = 0;
         for (const std::size_t size : with_spares(sizes)) total += stride(size);
@@ -35,8 +36,9 @@ public:
         }
     }
 
-    /// A slot for exactly so many bytes; null if none is free.
+    /// A slot for exactly so many bytes; null if none is free, and in a forked child, whose parent writes here.
     void* take(std::size_t size) {
+        if (!maker_.is_here()) return nullptr;
         const std::lock_guard lock(mutex_);
         const auto slots = free_.find(size);
         if (slots == free_.end() || slots->second.empty()) return nullptr;
@@ -52,14 +54,16 @@ public:
 private:
     static std::vector<std::size_t> with_spares(std::vector<std::size_t> sizes) {
         std::sort(sizes.begin(), sizes.end());
-        for (std::size_t k = 0, count = sizes.size(); k < count; ++k)
-            if (sizes[k] >= least && (k == 0 || sizes[k] != sizes[k - 1])) sizes.insert(sizes.end(), spares, sizes[k]);
+        for (std::size_t k = 0, count = sizes.size(), equal = 0; k < count; ++k) {
+            equal = k != 0 && sizes[k] == sizes[k - 1] ? equal + 1 : 1;
+            if (sizes[k] >= least && equal <= 2) sizes.push_back(std::size_t{sizes[k]});
+        }
         return sizes;
     }
     /// A slot ends with a gap: gradients side by side would be one bucket, which could not move.
     static constexpr std::size_t stride(std::size_t size) noexcept { return round_up(size, line_bytes) + line_bytes; }
-    static constexpr std::size_t spares = 2;
 
+    const Maker maker_;
     std::mutex mutex_;
     std::shared_ptr<void> memory_;
     std::map<std::size_t, std::vector<void*>> free_;
@@ -69,8 +73,8 @@ private:
 /// put into arenas while there is room. So autograd makes gradients in memory that the ranks share.
 class TorchAllocator final : public c10::Allocator {
 public:
-    /// libtorch takes memory from `arena`, of which it keeps what it needs, while the returned pointer lives.
-    static std::shared_ptr<TorchArena> open(std::shared_ptr<TorchArena> arena) {
+    /// Takes memory from `arena` as long as the returned pointer lives.
+    static std::shared_ptr<void> open(std::shared_ptr<TorchArena> arena) {
         static auto* const only = [] {  // never destroyed: tensors outlive everything
             auto* const made = new TorchAllocator(*c10::GetCPUAllocator());
             c10::SetCPUAllocator(made);
@@ -78,7 +82,7 @@ public:
         }();
         const std::lock_guard lock(only->mutex_);
         only->arenas_.push_back(arena);
-        return {arena.get(), [arena](TorchArena*) {
+        return {arena.get(), [arena](void*) {
                     const std::lock_guard closing(only->mutex_);
                     std::erase(only->arenas_, arena);
                 }};

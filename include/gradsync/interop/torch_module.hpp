@@ -30,7 +30,8 @@ struct TorchParameters {
             try {
                 result.push_back(parameter_view(tensors[i]));
             } catch (const Error& e) {
-                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()), {.operation = "TorchReducer", .parameter = names[i]});
+                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()),
+                              {.operation = "TorchReducer", .parameter = names[i]});
             }
             result.back().name = names[i];
         }

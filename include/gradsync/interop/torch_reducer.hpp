@@ -20,6 +20,7 @@ protected:
         const bool borrows = (plain && options.unused == UnusedParameters::error) || options.reduce_dtype ||
                              options.accumulation == Accumulation::in_buckets;
         options_ = with_storage(options, borrows ? GradientStorage::borrowed : GradientStorage::in_buckets);
+        static_cast<void>(views());  // throws for tensors that are not dense
         if constexpr (abilities_of<B>.cheaper_alone) share_memory(comm);
         for (std::size_t i = 0; !in_buckets() && i < tensors.size(); ++i)
             if (tensors[i].requires_grad()) tensors[i].mutable_grad() = homes_[i] = home(tensors[i]);
@@ -67,8 +68,9 @@ private:
         for (const std::uint64_t others : gather_values(comm, {&bytes, 1})) same = same && others == bytes;
         if (!same) return;  // if ranks differ, the engine says how
         const auto memory = std::make_shared<decltype(comm.allocate(bytes))>(comm.allocate(bytes));
-        if (comm.shares(BufferView(memory->data(), bytes, DType::u8)))
-            arena_ = TorchAllocator::open(std::make_shared<TorchArena>(std::shared_ptr<void>(memory, memory->data()), sizes));
+        if (!comm.shares(BufferView(memory->data(), bytes, DType::u8))) return;
+        arena_ = std::make_shared<TorchArena>(std::shared_ptr<void>(memory, memory->data()), sizes);
+        open_ = TorchAllocator::open(arena_);
     }
 
     /// Memory for the gradient of `t`, with its contents.
@@ -82,6 +84,7 @@ private:
     }
 
     std::shared_ptr<TorchArena> arena_;
+    std::shared_ptr<void> open_;  ///< autograd takes memory from it
 };
 
 }  // namespace detail

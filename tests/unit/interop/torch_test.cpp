@@ -7,6 +7,7 @@
 #include <gradsync/interop/torch_reducer.hpp>
 #include <gradsync/interop/torch_tensor.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -117,10 +118,16 @@ TEST_CASE("processes average gradients where autograd puts them: in memory that 
             const auto reports = gradsync_test::forked(size, [&](int rank) -> std::string {
                 gs::TcpRendezvous meeting({.rank = rank, .size = size, .port = port});
                 gs::TcpBackend comm(meeting);
-                const auto weights = [&](double x) { return torch::full({width, width}, x, torch::dtype(torch::kDouble).requires_grad(true)); };
+                const auto weights = [&](double x) {
+                    return torch::full({width, width}, x, torch::dtype(torch::kDouble).requires_grad(true));
+                };
                 const std::vector<std::pair<std::string, at::Tensor>> parameters{
-                    {"a", weights(0.5)}, {"net.b", weights(0.25)}, {"bias", torch::zeros({width}, torch::dtype(torch::kDouble).requires_grad(true))}};
-                gs::TorchReducer sync(comm, parameters, gs::ReducerOptions{.gradients = storage});
+                    {"a", weights(0.5)},
+                    {"net.b", weights(0.25)},
+                    {"bias", torch::zeros({width}, torch::dtype(torch::kDouble).requires_grad(true))}};
+                std::optional<gs::TorchReducer<gs::TcpBackend>> made(std::in_place, comm, parameters,
+                                                                     gs::ReducerOptions{.gradients = storage});
+                auto& sync = *made;
                 sync.broadcast_parameters();
                 const auto& [a, b, bias] = std::tie(parameters[0].second, parameters[1].second, parameters[2].second);
                 const auto loss = [&](int r, int step) {
@@ -152,7 +159,19 @@ TEST_CASE("processes average gradients where autograd puts them: in memory that 
                 a.mutable_grad().reset();
                 loss(rank, 7).backward();  // in other memory: `kept` lives
                 sync.finish();
-                return torch::equal(kept, copy) ? "" : "memory of a tensor that lives was used again";
+                if (!torch::equal(kept, copy)) return "memory of a tensor that lives was used again";
+                const auto is_shared = [&] {  // the memory of a result that is as large as a gradient
+                    const auto other = weights(1);
+                    (other * 2).sum().backward();
+                    return comm.shares(gs::buffer(other.grad()));
+                };
+                kept.reset();
+                if (size == 1) return "";
+                if (!is_shared()) return "memory for gradients is not shared";
+                if (gradsync_test::forked(1, [&](int) -> std::string { return is_shared() ? "shared" : ""; })[0].text != "")
+                    return "a forked child writes into the ranks' memory";
+                made.reset();
+                return is_shared() ? "memory is shared without a TorchReducer" : "";
             });
             for (const auto& report : reports) CHECK(report.text == "");
         }
