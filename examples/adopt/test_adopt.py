@@ -170,11 +170,14 @@ def torch(program, mpiexec=None, python=None):
         alone_losses, alone_weights, time = train([program, "threads", 1])
         assert alone_losses[-1] < alone_losses[0] - 0.1 and len(alone_losses) == 20, alone_losses
         print(f"{'1 rank':24} {time} ms a step")
+        trained = None
         for name, command in runs.items():
             some_losses, weights, time = train(command)
             apart = max(abs(x - y) / x for x, y in zip(alone_losses, some_losses)), distance(alone_weights, weights)
             print(f"{f'{RANKS} ranks, {name}':24} {time} ms a step; from 1 rank, losses differ by {apart[0]:.1e}, weights by {apart[1]:.1e}")
             assert max(apart) < 1e-6
+            trained = trained or (some_losses, weights)
+            assert trained == (some_losses, weights), f"{name}: other bits than over threads"
     usage_error(program, "threads", 3)
     usage_error(program, "threads", 1, 1, "no such file")
 

@@ -156,6 +156,11 @@ public:
     /// have failed.
     GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) { engine_.mark_ready(i); }
 
+    /// The same for a gradient that a framework made anew, in memory of its choice, with the count and type of the old one. A borrowed
+    /// gradient lives there from now on, until the next such call or `rebind_gradient`; others, and those that are a bucket together with
+    /// their neighbours, are copied to their place. A gradient of several `uses` passes the same memory each time. Keep the memory until then.
+    void mark_ready(std::size_t i, const BufferView& gradient) { engine_.mark_ready(i, gradient); }
+
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the parameters, if some
     /// were not marked; Errc::parameter_mismatch if the weights of the ranks differ (see ReducerOptions::compare_weights_every); or
     /// whatever the backend throws. With OverlapForward the averages arrive later, and it returns the PendingAverages. Collective.

@@ -51,6 +51,35 @@ install_python_packages() {
     done
 }
 
+# The headers and host libraries of PyPI's newest PyTorch into build/torch, for tests that are left out where it cannot be had. The wheel is 0.5 GB;
+# of its CUDA, nothing is kept: libraries of the same names stand in for those that the host libraries want to load.
+install_torch() {
+    [ -e build/torch/lib/version ] && return
+    local folder=build/torch name
+    rm -rf $folder && mkdir -p $folder
+    if ! { python3 -m pip download --quiet --no-deps --only-binary :all: --dest $folder torch && python3 - $folder; } >$folder.log 2>&1 <<'END'; then
+import glob, shutil, sys, zipfile
+folder = sys.argv[1]
+wheel = glob.glob(folder + "/torch-*.whl")[0]
+libraries = ("torch/lib/libtorch_cpu.so", "torch/lib/libc10.so")
+with zipfile.ZipFile(wheel) as archive:
+    archive.extractall(folder, [n for n in archive.namelist() if n.startswith("torch/include/") or n in libraries])
+for part in ("include", "lib"):
+    shutil.move(f"{folder}/torch/{part}", folder)
+with open(f"{folder}/version", "w") as file:
+    file.write(wheel.split("-")[1] + "\n")
+END
+        echo "Without PyTorch of PyPI, which pip cannot download here (build/torch.log): the adapter is tested with Debian's, if at all" >&2
+        rm -rf $folder
+        return
+    fi
+    rm -rf $folder/*.whl $folder/torch
+    for name in $(readelf -d $folder/lib/libtorch_cpu.so | sed -n 's/.*NEEDED.*\[\(libcu[^]]*\)\]/\1/p'); do
+        "${CXX:-c++}" -shared -x c++ /dev/null -Wl,-soname,"$name" -o "$folder/lib/$name"
+    done
+    mv $folder/version $folder/lib/version  # last: all is there
+}
+
 package_installed() {
     [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }

@@ -31,7 +31,7 @@ struct Job {
     /// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is
     /// made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is GRADSYNC_JOB_TOKEN.
     ///
-    /// Throws Error(invalid_argument), which names the variable.
+    /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR and MASTER_PORT are set without a rank.
     template <class Lookup>
     static Job from(Lookup&& variable);
 
@@ -97,6 +97,10 @@ template <class Lookup>
                               : of_mpich                       ? mpich
                               : has("SLURM_PROCID")            ? slurm
                                                                : none;
+    if (launcher == none && has("MASTER_ADDR") && has("MASTER_PORT"))
+        raise(
+            Errc::invalid_argument,
+            "MASTER_ADDR and MASTER_PORT are set, but RANK and WORLD_SIZE are not; set them for every rank, or none of the four for one rank");
     if (launcher != none) {
         const auto& names = names_of[launcher];
         job.size = static_cast<int>(number(names.size, 1, max_ranks));

@@ -193,6 +193,7 @@ struct Answer {
     Channel channel = {};
     Refusal refusal = {};
     std::string problem = {};
+    bool speechless = false;  ///< somebody listens there, and said nothing
     bool hung_up = false;  ///< whoever listens there did, before it had said anything: it may be about to close, or be called by too many
 };
 
@@ -211,6 +212,7 @@ struct Answer {
         if (refused) answer.refusal = Refusal::read(bootstrap::text_of(words));
         else if (got == Channel::Got::nothing) {
             answer.hung_up = errno != ETIMEDOUT;
+            answer.speechless = true;
             answer.problem = answer.hung_up ? "whoever listens there hung up" : "whoever listens there does not answer";
         } else answer.refusal = {.code = Errc::peer_failed, .why = "it does not speak as a rank of gradsync does"};
         return false;
@@ -278,6 +280,20 @@ struct Answer {
     }
     if (!trying.empty()) answer.problem = std::strerror(ETIMEDOUT);
     return answer;
+}
+
+/// Does a store of torch.distributed listen at one of `addresses`? It uses MASTER_PORT, too, and echoes the number of a ping.
+[[gnu::cold]] inline bool is_torch_store(const List<Address>& addresses, Clock::time_point deadline) {
+    constexpr unsigned char validate_and_ping[] = {0, 0xce, 0xf7, 0x85, 0x3c, 13, 'p', 'i', 'n', 'g'};
+    for (const Address& address : addresses) {
+        const Socket socket = Socket::of_family(address.family());
+        char echo[4];
+        if (socket && socket.connect(address.get(), address.size()) && socket.await(POLLOUT, deadline) && socket.is_connected() &&
+            socket.send_all(validate_and_ping, sizeof validate_and_ping, deadline) && socket.receive_all(echo, sizeof echo, deadline) &&
+            std::memcmp(echo, "ping", sizeof echo) == 0)
+            return true;
+    }
+    return false;
 }
 
 /// Connects this rank with the ranks `called`, which it calls at their contacts, and with the `callers`, which call `reception`, up to

@@ -60,7 +60,9 @@ private:
         if (socket) return socket;
         if (problem == std::strerror(EADDRINUSE))
             refuse(Errc::invalid_argument,
-                   bootstrap::text("port ", job_.port, " is in use on this machine, by another job perhaps; choose another MASTER_PORT"));
+                   bootstrap::text(
+                       "port ", job_.port,
+                       " is in use on this machine, perhaps by another job or a store of torch.distributed; choose another MASTER_PORT"));
         refuse(Errc::invalid_argument, bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ", port ",
                                                        job_.port, ": ", problem));
     }
@@ -96,12 +98,17 @@ private:
     [[gnu::cold]] void call() {
         const auto deadline = Clock::now() + timeout();
         net::Answer answer;
+        bool asked = false;
         std::chrono::microseconds pause = std::chrono::milliseconds(10);
         for (;; ::usleep(static_cast<useconds_t>(pause.count()))) {  // rank 0 may not listen yet
             pause = gradsync::detail::smaller<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(320));
             const List<net::Address> addresses = net::resolve(job_.address, job_.port, deadline, answer.problem);
             if (!addresses.empty()) answer = net::call(addresses, hello(rank()), key(), deadline);
             if (answer.channel) break;
+            if (answer.speechless && !std::exchange(asked, true) &&
+                net::is_torch_store(addresses, gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(1))))
+                answer.refusal = {.code = Errc::invalid_argument,
+                                  .why = "it is a store of torch.distributed; give gradsync a port of its own: set GRADSYNC_PORT"};
             if (!answer.refusal.why.empty())
                 refuse(answer.refusal.code,
                        bootstrap::text("whoever listens at ", place(), " did not admit this rank: ", answer.refusal.why), 0);

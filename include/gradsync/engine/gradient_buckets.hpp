@@ -219,14 +219,14 @@ public:
         return true;
     }
 
-    /// Moves the borrowed gradient i, in bucket b, to another memory. A bucket that it shares there leaves it; false if it cannot.
-    [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient) {
+    /// Moves the borrowed gradient i, in bucket b, to another memory. A bucket that it shares there leaves it; else false.
+    [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient, bool may_leave) {
         const bool direct = parameters_[i].requires_grad && storage_.parameter(i).data == parameters_[i].gradient.data;
         if (direct && plan_.bucket(b).size() == 1) {
             storage_.rebind(b, i, gradient);
         } else if (direct) {
-            if constexpr (B::memory_space != MemorySpace::host) return false;
-            else storage_.detach(b, plan_.bucket(b));
+            if (B::memory_space != MemorySpace::host || !may_leave) return false;
+            if constexpr (B::memory_space == MemorySpace::host) storage_.detach(b, plan_.bucket(b));
         }
         parameters_[i].gradient = gradient;
         marks_[i] = mark_of(i);

@@ -20,7 +20,7 @@ class GradientEngine final : public Marking<B> {
         Base::step_, Base::watch_marks;
 
 public:
-    using Base::between_steps, Base::failed, Base::gradient_view, Base::plan;
+    using Base::between_steps, Base::failed, Base::gradient_view, Base::mark_ready, Base::plan;
 
     /// Collective. `owner`: the public object as errors name it.
     GRADSYNC_SETUP GradientEngine(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
@@ -79,6 +79,22 @@ public:
             for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
             for (auto& work : works) await(backend_, work);
         });
+    }
+
+    /// `mark_ready` for a gradient whose producer left it in `gradient`.
+    void mark_ready(std::size_t i, const BufferView& gradient) {
+        check_index(i, gradients_.parameters().size(), "mark_ready");
+        check_usable("mark_ready");
+        const BufferView own = gradients_.gradient(i);
+        if (gradient.count != own.count || gradient.dtype != own.dtype || gradient.space != own.space)
+            refuse("mark_ready", text("the gradient of '", name(i), "' no longer has the count, type and space of its parameter"), name(i));
+        const bool refused = own.data == nullptr || readiness_.remaining(i) == 0 || this->is_arriving(i);  // by mark_ready
+        if (!refused && gradient.data != own.data &&
+            !(options_.gradients == GradientStorage::borrowed && gradients_.rebind(i, readiness_.bucket_of(i), gradient, false))) {
+            const auto held = step_.watch().hold(Activity::copy, i);
+            passes_of(backend_).copy(gradient, own);
+        }
+        mark_ready(i);
     }
 
     void finish() {

@@ -153,7 +153,7 @@ public:
             gradient.space != own.space || gradient.data == nullptr)
             refuse("rebind_gradient",
                    text("the new memory of '", name(i), "' must be a borrowed gradient of the same count, type and space"), name(i));
-        if (!gradients_.rebind(i, readiness_.bucket_of(i), gradient))
+        if (!gradients_.rebind(i, readiness_.bucket_of(i), gradient, true))
             refuse("rebind_gradient",
                    text("'", name(i), "' is part of an arena in device memory, which is a bucket; make a new Reducer to move it"), name(i));
     }

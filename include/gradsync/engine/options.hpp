@@ -10,7 +10,7 @@ class Observer;
 
 /// The memory that the trainer's gradients live in.
 enum class GradientStorage : std::uint8_t {
-    automatic,   ///< in_buckets with TorchReducer, borrowed otherwise
+    automatic,   ///< borrowed; with TorchReducer in_buckets where that copies less
     borrowed,    ///< in the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket)
     in_buckets,  ///< in `gradient_view(i)`: no copy
     pooled,      ///< likewise, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced.

@@ -1,98 +1,97 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-#include <torch/nn/module.h>
-
-#include <functional>
-#include <memory>
-
+#include "../average.hpp"
 #include "../reducer.hpp"
-#include "torch_tensor.hpp"
+#include "torch_memory.hpp"
+#include "torch_module.hpp"
 
 namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// The parameters of a module. A parameter that stands in several places is listed once, under its first name.
-struct TorchParameters {
-    explicit TorchParameters(const torch::nn::Module& module) {
-        for (const auto& item : module.named_parameters()) {
-            bool known = false;
-            for (const at::Tensor& t : tensors) known |= t.is_same(item.value());
-            if (known) continue;
-            names.push_back(item.key());
-            tensors.push_back(item.value());
-        }
+/// The gradients of tensors in the memory that the engine knows.
+class TorchGradients : protected TorchParameters {
+protected:
+    /// `plain`: the exchange is AllReduce, over host memory. Collective.
+    template <class B>
+    TorchGradients(B& comm, const TorchParameters& parameters, ReducerOptions options, bool plain)
+        : TorchParameters(parameters), options_(options), homes_(tensors.size()) {
+        const bool borrows = (plain && options.unused == UnusedParameters::error) || options.reduce_dtype ||
+                             options.accumulation == Accumulation::in_buckets;
+        options_ = with_storage(options, borrows ? GradientStorage::borrowed : GradientStorage::in_buckets);
+        static_cast<void>(views());  // throws for tensors that are not dense
+        if constexpr (abilities_of<B>.cheaper_alone) share_memory(comm);
+        for (std::size_t i = 0; !in_buckets() && i < tensors.size(); ++i)
+            if (tensors[i].requires_grad()) tensors[i].mutable_grad() = homes_[i] = home(tensors[i]);
     }
+    ~TorchGradients() = default;
 
-    std::vector<ParameterView> views() const {
-        std::vector<ParameterView> result;
+    bool in_buckets() const noexcept { return options_.gradients != GradientStorage::borrowed; }
+
+    /// Is gradient i where the engine knows it?
+    bool at_home(std::size_t i) const {
+        const at::Tensor& gradient = tensors[i].grad();
+        return gradient.defined() && gradient.layout() == at::kStrided && gradient.data_ptr() == homes_[i].data_ptr();
+    }
+    /// Gradient i, which autograd put elsewhere, with the strides of its parameter.
+    at::Tensor dense(std::size_t i) const {
+        const at::Tensor& gradient = tensors[i].grad();
+        if (gradient.layout() == at::kStrided && gradient.strides() == homes_[i].strides()) return gradient;
+        const at::NoGradGuard no_graph;
+        return at::zeros_like(homes_[i]).add_(gradient);  // it may be sparse
+    }
+    /// Returns all gradients to the memory that the engine knows. One that is undefined becomes zero.
+    void settle() {
         for (std::size_t i = 0; i < tensors.size(); ++i) {
-            try {
-                result.push_back(parameter_view(tensors[i]));
-            } catch (const Error& e) {
-                raise(e.errc(), text("parameter '", names[i], "': ", e.what()), {.operation = "TorchReducer", .parameter = names[i]});
-            }
-            result.back().name = names[i];
-        }
-        return result;
-    }
-
-    /// Allocates the gradients that have no memory yet, as zeros.
-    const TorchParameters& allocate_gradients() const {
-        for (const at::Tensor& t : tensors)
-            if (t.requires_grad() && !t.grad().defined()) t.mutable_grad() = at::zeros_like(t);
-        return *this;
-    }
-
-    std::vector<std::string> names;
-    std::vector<at::Tensor> tensors;
-};
-
-/// Calls `mark(i)` whenever autograd has accumulated the gradient of tensor i, until it is destroyed.
-class TorchHooks {
-public:
-    using Mark = std::function<void(std::size_t)>;
-
-    TorchHooks(const std::vector<at::Tensor>& tensors, Mark mark) : mark_(std::move(mark)) {
-        for (std::size_t i = 0; i < tensors.size(); ++i) {
-            if (!tensors[i].requires_grad()) continue;
-            // The tensor does not keep the node alive; the owner of the hook must.
-            auto node = torch::autograd::impl::grad_accumulator(tensors[i]);
-            nodes_.emplace_back(node, node->add_post_hook(std::make_unique<Hook>(mark_, i)));
+            if (!tensors[i].requires_grad() || at_home(i)) continue;
+            const at::NoGradGuard no_graph;
+            if (tensors[i].grad().defined()) homes_[i].copy_(dense(i));
+            else homes_[i].zero_();
+            tensors[i].mutable_grad() = homes_[i];
         }
     }
-    TorchHooks& operator=(TorchHooks&&) = delete;
-    ~TorchHooks() {
-        for (auto& [node, key] : nodes_) node->del_post_hook(key);
-    }
+
+    ReducerOptions options_;
+    std::vector<at::Tensor> homes_;  ///< the memory of each gradient that the engine knows
 
 private:
-    struct Hook final : torch::autograd::FunctionPostHook {
-        Hook(const Mark& mark_, std::size_t i_) : mark(mark_), i(i_) {}
-        torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                                  const torch::autograd::variable_list&) override {
-            mark(i);
-            return outputs;
-        }
-        const Mark& mark;
-        std::size_t i;
-    };
-    /// A std::shared_ptr, or from libtorch 2.15 on a c10::intrusive_ptr.
-    using Node = decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
+    /// Makes an arena for the gradients if the ranks have use for one: if they are processes of one machine, and alike.
+    template <class B>
+    void share_memory(B& comm) {
+        std::vector<std::size_t> sizes;
+        for (const at::Tensor& t : tensors)
+            if (t.requires_grad() && t.is_cpu()) sizes.push_back(t.nbytes());
+        const bool useful = !in_buckets() && comm.size() > 1 && !comm.shares(BufferView(this, 1, DType::u8));
+        const std::uint64_t bytes = useful ? TorchArena::bytes(sizes) : 0;
+        bool same = bytes != 0;
+        for (const std::uint64_t others : gather_values(comm, {&bytes, 1})) same = same && others == bytes;
+        if (!same) return;  // if ranks differ, the engine says how
+        const auto memory = std::make_shared<decltype(comm.allocate(bytes))>(comm.allocate(bytes));
+        if (!comm.shares(BufferView(memory->data(), bytes, DType::u8))) return;
+        arena_ = std::make_shared<TorchArena>(std::shared_ptr<void>(memory, memory->data()), sizes);
+        open_ = TorchAllocator::open(arena_);
+    }
 
-    const Mark mark_;
-    std::vector<std::pair<Node, std::uintptr_t>> nodes_;
+    /// Memory for the gradient of `t`, with its contents.
+    at::Tensor home(const at::Tensor& t) const {
+        const at::Tensor& gradient = t.grad();
+        void* const slot = arena_ ? arena_->take(t.nbytes()) : nullptr;
+        if (slot == nullptr) return gradient.defined() ? gradient : at::zeros_like(t);
+        const auto give_back = [arena = arena_, bytes = t.nbytes()](void* data) { arena->give_back(data, bytes); };
+        at::Tensor result = at::from_blob(slot, t.sizes(), t.strides(), give_back, t.options().requires_grad(false));
+        return gradient.defined() ? result.copy_(gradient) : result.zero_();
+    }
+
+    std::shared_ptr<TorchArena> arena_;
+    std::shared_ptr<void> open_;  ///< autograd takes memory from it
 };
 
 }  // namespace detail
 
-/// The Reducer of a libtorch module: gradients are marked ready as autograd produces them.
+/// The Reducer of libtorch tensors: gradients are marked ready as autograd produces them.
 ///
-///     gs::TorchReducer sync(comm, *model);
+///     gs::TorchReducer sync(comm, *model);  // or names and tensors: {{"weight", weight}, {"bias", bias}}
 ///     sync.broadcast_parameters();
 ///     for (...) {
 ///         optimizer.zero_grad();
@@ -101,42 +100,48 @@ private:
 ///         optimizer.step();
 ///     }
 ///
-/// Unless the options name another GradientStorage, `.grad()` of every parameter is a view of its bucket, and nothing is copied. With
-/// GradientStorage::borrowed it keeps its own memory. Both work with `zero_grad(set_to_none)`, at the cost of a copy. A weight that stands in several places of the module is one
-/// parameter, ready when all its uses are accumulated.
+/// GradientStorage::borrowed, the default: gradients that are a bucket of their own, as large ones are, are averaged where autograd puts
+/// them. Processes of one machine share the memory for them: while a TorchReducer lives, results of a backward that are as large as one of its
+/// gradients are put there, by an allocator in front of libtorch's. Smaller gradients are copied into buckets and back.
+/// GradientStorage::in_buckets, the default with UnusedParameters::find_unused, with a compressor, and in device memory: `.grad()` is a view
+/// of its bucket. `zero_grad()`, which drops the view, costs a copy in the next backward; with `set_to_none` of false nothing is copied.
+///
+/// A weight that stands in several places of the module is one parameter, ready when all its uses are accumulated.
 ///
 /// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused such a parameter is averaged
 /// over the ranks that used it. If no rank did, its gradient stays as it was, or becomes zero if there was none.
 ///
+/// OverlapForward is not taken: libtorch's optimizers step all parameters at once, so they would wait for all averages before the forward.
+///
 /// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives. It owns
-/// gradients in buckets: `.grad()` is undefined after its destruction. It neither moves nor copies.
+/// gradients in buckets: `.grad()` is undefined after its destruction. Others stay. It neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
-class TorchReducer : Reducer<B, Buckets, Overlap, Exchange> {
+class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
     using Base = Reducer<B, Buckets, Overlap, Exchange>;
     using Role = detail::Role;
     static_assert(!ExchangeOver<Exchange, B>::traits.scatters,
                   "gradsync: TorchReducer's gradients are whole; use AllReduce or a compressor");
-    static_assert(!detail::gathers_in_forward<Overlap>(), "gradsync: TorchReducer has no step by parameter; use OverlapBackward");
+    static_assert(!detail::gathers_in_forward<Overlap>(),
+                  "gradsync: TorchReducer has no step by parameter, as libtorch's optimizers have none; use OverlapBackward");
+    static constexpr bool plain = std::is_same_v<Exchange, AllReduce> && B::memory_space == MemorySpace::host;
 
 public:
-    /// Synchronises the parameters of `module`, in the order of their registration. After it come options, policies and an exchange, in any
-    /// order, as for Reducer. Collective. Throws as Reducer's constructor does, and Error(invalid_argument), naming the tensor, if one
-    /// cannot be synchronised.
+    /// Synchronises the parameters of a module, in the order of their registration, or those of a list of names and tensors. After them come
+    /// options, policies and an exchange, in any order, as for Reducer. Collective. Throws as Reducer's constructor does, and
+    /// Error(invalid_argument), naming the tensor, if one cannot be synchronised.
     template <class First = ReducerOptions, class... More>
-    TorchReducer(B comm, const torch::nn::Module& module, First first = {}, More... more)
-        : TorchReducer(std::move(comm), detail::TorchParameters(module), module.buffers(),
-                       detail::with_storage(detail::choose<ReducerOptions, Role::other, B>(first, more...), GradientStorage::in_buckets),
-                       detail::choose<Buckets, Role::buckets, B>(first, more...), detail::choose<Overlap, Role::overlap, B>(first, more...),
-                       detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+    TorchReducer(B comm, const TorchParameters& trained, First first = {}, More... more)
+        : TorchGradients(comm, trained, detail::choose<ReducerOptions, Role::other, B>(first, more...), plain),
+          Base(comm, this->views(), this->options_, detail::choose<Buckets, Role::buckets, B>(first, more...),
+               detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)),
+          hooks_(tensors, [this](std::size_t i) { mark(i); }) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange>::template check<First, More...>());
-        if (in_buckets_) move_into_buckets();
-        else
-            for (std::size_t i = 0; i < tensors_.size(); ++i) homes_[i] = tensors_[i].grad();
+        if (in_buckets()) move_into_buckets();
     }
     /// Takes gradients that are in buckets from the module.
     ~TorchReducer() {
-        for (std::size_t i = 0; in_buckets_ && i < homes_.size(); ++i)
-            if (homes_[i].defined()) tensors_[i].mutable_grad().reset();
+        for (std::size_t i = 0; in_buckets() && i < homes_.size(); ++i)
+            if (homes_[i].defined()) tensors[i].mutable_grad().reset();
     }
 
     using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_gradients_by_norm, Base::clip_gradients_by_value,
@@ -146,73 +151,59 @@ public:
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) {
         std::vector<BufferView> views;
-        for (const at::Tensor& b : buffers_) views.push_back(buffer(b));
+        for (const at::Tensor& b : buffers) views.push_back(buffer(b));
         Base::broadcast_buffers(views, root);
+    }
+    /// Replaces floating buffers by their mean over the ranks, and integer ones, such as counts of batches, by rank 0's. Call it before an
+    /// evaluation or a checkpoint. Collective.
+    void average_buffers() {
+        List<BufferView> floating;
+        std::vector<BufferView> others;
+        for (const at::Tensor& b : buffers)
+            if (b.is_floating_point()) floating.push_back(buffer(b));
+            else others.push_back(buffer(b));
+        if (!floating.empty()) detail::all_reduce_together(backend(), ListView<const BufferView>(floating), ReduceOp::mean);
+        Base::broadcast_buffers(others);
     }
 
     /// These three do the same as in Reducer.
     void finish() {
-        settle_all();
+        settle();
         Base::finish();
     }
     [[nodiscard]] bool try_finish() {
-        settle_all();
+        settle();
         return Base::try_finish();
     }
     [[nodiscard]] bool rebuild_buckets() {
         if (!Base::rebuild_buckets()) return false;
-        if (in_buckets_) move_into_buckets();
+        if (in_buckets()) move_into_buckets();
         return true;
     }
 
 private:
-    TorchReducer(B comm, const detail::TorchParameters& all, std::vector<at::Tensor> buffers, ReducerOptions options, Buckets buckets,
-                 Overlap overlap, Exchange own)
-        : Base(std::move(comm), (options.gradients == GradientStorage::in_buckets ? all : all.allocate_gradients()).views(), options,
-               std::move(buckets), std::move(overlap), std::move(own)),
-          tensors_(all.tensors),
-          buffers_(std::move(buffers)),
-          in_buckets_(options.gradients == GradientStorage::in_buckets),
-          homes_(tensors_.size()),
-          hooks_(tensors_, [this](std::size_t i) {
-              settle(i);
-              Base::mark_ready(i);
-          }) {}
-
     void move_into_buckets() {
-        for (std::size_t i = 0; i < tensors_.size(); ++i) {
-            const at::Tensor& t = tensors_[i];
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            const at::Tensor& t = tensors[i];
             if (!t.requires_grad()) continue;
             homes_[i] = at::from_blob(Base::gradient_view(i).data, t.sizes(), t.strides(), t.options().requires_grad(false));
             t.mutable_grad() = homes_[i];
         }
     }
 
-    /// Copies a gradient back to its memory in the engine, if `zero_grad` made autograd put it elsewhere or drop it.
-    void settle(std::size_t i) {
-        at::Tensor& gradient = tensors_[i].mutable_grad();
-        at::Tensor& home = homes_[i];
-        if (gradient.defined() && gradient.layout() == at::kStrided && gradient.data_ptr() == home.data_ptr()) return;
-        const at::NoGradGuard no_graph;
-        home.zero_();
-        if (gradient.defined()) home.add_(gradient);  // `gradient` may be sparse
-        gradient = home;
+    void mark(std::size_t i) {
+        if (at_home(i)) return Base::mark_ready(i);
+        const at::Tensor gradient = dense(i), last = homes_[i];  // both live until the engine has taken the new one
+        if (!in_buckets()) homes_[i] = gradient;
+        tensors[i].mutable_grad() = homes_[i];
+        Base::mark_ready(i, buffer(gradient));
     }
 
-    void settle_all() {
-        for (std::size_t i = 0; i < tensors_.size(); ++i)
-            if (tensors_[i].requires_grad()) settle(i);
-    }
-
-    std::vector<at::Tensor> tensors_;
-    std::vector<at::Tensor> buffers_;
-    bool in_buckets_;
-    std::vector<at::Tensor> homes_;  ///< the memory of each gradient that the engine knows
     detail::TorchHooks hooks_;
 };
 
 template <class B, class First = ReducerOptions, class... More>
-TorchReducer(B, const torch::nn::Module&, First = First(), More...)
+TorchReducer(B, const TorchParameters&, First = First(), More...)
     -> TorchReducer<B, detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
                     detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
                     detail::Chosen<detail::Role::exchange, B, AllReduce, First, More...>>;

@@ -21,6 +21,16 @@ struct ShardMemory {
 
 namespace detail {
 
+/// Passes the slices of an optimizer's step to a function.
+template <class Use>
+struct SliceVisitor {
+    std::size_t state_count() const noexcept { return 0; }
+    void begin_step() noexcept {}
+    void step(const auto& slice) { (*use)(slice); }
+
+    Use* use;
+};
+
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
 /// which moves between ranks only to be saved or loaded.
 ///
@@ -142,6 +152,16 @@ public:
             for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, slice.first, a, state_.array(slice, a));
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }
+    /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them, but without state. The gradients are those
+    /// of the micro-batches so far. Between `finish()` and `step()`. Local.
+    template <class Use>
+    void for_each_gradient(Use&& use) {
+        check_usable("for_each_gradient");
+        if (micro_batches_ == 0) refuse("for_each_gradient", "there are no averaged gradients; call finish() first");
+        SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
+        for (std::size_t b = 0; b < plan().size(); ++b)
+            state_.step(b, engine_->gradient_shard(b), 1 / divisor(), visitor, [&](std::size_t i) { return engine_->was_used(i); });
+    }
     /// The number of this rank's group with hybrid sharding, from 0; otherwise 0.
     int replica() const {
         int number = 0;
@@ -155,6 +175,13 @@ public:
     void collect_state(int root, Sink&& sink) {
         check_root(root, "collect_state");
         with_settled_state("collect_state", [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
+    }
+
+    /// `collect_state` for all ranks at once: calls `sink` with every piece on each of them. Collective.
+    template <class Sink>
+    void collect_everywhere(Sink&& sink) {
+        using Transfer = StateTransfer<B>;
+        with_settled_state("collect_everywhere", [&] { Transfer(backend_, plan(), state_, parameters_).collect(Transfer::all, sink); });
     }
 
     /// Sets all state from the root: `source(parameter, array, first element, view)` fills each piece there, in the same order. Every

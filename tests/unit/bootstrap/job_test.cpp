@@ -172,5 +172,7 @@ TEST_CASE("job: what is missing or no number is named") {
     CHECK(says(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "two"}}), "not 'two'"));
     CHECK(says(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "99999999999999999999"}}), "WORLD_SIZE must be"));
     CHECK(says(refusal_of({{"MASTER_PORT", "70000"}}), "MASTER_PORT must be a number from 1 to 65535"));
+    CHECK(says(refusal_of({{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}}), "RANK and WORLD_SIZE are not"));
+    CHECK(job_of({{"MASTER_ADDR", "node1"}}).size == 1);
     CHECK(says(refusal_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "n["}}), "set MASTER_ADDR"));
 }

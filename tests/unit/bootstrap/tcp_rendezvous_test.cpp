@@ -377,6 +377,23 @@ TEST_CASE("TcpRendezvous: the port is another's") {
     CHECK(says(b, "did not admit this rank: it does not speak as a rank of gradsync does"));
 }
 
+TEST_CASE("TcpRendezvous: a store of torch.distributed, which hangs up on what it does not know, is told apart at once") {
+    const Socket store = gradsync::net::listen(gradsync_test::loopback(0), 4);
+    const std::uint16_t port = gradsync::net::address_of(store).port();
+    std::string request(10, ' ');
+    std::thread server([&] {
+        CHECK(store.accept(Clock::now() + 10s));  // hangs up
+        const Socket caller = store.accept(Clock::now() + 10s);
+        CHECK(caller.receive_all(request.data(), request.size(), Clock::now() + 10s));
+        CHECK(caller.send_all(request.data() + 6, 4, Clock::now() + 10s));
+    });
+    const Attempt a = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port});
+    server.join();
+    CHECK(is(a, Errc::invalid_argument));
+    CHECK(says(a, "it is a store of torch.distributed; give gradsync a port of its own"));
+    CHECK(request.substr(0, 6) == std::string("\0\xce\xf7\x85\x3c\x0d", 6));
+}
+
 TEST_CASE("TcpRendezvous: whoever takes a call and hangs up is not rank 0, which is called again") {
     std::string problem;
     Socket other = gradsync::net::listen("127.0.0.1", 0, 4, problem);

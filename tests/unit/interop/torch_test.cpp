@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: BSL-1.0
-// libtorch's tensors and modules. One translation unit for both headers: libtorch's own take 15 s to compile.
+// libtorch's tensors and modules. One translation unit for all headers: libtorch's own take 15 s to compile.
 // ctest: COMPILE_OPTIONS -O0 PROCESSORS 2 LIBRARIES gradsync_torch
 
+#include <gradsync/interop/torch_memory.hpp>
+#include <gradsync/interop/torch_module.hpp>
 #include <gradsync/interop/torch_reducer.hpp>
 #include <gradsync/interop/torch_tensor.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <torch/autograd.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include <doctest/doctest.h>
 
 #include <gradsync/backend/thread_backend.hpp>
+#include <gradsync/backend/tcp.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 
+#include "support/forked.hpp"
+#include "support/ports.hpp"
 #include "support/ranks.hpp"
 
 namespace gs = gradsync;
@@ -78,13 +85,13 @@ void forget_gradients(Net& net, bool set_to_none) {
     }
 }
 
-constexpr int steps = 5;
+constexpr int steps_in_all = 5;
 constexpr int ranks = 2;
 
 /// One process on the joint batch: what the ranks together are to come to. In odd steps the first rank's part skips a layer.
 std::vector<torch::Tensor> train_alone() {
     Net net;
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps_in_all; ++step) {
         const Batch batch = joint_batch(step, ranks);
         torch::Tensor loss = torch::zeros({}, torch::kDouble);
         for (int r = 0; r < ranks; ++r) {
@@ -101,6 +108,75 @@ std::vector<torch::Tensor> train_alone() {
 
 }  // namespace
 
+// First, because children of a process whose autograd has threads have no autograd.
+TEST_CASE("processes average gradients where autograd puts them: in memory that they share") {
+    torch::set_num_threads(1);
+    constexpr std::int64_t width = 256;
+    for (const int size : {1, 2, 3, 4})
+        for (const auto storage : {gs::GradientStorage::automatic, gs::GradientStorage::in_buckets}) {
+            const std::uint16_t port = gradsync_test::free_port();
+            const auto reports = gradsync_test::forked(size, [&](int rank) -> std::string {
+                gs::TcpRendezvous meeting({.rank = rank, .size = size, .port = port});
+                gs::TcpBackend comm(meeting);
+                const auto weights = [&](double x) {
+                    return torch::full({width, width}, x, torch::dtype(torch::kDouble).requires_grad(true));
+                };
+                const std::vector<std::pair<std::string, at::Tensor>> parameters{
+                    {"a", weights(0.5)},
+                    {"net.b", weights(0.25)},
+                    {"bias", torch::zeros({width}, torch::dtype(torch::kDouble).requires_grad(true))}};
+                std::optional<gs::TorchReducer<gs::TcpBackend>> made(std::in_place, comm, parameters,
+                                                                     gs::ReducerOptions{.gradients = storage});
+                auto& sync = *made;
+                sync.broadcast_parameters();
+                const auto& [a, b, bias] = std::tie(parameters[0].second, parameters[1].second, parameters[2].second);
+                const auto loss = [&](int r, int step) {
+                    const auto x = torch::sin(torch::arange(4 * width, torch::kDouble).reshape({4, width}) * (r + 1) + step);
+                    return torch::tanh(x.mm(a) * 0.01 + bias).mm(b).sum();
+                };
+                for (int step = 0; step < 6; ++step) {
+                    std::vector<torch::Tensor> expected;
+                    for (int r = 0; r < size; ++r) {
+                        const auto gradients = torch::autograd::grad({loss(r, step)}, {a, b, bias});
+                        for (std::size_t i = 0; i < 3; ++i)
+                            if (r == 0) expected.push_back(gradients[i] / size);
+                            else expected[i] += gradients[i] / size;
+                    }
+                    for (const auto& p : parameters)
+                        if (step < 4) p.second.mutable_grad().reset();
+                        else p.second.mutable_grad().zero_();
+                    loss(rank, step).backward();
+                    sync.finish();
+                    for (std::size_t i = 0; i < 3; ++i)
+                        if (!torch::allclose(parameters[i].second.grad(), expected[i], 1e-12, 1e-14))
+                            return "step " + std::to_string(step) + ": the gradient of " + parameters[i].first + " is no mean";
+                    if (size > 1 && !(comm.shares(gs::buffer(a.grad())) && comm.shares(gs::buffer(b.grad()))))
+                        return "step " + std::to_string(step) + ": a gradient is not shared";
+                }
+                if (storage != gs::GradientStorage::automatic) return "";
+                torch::Tensor kept = a.grad();
+                const torch::Tensor copy = kept.clone();
+                a.mutable_grad().reset();
+                loss(rank, 7).backward();  // in other memory: `kept` lives
+                sync.finish();
+                if (!torch::equal(kept, copy)) return "memory of a tensor that lives was used again";
+                const auto is_shared = [&] {  // the memory of a result that is as large as a gradient
+                    const auto other = weights(1);
+                    (other * 2).sum().backward();
+                    return comm.shares(gs::buffer(other.grad()));
+                };
+                kept.reset();
+                if (size == 1) return "";
+                if (!is_shared()) return "memory for gradients is not shared";
+                if (gradsync_test::forked(1, [&](int) -> std::string { return is_shared() ? "shared" : ""; })[0].text != "")
+                    return "a forked child writes into the ranks' memory";
+                made.reset();
+                return is_shared() ? "memory is shared without a TorchReducer" : "";
+            });
+            for (const auto& report : reports) CHECK(report.text == "");
+        }
+}
+
 TEST_CASE("a module's backward marks its gradients, wherever they live and however they are cleared") {
     torch::set_num_threads(1);
     const auto expected = train_alone();
@@ -114,7 +190,7 @@ TEST_CASE("a module's backward marks its gradients, wherever they live and howev
                                             gs::SizeCappedBuckets{512, 128});
                       finding.check(sync.parameters().size() == 8, "tied weights count twice: " + std::to_string(sync.parameters().size()));
                       sync.broadcast_parameters();
-                      for (int step = 0; step < steps; ++step) {
+                      for (int step = 0; step < steps_in_all; ++step) {
                           const Batch batch = joint_batch(step, ranks);
                           const auto rows = torch::indexing::Slice(4 * rank, 4 * (rank + 1));
                           forget_gradients(net, set_to_none);
@@ -174,16 +250,18 @@ TEST_CASE("a gradient that did not come is named; the exception of a hook comes 
     CHECK(twice[0].is(gs::Errc::gradient_marked_twice));
 }
 
-TEST_CASE("nothing of it is left in the module afterwards") {
+TEST_CASE("nothing of it is left in the module afterwards, but gradients that are not in buckets") {
     Net net;
     auto comm = gs::ThreadBackend::make(1);
-    {  // options of other matters leave the gradients in the buckets
-        gs::TorchReducer sync(comm[0], net, gs::SizeCappedBuckets{512}, gs::ReducerOptions{.averaging = gs::Averaging::sum});
-        net.forward(joint_batch(0, 1).x, true).sum().backward();
-        sync.finish();
-        CHECK(net.first->weight.grad().defined());
+    for (const auto unused : {gs::UnusedParameters::error, gs::UnusedParameters::find_unused}) {
+        {
+            gs::TorchReducer sync(comm[0], net, gs::SizeCappedBuckets{512}, gs::ReducerOptions{.unused = unused});
+            net.forward(joint_batch(0, 1).x, true).sum().backward();
+            sync.finish();
+            CHECK(net.first->weight.grad().defined());
+        }
+        CHECK(net.first->weight.grad().defined() == (unused == gs::UnusedParameters::error));
     }
-    CHECK_FALSE(net.first->weight.grad().defined());
     for (int i = 0; i < 2; ++i) net.forward(joint_batch(0, 1).x, true).sum().backward();  // nobody counts the marks
     CHECK(net.first->weight.grad().defined());
 }
@@ -234,6 +312,23 @@ TEST_CASE("sparse gradients become dense") {
                                 set_to_none ? "stolen" : "in place");
               }
           }) == "");
+}
+
+TEST_CASE("buffers: of rank 0, or floating ones averaged") {
+    for (const int size : {1, 2, 3, 4})
+        CHECK(findings(size, [](gs::ThreadBackend comm, Finding& finding) {
+                  torch::nn::Module module;
+                  module.register_parameter("weight", torch::zeros({2}));
+                  const auto mean = module.register_buffer("mean", torch::full({3}, 1.0 * comm.rank())),
+                             count = module.register_buffer("count", torch::full({}, comm.rank() + 1, torch::kLong));
+                  gs::TorchReducer sync(comm, module);
+                  sync.average_buffers();
+                  finding.check(torch::allclose(mean, torch::full({3}, 0.5 * (comm.size() - 1))), "not the mean");
+                  finding.check(count.item<std::int64_t>() == 1, "not rank 0's count");
+                  mean.fill_(comm.rank());
+                  sync.broadcast_buffers(comm.size() - 1);
+                  finding.check(mean.sum().item<float>() == 3.0f * static_cast<float>(comm.size() - 1), "not the last rank's");
+              }) == "");
 }
 
 TEST_CASE("tensors serve without a module, too, as parameters with gradients of their own") {

@@ -285,6 +285,39 @@ TEST_CASE("rebind_gradient: borrowed gradients that move") {
         }
 }
 
+TEST_CASE("mark_ready: gradients that are somewhere else in each step") {
+    for (const int ranks : {1, 2, 3, 4})
+        for (const bool alone : {true, false})
+            for (const auto storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
+                CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                          auto model = tensors({10, 20, 30});
+                          const int rank = comm.rank();
+                          Reducer sync(comm, model, {.gradients = storage}, SizeCappedBuckets(alone ? 1 : 10'000));
+                          std::vector<Bytes> elsewhere;
+                          for (int step = 0; step < 3; ++step) {
+                              std::vector<Bytes> anew;
+                              for (std::size_t i = 0; i < model.size(); ++i) anew.push_back(random_gradient(model[i], rank, step, i));
+                              for (std::size_t i = model.size(); i-- > 0;) {
+                                  const BufferView view{anew[i].data(), model[i].count(), DType::f32, MemorySpace::host};
+                                  const Outcome other = outcome_of([&] { sync.mark_ready(i, model[(i + 1) % 3].gradient_view()); });
+                                  finding.check(other.is(Errc::invalid_argument), "another count was taken: " + other.text);
+                                  sync.mark_ready(i, view);
+                              }
+                              sync.finish();
+                              for (std::size_t i = 0; i < model.size(); ++i) {
+                                  const BufferView view = sync.gradient_view(i);
+                                  finding.check((view.data == anew[i].data()) == (storage == GradientStorage::borrowed), "it moved");
+                                  finding.check(holds(view, expected_mean(model[i], ranks, step, i)), "it is not the mean");
+                              }
+                              elsewhere = std::move(anew);
+                          }
+                          sync.mark_ready(0, sync.gradient_view(0));
+                          const Outcome twice = outcome_of([&] { sync.mark_ready(0, {elsewhere[0].data() + 4, 10, DType::f32}); });
+                          finding.check(twice.is(Errc::gradient_marked_twice), "marked twice: " + twice.text);
+                      }) == "");
+            }
+}
+
 TEST_CASE("rebind_gradient: a frozen gradient, where nothing is trained") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               std::vector<float> gradient(3), elsewhere(3);

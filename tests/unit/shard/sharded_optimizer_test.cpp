@@ -2,6 +2,7 @@
 // ctest: PROCESSORS 2
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <functional>
@@ -1363,4 +1364,64 @@ TEST_CASE("stage 2 with micro_batches: steps that come too early, and what comes
         });
     });
     CHECK(refused.says("Averaging::mean and sum only"));
+}
+
+namespace {
+
+/// Notes the gradients that it is given.
+struct Recorder {
+    std::size_t state_count() const { return 1; }
+    void begin_step() {}
+    void step(const OptimizerSlice<float>& s) const {
+        for (const float g : s.gradient) seen->push_back(g * static_cast<float>(s.gradient_scale));
+        for (float& m : std::span(s.state[0], s.value.size())) m = static_cast<float>(s.parameter);
+    }
+    std::vector<float>* seen;
+};
+
+}  // namespace
+
+TEST_CASE("an optimizer that stands outside sees the gradients of a step, and all ranks can have all state") {
+    const auto check = [](auto stage, DType dtype) {
+        for (int size = 1; size <= 4; ++size) {
+            CAPTURE(size);
+            CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = initial_tensors(awkward_sizes, dtype);
+                      std::vector<float> stepped, seen;
+                      ShardedOptimizer sharded(comm, model, Recorder{&stepped}, stage, SizeCappedBuckets(4096));
+                      const auto look = [&] {
+                          seen.clear();
+                          sharded.for_each_gradient([&](const auto& s) {
+                              for (const auto g : s.gradient) seen.push_back(static_cast<float>(g) * static_cast<float>(s.gradient_scale));
+                          });
+                      };
+                      finding.check(outcome_of(look).says("call finish() first"), "gradients before finish()");
+                      for (int m = 0; m < (stage.shards_gradients ? 2 : 1); ++m) {
+                          for (std::size_t i = model.size(); i-- > 0;) {
+                              write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), m, i);
+                              sharded.mark_ready(i);
+                          }
+                          sharded.finish();
+                      }
+                      look();
+                      sharded.step();
+                      for (auto* gradients : {&seen, &stepped}) std::sort(gradients->begin(), gradients->end());  // buckets in any order
+                      finding.check(seen == stepped && !(size == 1 && seen.empty()), "the gradients differ");
+
+                      const auto into = [](std::vector<Bytes>& all) {
+                          return [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
+                              all.push_back(bytes_of(piece));
+                              all.push_back({std::byte(i), std::byte(a), std::byte(first)});
+                          };
+                      };
+                      std::vector<Bytes> everywhere, at_root;
+                      sharded.collect_everywhere(into(everywhere));
+                      sharded.collect_state(size - 1, into(at_root));
+                      finding.check(!everywhere.empty() && (comm.rank() != size - 1 || everywhere == at_root), "the state differs");
+                  }) == "");
+        }
+    };
+    check(Zero1{}, DType::f32);
+    check(Zero1{}, DType::bf16);
+    check(Zero2{}, DType::bf16);
 }

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <ATen/Functions.h>
+
+#include <map>
+
+#include "../shard/sharded_optimizer.hpp"
+#include "../shard/sharded_parameters.hpp"
+#include "torch_module.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// In place of an optimizer: you step `shards()` yourself, with `torch::optim::Adam` or another optimizer that works element by element, and
+/// call `stepped()`. LAMB and Muon, which look at whole tensors, do not fit.
+struct ExternalOptimizer {
+    std::size_t state_count() const noexcept { return 0; }
+    void begin_step() noexcept {}
+    void step(const auto&) const noexcept {}
+};
+
+namespace detail {
+
+/// The common part of TorchShardedOptimizer and TorchFullyShard, which are a ShardedOptimizer and a ShardedParameters of tensors.
+template <class B, class Sharded>
+class TorchSharded : protected Sharded {
+protected:
+    static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
+
+public:
+    TorchSharded& operator=(TorchSharded&&) = delete;
+
+    using Sharded::array_count, Sharded::backend, Sharded::begin_step, Sharded::collect_state, Sharded::distribute_state, Sharded::flush,
+        Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer, Sharded::parameters,
+        Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight, Sharded::statistics;
+
+    /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
+    void broadcast_buffers(int root = 0) {
+        B comm = backend();
+        for (const at::Tensor& b : trained_.buffers) comm.broadcast(buffer(b), root).wait();
+    }
+
+    /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages. Collective.
+    void finish() {
+        Sharded::finish();
+        if constexpr (external) {
+            for (at::Tensor& s : shards_) s.mutable_grad().reset();
+            Sharded::for_each_gradient([&](const auto& slice) {
+                const at::NoGradGuard no_graph;
+                using T = std::remove_cvref_t<decltype(slice.value[0])>;
+                const auto count = static_cast<std::int64_t>(slice.value.size());
+                const at::Tensor &shard = shards_[slice.parameter], &whole = gradients_[slice.parameter];
+                at::Tensor part = whole.narrow(0, slice.value.data() - shard.template data_ptr<T>(), count);
+                part.copy_(at::from_blob(const_cast<T*>(slice.gradient.data()), {count}, part.options()));
+                if (slice.gradient_scale != 1) part.mul_(slice.gradient_scale);
+                shard.mutable_grad() = whole;
+            });
+        }
+    }
+
+    /// Skips the step; see ShardedOptimizer::discard.
+    void discard() {
+        Sharded::discard();
+        forget_gradients();
+    }
+
+    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; see ShardedOptimizer::step. Clears `.grad()`.
+    /// Collective, after `finish()`.
+    void step(double gradient_scale = 1) {
+        static_assert(!external, "gradsync: step the shards with your optimizer, then call stepped()");
+        Sharded::step(gradient_scale);
+        end_step();
+    }
+
+    /// This rank's slices of the master weights: for each parameter a flat tensor of f32 (f64 for f64) in memory of this object. It is empty
+    /// if this rank has none of its elements. It has no `.grad()` if no rank used the parameter (UnusedParameters::find_unused).
+    const std::vector<at::Tensor>& shards() const noexcept {
+        static_assert(external, "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
+        return shards_;
+    }
+    /// Scales the gradients of `shards()` so that the norm of all ranks' gradients is at most `most`. Returns the norm before. Collective,
+    /// once after `finish()`.
+    double clip_gradients_by_norm(double most) {
+        static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), most)");
+        const double norm = gradient_norm();
+        for (at::Tensor& s : shards_)
+            if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, most));
+        return norm;
+    }
+    /// Says that `shards()` have changed: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
+    void stepped() {
+        static_assert(external, "gradsync: call step(), which steps the optimizer");
+        Sharded::step();
+        end_step();
+    }
+
+    /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array
+    /// under the name and ":k", from 1. Frozen parameters and buffers, which every rank has, are not among them. Without a root every rank
+    /// gets it, otherwise only the root. Collective, between steps.
+    std::map<std::string, at::Tensor> state_dict(std::optional<int> root = {}) {
+        std::map<std::string, at::Tensor> state;
+        const auto sink = [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
+            at::Tensor& whole = state[key(i, a)];
+            if (!whole.defined()) whole = like(i, piece.dtype);
+            std::memcpy(static_cast<std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.data, piece.bytes());
+        };
+        if (root) collect_state(*root, sink);
+        else Sharded::collect_everywhere(sink);
+        return state;
+    }
+
+    /// Sets all state to the root's `state`, of any floating types, and the weights accordingly. Other ranks' `state` is not looked at.
+    /// Arrays of the optimizer that are missing become zero: the f32 weights of a module before it was cast are a state, too. Throws on
+    /// every rank if a trainable parameter is missing or has another shape. Collective, between steps.
+    void load_state_dict(const std::map<std::string, at::Tensor>& state, int root = 0) {
+        at::Tensor whole;
+        distribute_state(root, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
+            const at::NoGradGuard no_graph;
+            const auto found = state.find(key(i, a));
+            const bool here = found != state.end();
+            if (here ? found->second.sizes() != tensors_[i].sizes() : a == 0)
+                raise(Errc::invalid_argument, text("the state has '", key(i, a), here ? "' in another shape" : "' not at all"),
+                      {.operation = "load_state_dict", .rank = root, .parameter = parameters()[i].name});
+            if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
+            std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.bytes());
+        });
+    }
+
+protected:
+    /// Broadcasts rank 0's weights. `keeps`: gradients stay in `.grad()` until the step, so that autograd adds to them.
+    template <class... Arguments>
+    TorchSharded(B comm, const TorchParameters& trained, bool keeps, Arguments&&... arguments)
+        : Sharded(std::move(comm), without_gradients(trained).views(), std::forward<Arguments>(arguments)...),
+          trained_(trained),
+          keeps_(keeps),
+          hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
+        Sharded::broadcast_parameters();
+        if (!external) return;
+        for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView master) {
+            shards_[i] = at::from_blob(master.data, {static_cast<std::int64_t>(master.count)}, scalar_type(master.dtype));
+        });
+        for (at::Tensor& s : shards_) gradients_.push_back(at::empty_like(s = s.defined() ? s : at::empty({0})));
+    }
+    ~TorchSharded() { forget_gradients(); }
+
+    /// A tensor like `t` in another memory.
+    static at::Tensor alias(const at::Tensor& t, void* data) {
+        return at::from_blob(data, t.sizes(), t.strides(), t.options().requires_grad(false));
+    }
+
+    const TorchParameters trained_;
+    const std::vector<at::Tensor>& tensors_ = trained_.tensors;
+
+private:
+    static const TorchParameters& without_gradients(const TorchParameters& trained) {
+        for (const at::Tensor& t : trained.tensors) t.mutable_grad().reset();
+        return trained;
+    }
+    static at::ScalarType scalar_type(DType dtype) noexcept { return dtype == DType::f64 ? at::kDouble : at::kFloat; }
+    /// A tensor of the shape and strides of parameter i.
+    at::Tensor like(std::size_t i, DType dtype) const {
+        return at::empty_strided(tensors_[i].sizes(), tensors_[i].strides(), scalar_type(dtype));
+    }
+    std::string key(std::size_t i, std::size_t a) const { return a == 0 ? parameters()[i].name : text(parameters()[i].name, ":", a); }
+
+    /// Moves the gradient that autograd made into the engine's memory.
+    void mark(std::size_t i) {
+        const at::NoGradGuard no_graph;
+        at::Tensor& gradient = tensors_[i].mutable_grad();
+        at::Tensor home = alias(tensors_[i], Sharded::acquire_gradient(i).data);
+        if (!gradient.defined()) home.zero_();
+        else if (gradient.layout() != at::kStrided) home.zero_().add_(gradient);
+        else if (gradient.data_ptr() != home.data_ptr()) home.copy_(gradient);
+        gradient = keeps_ ? home : at::Tensor();
+        Sharded::mark_ready(i);
+    }
+    void forget_gradients() {
+        for (const at::Tensor& t : tensors_) t.mutable_grad().reset();
+    }
+    void end_step() {
+        forget_gradients();
+        for (const at::Tensor& t : tensors_)  // libtorch then refuses a backward through an older graph
+            if (t.requires_grad()) torch::autograd::impl::bump_version(t);
+    }
+
+    const bool keeps_;
+    std::vector<at::Tensor> shards_{tensors_.size()}, gradients_;  ///< by parameter, with an ExternalOptimizer
+    TorchHooks hooks_;
+};
+
+}  // namespace detail
+
+/// ShardedOptimizer (ZeRO stages 1 and 2) of libtorch tensors: each rank steps its share of the weights.
+///
+///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});  // or names and tensors, as for TorchReducer
+///     for (...) {
+///         loss_of(batch).backward();  // full buckets leave meanwhile
+///         sharded.finish();
+///         sharded.step();             // all ranks hold the new weights
+///     }
+///
+/// The weights lie in memory of this object. Its destructor copies them to memory of their own; with OverlapForward, call `flush()` before.
+/// With Zero2 `.grad()` is undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. There
+/// is no need for `zero_grad()`.
+///
+/// Collective calls, threads and errors are as for ShardedOptimizer. Do not add, replace, freeze or unfreeze parameters while it lives. It
+/// neither moves nor copies.
+template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
+          class Exchange = ReduceScatter>
+class TorchShardedOptimizer : public detail::TorchSharded<B, ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>> {
+    using Sharded = ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>;
+    using Base = detail::TorchSharded<B, Sharded>;
+    using Role = detail::Role;
+
+public:
+    /// The optimizer is a FlatOptimizer or an ExternalOptimizer. After it come `ReducerOptions`, the stage, and policies, in any order. Gives
+    /// every rank the weights of rank 0. Collective. Throws as ShardedOptimizer's constructor does.
+    template <class First = ReducerOptions, class... More>
+    TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, First first = {}, More... more)
+        : TorchShardedOptimizer(
+              std::move(comm), trained, detail::choose<ReducerOptions, Role::other, B>(first, more...), std::move(optimizer),
+              detail::choose<Stage, Role::stage, B>(first, more...), detail::choose<Buckets, Role::buckets, B>(first, more...),
+              detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+        static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
+                                      Role::stage>::template check<First, More...>());
+    }
+    ~TorchShardedOptimizer() {
+        for (const at::Tensor& t : tensors_)
+            if (t.requires_grad()) t.set_data(t.detach().clone());
+    }
+
+    using Sharded::wait_parameter;
+
+    /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are.
+    [[nodiscard]] bool rebuild_buckets()
+        requires(!Base::external)
+    {
+        if (!Sharded::rebuild_buckets()) return false;
+        move_into_buckets();
+        return true;
+    }
+
+private:
+    using Base::tensors_;
+
+    TorchShardedOptimizer(B comm, const TorchParameters& trained, const ReducerOptions& options, O optimizer, Stage stage, Buckets buckets,
+                          Overlap overlap, Exchange exchange)
+        : Base(std::move(comm), trained, !Stage::shards_gradients && options.accumulation == Accumulation::in_gradients,
+               std::move(optimizer),
+               ShardingOptions{Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
+                               ParameterStorage::in_buckets},
+               stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
+        move_into_buckets();
+    }
+    void move_into_buckets() {
+        for (std::size_t i = 0; i < tensors_.size(); ++i)
+            if (tensors_[i].requires_grad()) tensors_[i].set_data(Base::alias(tensors_[i], Sharded::parameter_value(i).data));
+    }
+};
+
+template <class B, class O, class First = ReducerOptions, class... More>
+TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
+    -> TorchShardedOptimizer<B, O, detail::Chosen<detail::Role::stage, B, Zero1, First, More...>,
+                             detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
+                             detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                             detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+
+/// ShardedParameters (ZeRO stage 3, FSDP) of libtorch tensors. Units are submodules, and their weights exist only while they run: `forward`
+/// says when that is, and autograd's hooks gather them again in the backward.
+///
+///     struct Net : torch::nn::Module {
+///         torch::Tensor forward(torch::Tensor x, auto& sharded) {
+///             x = sharded.run(0, [&] { return first(x); });
+///             return sharded.run(1, [&] { return last(torch::relu(x)); });
+///         }
+///     };
+///     gs::TorchFullyShard sharded(comm, *model, MyAdam{...}, {"first", "last"});
+///
+/// Parameters outside of all units stay gathered, as `replicate_below` does it for small ones. The weights of units that do not run have no
+/// memory: libtorch refuses to compute with them, or crashes. One unit runs at a time. Units do not nest, and tied weights must lie in one
+/// unit or in none. After the destruction of this object trainable weights have no memory; take them from `state_dict()` before.
+///
+/// All ranks must run the same units in the same order; forward, backward and all other calls come from one thread. Errors are as for
+/// ShardedParameters. Do not add, replace, freeze or unfreeze parameters while it lives. It neither moves nor copies.
+template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
+class TorchFullyShard : public detail::TorchSharded<B, ShardedParameters<B, O, Overlap, Exchange>> {
+    using Sharded = ShardedParameters<B, O, Overlap, Exchange>;
+    using Base = detail::TorchSharded<B, Sharded>;
+    using Role = detail::Role;
+
+public:
+    static constexpr std::size_t no_unit = static_cast<std::size_t>(-1);
+
+    /// `units` are names of submodules, such as "blocks.0". The optimizer is a FlatOptimizer or an ExternalOptimizer. After the units come
+    /// `ShardedParametersOptions`, an overlap policy and an exchange, in any order. Gives every rank the weights of rank 0. Collective. Throws
+    /// as ShardedParameters' constructor does, and Error(invalid_argument) for a unit without parameters.
+    template <class First = ShardedParametersOptions, class... More>
+    TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units, First first = {},
+                    More... more)
+        : TorchFullyShard(std::move(comm), trained, detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
+                          std::move(optimizer), units, detail::choose<Overlap, Role::overlap, B>(first, more...),
+                          detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+        static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap, Role::exchange>::template check<First, More...>());
+    }
+    ~TorchFullyShard() {
+        for (std::size_t k = 0; k <= units_; ++k) place(k, false);
+    }
+
+    /// Runs `forward` with the weights of unit k, and returns its result, a tensor. Collective.
+    template <class F>
+    at::Tensor run(std::size_t k, F&& forward) {
+        enter(k);
+        return leave(k, std::forward<F>(forward)());
+    }
+    /// For units with several results: `enter(k)` gathers the weights of unit k and releases those of the unit before it. Pass each result to
+    /// `leave`, so that the weights are gathered again before its backward. Collective.
+    void enter(std::size_t k) {
+        if (k == current_) return;
+        if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));
+        if (const std::size_t last = std::exchange(current_, no_unit); last != no_unit) {
+            place(last, false);
+            Sharded::release(last);
+        }
+        if (k == no_unit) return;
+        Sharded::acquire(k);
+        current_ = k;
+        place(k, true);
+    }
+    at::Tensor leave(std::size_t k, at::Tensor result) {
+        if (result.requires_grad())
+            result.register_hook([this, k, alive = std::weak_ptr(alive_)](const at::Tensor&) {
+                if (!alive.expired()) enter(k);
+            });
+        return result;
+    }
+    std::size_t unit_count() const noexcept { return units_; }
+
+    /// See TorchShardedOptimizer. Releases the unit that ran last.
+    void finish() {
+        enter(no_unit);
+        Base::finish();
+    }
+
+private:
+    using Base::tensors_;
+
+    TorchFullyShard(B comm, const TorchParameters& trained, const ShardedParametersOptions& options, O optimizer,
+                    const std::vector<std::string>& units, Overlap overlap, Exchange exchange)
+        : Base(std::move(comm), trained, !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
+               std::move(optimizer), Units(units_of(trained.names, units)), options, std::move(overlap), std::move(exchange)),
+          units_(units.size()),
+          members_(units.size() + 1) {
+        for (std::size_t i = 0; i < tensors_.size(); ++i) {
+            if (!tensors_[i].requires_grad()) continue;
+            const bool stays = Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
+            members_[stays ? units_ : Sharded::unit_of(i)].push_back(i);
+            tensors_[i].set_data(Base::alias(tensors_[i], tensors_[i].data_ptr()));
+        }
+        for (std::size_t k = 0; k < units_; ++k) place(k, false);
+        if (Sharded::unit_count() > units_) Sharded::acquire(units_);
+        place(units_, true);
+    }
+
+    static std::vector<std::size_t> units_of(const std::vector<std::string>& names, const std::vector<std::string>& units) {
+        std::vector<std::size_t> unit_of(names.size(), units.size());
+        for (std::size_t k = 0; k < units.size(); ++k) {
+            std::size_t found = 0;
+            for (std::size_t i = 0; i < names.size(); ++i) {
+                if (!names[i].starts_with(units[k] + ".")) continue;
+                if (unit_of[i] != units.size())
+                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]],
+                                                                   "' and '", units[k], "'"));
+                unit_of[i] = k, ++found;
+            }
+            if (found == 0)
+                detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
+        }
+        return unit_of;
+    }
+
+    /// Gives the weights of unit k their memory, or takes it away. Views that autograd saves share the storage, so that stays.
+    void place(std::size_t k, bool here) {
+        for (const std::size_t i : members_[k]) {
+            at::Storage storage = tensors_[i].storage();
+            storage.set_data_ptr({here ? Sharded::parameter_value(i).data : nullptr, at::kCPU});
+        }
+    }
+
+    const std::size_t units_;
+    List<List<std::size_t>> members_;                                     ///< trainable parameters by unit; the last ones stay gathered
+    std::size_t current_ = no_unit;                                       ///< the unit that runs
+    std::shared_ptr<const char> alive_ = std::make_shared<const char>();  ///< for hooks of graphs that outlive this object
+};
+
+template <class B, class O, class First = ShardedParametersOptions, class... More>
+TorchFullyShard(B, const TorchParameters&, O, std::vector<std::string>, First = First(), More...)
+    -> TorchFullyShard<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
+                       detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+
+}  // namespace gradsync::inline v0_2
