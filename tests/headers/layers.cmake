@@ -18,7 +18,8 @@ set(layers
     "backend|bucket|observe|overlap|compress"
     "engine"
     "(average|average_rows|cxx14|reducer).hpp"
-    "shard|interop|compiled.hpp"
+    "shard"
+    "interop|compiled.hpp"
     "compiled_tcp.hpp"
     "gradsync.hpp")
 

@@ -17,8 +17,8 @@
 
 #include <doctest/doctest.h>
 
-#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/backend/tcp.hpp>
+#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 
 #include "support/forked.hpp"
