@@ -61,24 +61,7 @@ public:
                        text("parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"), p.name);
             values[i] = p.value;
         }
-        broadcast_buffers(values, root);
-    }
-    void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
-        check_usable("broadcast_buffers");
-        check_root(root, "broadcast_buffers");
-        for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first one starts
-            const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
-            if (no_memory || buffers[i].space != B::memory_space)
-                refuse("broadcast_buffers", text("buffer ", i, " of ", buffers.size(),
-                                                 no_memory ? " has no memory; give it some"
-                                                           : " lies in another memory space than this backend takes; copy it there first"));
-        }
-        guard([&] {
-            List<typename B::WorkType> works;
-            works.reserve(buffers.size());
-            for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
-            for (auto& work : works) await(backend_, work);
-        });
+        this->broadcast_buffers(values, root);
     }
 
     /// `mark_ready` for a gradient whose producer left it in `gradient`.

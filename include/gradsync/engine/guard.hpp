@@ -4,7 +4,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "../core/error.hpp"
+#include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -34,6 +34,25 @@ template <class B>
 class Guard {
 public:
     bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+
+    /// See Reducer::broadcast_buffers. Collective.
+    [[gnu::cold]] void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
+        check_usable("broadcast_buffers");
+        check_root(root, "broadcast_buffers");
+        for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first one starts
+            const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
+            if (no_memory || buffers[i].space != B::memory_space)
+                refuse("broadcast_buffers", text("buffer ", i, " of ", buffers.size(),
+                                                 no_memory ? " has no memory; give it some"
+                                                           : " lies in another memory space than this backend takes; copy it there first"));
+        }
+        guard([&] {
+            List<typename B::WorkType> works;
+            works.reserve(buffers.size());
+            for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
+            for (auto& work : works) await(backend_, work);
+        });
+    }
 
 protected:
     /// `owner`: the object as its errors name it, "this Reducer".

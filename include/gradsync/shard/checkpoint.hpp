@@ -314,8 +314,8 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
 /// so they must be unique. `note` is free text of the trainer, such as the optimizer's scalars and the position in the data: rank 0's is
 /// saved, 16 MiB at most. Between steps. Collective.
 ///
-/// Throws Error(storage) on every rank if one could not write, or if another job saves to the directory now; the previous checkpoint stays valid, and training can go on. Throws
-/// Error(invalid_argument) in a group other than 0 of hybrid sharding: group 0 alone saves.
+/// Throws Error(storage) on every rank if one could not write, or another job saves to the directory now: the previous checkpoint stays valid,
+/// and training can go on. Throws Error(invalid_argument) in a group other than 0 of hybrid sharding: group 0 alone saves.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
     auto comm = sharded.backend();

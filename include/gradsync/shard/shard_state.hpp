@@ -9,7 +9,27 @@
 #include "flat_optimizer.hpp"
 #include "rounding.hpp"
 
-namespace gradsync::inline v0_2::detail {
+namespace gradsync::inline v0_2 {
+
+/// Bytes of library memory per rank, gaps between parameters included.
+struct ShardMemory {
+    std::size_t parameters = 0;      ///< weights that the model computes with
+    std::size_t gradients = 0;       ///< buckets and shards of gradients
+    std::size_t master_weights = 0;  ///< those kept in addition to the weights
+    std::size_t optimizer_state = 0;
+};
+
+namespace detail {
+
+/// Passes the slices of an optimizer's step to a function.
+template <class Use>
+struct SliceVisitor {
+    std::size_t state_count() const noexcept { return 0; }
+    void begin_step() noexcept {}
+    void step(const auto& slice) { (*use)(slice); }
+
+    Use* use;
+};
 
 /// The training state of one rank: the master weights and the optimizer's arrays for its shard of each bucket, in f32 (f64 for f64). Array
 /// 0 is the master weights, array 1 + k the optimizer's k-th array.
@@ -218,4 +238,6 @@ private:
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_ = backend_.allocate(piece * sizeof(double));
 };
 
-}  // namespace gradsync::inline v0_2::detail
+}  // namespace detail
+
+}  // namespace gradsync::inline v0_2

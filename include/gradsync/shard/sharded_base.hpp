@@ -11,25 +11,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Bytes of library memory per rank, gaps between parameters included.
-struct ShardMemory {
-    std::size_t parameters = 0;      ///< weights that the model computes with
-    std::size_t gradients = 0;       ///< buckets and shards of gradients
-    std::size_t master_weights = 0;  ///< those kept in addition to the weights
-    std::size_t optimizer_state = 0;
-};
-
 namespace detail {
-
-/// Passes the slices of an optimizer's step to a function.
-template <class Use>
-struct SliceVisitor {
-    std::size_t state_count() const noexcept { return 0; }
-    void begin_step() noexcept {}
-    void step(const auto& slice) { (*use)(slice); }
-
-    Use* use;
-};
 
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
 /// which moves between ranks only to be saved or loaded.
@@ -157,10 +139,11 @@ public:
     template <class Use>
     void for_each_gradient(Use&& use) {
         check_usable("for_each_gradient");
-        if (micro_batches_ == 0) refuse("for_each_gradient", "there are no averaged gradients; call finish() first");
+        if (micro_batches_ == 0 || deferred_ || steps_in_backward())
+            refuse("for_each_gradient", "there are no averaged gradients; call finish() first, and use Zero1 or Zero2");
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
         for (std::size_t b = 0; b < plan().size(); ++b)
-            state_.step(b, engine_->gradient_shard(b), 1 / divisor(), visitor, [&](std::size_t i) { return engine_->was_used(i); });
+            state_.step(b, 0, engine_->gradient_shard(b), 1 / divisor(), visitor, [&](std::size_t i) { return engine_->was_used(i); });
     }
     /// The number of this rank's group with hybrid sharding, from 0; otherwise 0.
     int replica() const {
