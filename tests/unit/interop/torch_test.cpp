@@ -85,13 +85,13 @@ void forget_gradients(Net& net, bool set_to_none) {
     }
 }
 
-constexpr int steps = 5;
+constexpr int steps_in_all = 5;
 constexpr int ranks = 2;
 
 /// One process on the joint batch: what the ranks together are to come to. In odd steps the first rank's part skips a layer.
 std::vector<torch::Tensor> train_alone() {
     Net net;
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps_in_all; ++step) {
         const Batch batch = joint_batch(step, ranks);
         torch::Tensor loss = torch::zeros({}, torch::kDouble);
         for (int r = 0; r < ranks; ++r) {
@@ -190,7 +190,7 @@ TEST_CASE("a module's backward marks its gradients, wherever they live and howev
                                             gs::SizeCappedBuckets{512, 128});
                       finding.check(sync.parameters().size() == 8, "tied weights count twice: " + std::to_string(sync.parameters().size()));
                       sync.broadcast_parameters();
-                      for (int step = 0; step < steps; ++step) {
+                      for (int step = 0; step < steps_in_all; ++step) {
                           const Batch batch = joint_batch(step, ranks);
                           const auto rows = torch::indexing::Slice(4 * rank, 4 * (rank + 1));
                           forget_gradients(net, set_to_none);
