@@ -312,7 +312,8 @@ public:
         return leave(k, std::forward<F>(forward)());
     }
     /// For units with several results: `enter(k)` gathers the weights of unit k and releases those of the unit before it. Pass each result to
-    /// `leave`, so that the weights are gathered again before its backward. Collective.
+    /// `leave`, so that the weights are gathered again before its backward. Collective: a rank without a batch (`begin_step(false)`) enters the
+    /// units in the order of the others' forward and backward.
     void enter(std::size_t k) {
         if (k == current_) return;
         if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));
