@@ -78,13 +78,12 @@ public:
         static_assert(external, "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
         return shards_;
     }
-    /// Scales the gradients of `shards()` so that the norm of all ranks' gradients is at most `most`. Returns the norm before. Collective,
-    /// once after `finish()`.
-    double clip_gradients_by_norm(double most) {
-        static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), most)");
-        const double norm = gradient_norm();
+    /// Scales the gradients of `shards()`, once after `finish()`; see Reducer::clip_gradients_by_norm. Collective without `total`.
+    double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
+        static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), max_norm)");
+        const double norm = total ? *total : gradient_norm();
         for (at::Tensor& s : shards_)
-            if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, most));
+            if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, max_norm));
         return norm;
     }
     /// Says that `shards()` have changed: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
@@ -313,7 +312,8 @@ public:
         return leave(k, std::forward<F>(forward)());
     }
     /// For units with several results: `enter(k)` gathers the weights of unit k and releases those of the unit before it. Pass each result to
-    /// `leave`, so that the weights are gathered again before its backward. Collective.
+    /// `leave`, so that the weights are gathered again before its backward. Collective: a rank without a batch (`begin_step(false)`) enters the
+    /// units in the order of the others' forward and backward.
     void enter(std::size_t k) {
         if (k == current_) return;
         if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));
