@@ -54,9 +54,13 @@ void hook(const std::shared_ptr<FullyShard>& sharded, const py::object& module, 
 template <class Sharded, class Class>
 void define_sharding(Class& face) {
     face.def("finish", &Sharded::finish, Unlocked(), "Reduces the gradients: shards()[i].grad is then this rank's slice of the average.")
-        .def("clip_grad_norm_", &Sharded::clip_gradients_by_norm, Unlocked(), "Returns the norm of all gradients before.")
+        .def(
+            "clip_grad_norm_", [](Sharded& s, double most) { return s.clip_gradients_by_norm(most); }, Unlocked(),
+            "Returns the norm before.")
         .def("stepped", &Sharded::stepped, Unlocked(), "Call it when an optimizer has stepped shards(): all ranks get the weights.")
-        .def("shards", &Sharded::shards, "This rank's slices of the parameters, flat, in f32: for any optimizer of torch.optim.")
+        .def(
+            "shards", [](const Sharded& s) { return s.shards(); },
+            "This rank's slices of the parameters, flat, in f32: for any optimizer of torch.optim.")
         .def(
             "broadcast_buffers", [](Sharded& s) { s.broadcast_buffers(); }, Unlocked())
         .def("state_dict", &Sharded::state_dict, py::arg("root") = py::none(), Unlocked(), "Whole master weights by name, on all ranks.")

@@ -29,7 +29,6 @@ protected:
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
-
     using Sharded::array_count, Sharded::backend, Sharded::begin_step, Sharded::collect_state, Sharded::distribute_state, Sharded::flush,
         Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer, Sharded::parameters,
         Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight, Sharded::statistics;
@@ -69,7 +68,7 @@ public:
     void step(double gradient_scale = 1) {
         static_assert(!external, "gradsync: step the shards with your optimizer, then call stepped()");
         Sharded::step(gradient_scale);
-        end_step();
+        end_graphs();
     }
 
     /// This rank's slices of the master weights: for each parameter a flat tensor of f32 (f64 for f64) in memory of this object. It is empty
@@ -78,20 +77,19 @@ public:
         static_assert(external, "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
         return shards_;
     }
-    /// Scales the gradients of `shards()` so that the norm of all ranks' gradients is at most `most`. Returns the norm before. Collective,
-    /// once after `finish()`.
-    double clip_gradients_by_norm(double most) {
-        static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), most)");
-        const double norm = gradient_norm();
+    /// Scales the gradients of `shards()`, once after `finish()`; see Reducer::clip_gradients_by_norm. Collective without `total`.
+    double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
+        static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), max_norm)");
+        const double norm = total ? *total : gradient_norm();
         for (at::Tensor& s : shards_)
-            if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, most));
+            if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, max_norm));
         return norm;
     }
     /// Says that `shards()` have changed: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
     void stepped() {
         static_assert(external, "gradsync: call step(), which steps the optimizer");
         Sharded::step();
-        end_step();
+        end_graphs();
     }
 
     /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array
@@ -124,6 +122,7 @@ public:
             if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
             std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.bytes());
         });
+        end_graphs();
     }
 
 protected:
@@ -177,9 +176,10 @@ private:
     void forget_gradients() {
         for (const at::Tensor& t : tensors_) t.mutable_grad().reset();
     }
-    void end_step() {
+    /// The weights have changed: libtorch then refuses a backward through an older graph.
+    void end_graphs() {
         forget_gradients();
-        for (const at::Tensor& t : tensors_)  // libtorch then refuses a backward through an older graph
+        for (const at::Tensor& t : tensors_)
             if (t.requires_grad()) torch::autograd::impl::bump_version(t);
     }
 
@@ -230,7 +230,6 @@ public:
     }
 
     using Sharded::wait_parameter;
-
     /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are.
     [[nodiscard]] bool rebuild_buckets()
         requires(!Base::external)
@@ -313,7 +312,8 @@ public:
         return leave(k, std::forward<F>(forward)());
     }
     /// For units with several results: `enter(k)` gathers the weights of unit k and releases those of the unit before it. Pass each result to
-    /// `leave`, so that the weights are gathered again before its backward. Collective.
+    /// `leave`, so that the weights are gathered again before its backward. Collective: a rank without a batch (`begin_step(false)`) enters the
+    /// units in the order of the others' forward and backward.
     void enter(std::size_t k) {
         if (k == current_) return;
         if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));

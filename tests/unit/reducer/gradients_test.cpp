@@ -318,6 +318,27 @@ TEST_CASE("mark_ready: gradients that are somewhere else in each step") {
             }
 }
 
+TEST_CASE("mark_ready: a gradient that is copied to its bucket holds the step up") {
+    struct Copies : Observer {
+        void ready(std::size_t, Time) noexcept override {}
+        void begin(Activity activity, std::size_t, Time) noexcept override { count += activity == Activity::copy ? 1 : 0; }
+        void end(Activity, std::size_t, Time) noexcept override {}
+        int count = 0;
+    };
+    for (const int ranks : {1, 2, 3, 4})
+        for (const auto storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
+            CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = tensors({8000});  // alone in its bucket
+                      std::vector<float> elsewhere(8000);
+                      Copies copies;
+                      Reducer sync(comm, model, {.gradients = storage, .observer = &copies});
+                      sync.mark_ready(0, buffer(elsewhere));
+                      sync.finish();
+                      finding.check(copies.count == (storage == GradientStorage::in_buckets ? 1 : 0),
+                                    std::to_string(copies.count) + " copies");
+                  }) == "");
+}
+
 TEST_CASE("rebind_gradient: a frozen gradient, where nothing is trained") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               std::vector<float> gradient(3), elsewhere(3);
