@@ -18,8 +18,7 @@
 /// Checkpoints of sharded trainings: every rank writes its own shards, and any number of ranks reads them.
 ///
 /// A checkpoint is a directory with one file per rank and a manifest. The files of a new checkpoint have new names. The manifest says which
-/// files belong together, and is replaced last, atomically: after a failure at any point the last checkpoint is still valid. Numbers are in
-/// the machine's own format.
+/// files belong together, and is replaced last, atomically: after any failure the last checkpoint is valid. Numbers are in the machine's format.
 ///
 /// The file of a rank holds a magic, the number of records, the records, and a digest (FNV-1a) of all before it. A record holds the
 /// parameter's name, its element count, the dtype of its arrays, the first element and the element count of this slice, the number of
