@@ -9,6 +9,7 @@
 // expect 8: gradsync: this backend states the ability groups: give it members group\(\) and std::size_t group_bytes\(\) const
 // expect 9: gradsync: this backend states the ability device_passes: give it members passes\(\), stream\(\) and host\(\)
 // expect 10: gradsync: this backend states the ability wait_on: give its WorkType a member void wait_on\(stream\)
+// expect 11: gradsync: this backend has steps_inside\(\), but does not state it: add .steps_inside = true to its abilities
 // errors: 1
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/requirements.hpp>
@@ -21,28 +22,30 @@ using namespace gradsync;
 
 struct Mine : ThreadBackend {
 #if GRADSYNC_EXPECT_FAILURE == 0
-    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true};
+    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
 #elif GRADSYNC_EXPECT_FAILURE == 1
     static constexpr BackendAbilities abilities{.progres_thread = true};
 #elif GRADSYNC_EXPECT_FAILURE == 2 || GRADSYNC_EXPECT_FAILURE == 3
-    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true};
+    static constexpr BackendAbilities abilities{.progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
 #elif GRADSYNC_EXPECT_FAILURE == 5
-    static constexpr BackendAbilities abilities{.failed = true, .tags = true, .cheaper_alone = true};
+    static constexpr BackendAbilities abilities{.failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
 #elif GRADSYNC_EXPECT_FAILURE == 6
-    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .cheaper_alone = true};
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .cheaper_alone = true, .steps_inside = true};
     void set_tag(CollectiveTag);
 #elif GRADSYNC_EXPECT_FAILURE == 7
-    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .clock = true};
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true, .clock = true};
     const char* now() const;
 #elif GRADSYNC_EXPECT_FAILURE == 8
-    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .groups = true};
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true, .groups = true};
     std::size_t group_bytes() const;
 #elif GRADSYNC_EXPECT_FAILURE == 9
-    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .device_passes = true};
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true, .device_passes = true};
     int passes();
 #elif GRADSYNC_EXPECT_FAILURE == 10
-    static constexpr BackendAbilities abilities{.poll = true, .wait_on = true, .failed = true, .tags = true, .cheaper_alone = true};
+    static constexpr BackendAbilities abilities{.poll = true, .wait_on = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
     int stream();
+#elif GRADSYNC_EXPECT_FAILURE == 11
+    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true};
 #endif
 #if GRADSYNC_EXPECT_FAILURE == 0 || GRADSYNC_EXPECT_FAILURE == 4
     bool wants_progress_thread() const;

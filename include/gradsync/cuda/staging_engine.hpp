@@ -219,6 +219,7 @@ private:
             case Operation::gather: piece.work = host_.gather(in, out, call.root); break;
             case Operation::scatter: piece.work = host_.scatter(in, out, call.root); break;
             case Operation::barrier: piece.work = host_.barrier(); break;
+            case Operation::reduce_step: break;  // not an ability of this backend
         }
     }
 
