@@ -29,7 +29,6 @@ protected:
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
-
     using Sharded::array_count, Sharded::backend, Sharded::begin_step, Sharded::collect_state, Sharded::distribute_state, Sharded::flush,
         Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer, Sharded::parameters,
         Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight, Sharded::statistics;
@@ -69,7 +68,7 @@ public:
     void step(double gradient_scale = 1) {
         static_assert(!external, "gradsync: step the shards with your optimizer, then call stepped()");
         Sharded::step(gradient_scale);
-        end_step();
+        end_graphs();
     }
 
     /// This rank's slices of the master weights: for each parameter a flat tensor of f32 (f64 for f64) in memory of this object. It is empty
@@ -90,7 +89,7 @@ public:
     void stepped() {
         static_assert(external, "gradsync: call step(), which steps the optimizer");
         Sharded::step();
-        end_step();
+        end_graphs();
     }
 
     /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array
@@ -123,6 +122,7 @@ public:
             if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
             std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.bytes());
         });
+        end_graphs();
     }
 
 protected:
@@ -176,9 +176,10 @@ private:
     void forget_gradients() {
         for (const at::Tensor& t : tensors_) t.mutable_grad().reset();
     }
-    void end_step() {
+    /// The weights have changed: libtorch then refuses a backward through an older graph.
+    void end_graphs() {
         forget_gradients();
-        for (const at::Tensor& t : tensors_)  // libtorch then refuses a backward through an older graph
+        for (const at::Tensor& t : tensors_)
             if (t.requires_grad()) torch::autograd::impl::bump_version(t);
     }
 
@@ -229,7 +230,6 @@ public:
     }
 
     using Sharded::wait_parameter;
-
     /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are.
     [[nodiscard]] bool rebuild_buckets()
         requires(!Base::external)
