@@ -156,9 +156,10 @@ public:
     /// have failed.
     GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) { engine_.mark_ready(i); }
 
-    /// The same for a gradient that a framework made anew, in memory of its choice, with the count and type of the old one. A borrowed
-    /// gradient lives there from now on, until the next such call or `rebind_gradient`; others, and those that are a bucket together with
-    /// their neighbours, are copied to their place. A gradient of several `uses` passes the same memory each time. Keep the memory until then.
+    /// The same for a gradient that a framework allocated anew: it lies in `gradient`, with the count, type and space of the old one. A
+    /// borrowed gradient stays there until the next such call or `rebind_gradient`, so keep its memory until then. A gradient that lives in
+    /// a bucket, or that is one bucket with its neighbours, is copied to its place. Throws what `mark_ready(i)` throws, and
+    /// Error(invalid_argument) for another count, type or space.
     void mark_ready(std::size_t i, const BufferView& gradient) { engine_.mark_ready(i, gradient); }
 
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the parameters, if some

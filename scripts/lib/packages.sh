@@ -51,13 +51,14 @@ install_python_packages() {
     done
 }
 
-# The headers and host libraries of PyPI's newest PyTorch into build/torch, for tests that are left out where it cannot be had. The wheel is 0.5 GB;
-# of its CUDA, nothing is kept: libraries of the same names stand in for those that the host libraries want to load.
+# The headers and host libraries of PyPI's newest PyTorch into build/torch, for tests that are left out where it cannot be had. The wheel is
+# 0.5 GB. Nothing of its CUDA is kept: empty libraries stand in for those that the host libraries load.
 install_torch() {
     [ -e build/torch/lib/version ] && return
     local folder=build/torch name
     rm -rf $folder && mkdir -p $folder
-    if ! { python3 -m pip download --quiet --no-deps --only-binary :all: --dest $folder torch && python3 - $folder; } >$folder.log 2>&1 <<'END'; then
+    if ! { python3 -m pip download --quiet --no-deps --only-binary :all: --dest $folder torch &&
+        python3 - $folder; } >$folder.log 2>&1 <<'END'; then
 import glob, shutil, sys, zipfile
 folder = sys.argv[1]
 wheel = glob.glob(folder + "/torch-*.whl")[0]

@@ -100,7 +100,7 @@ template <class Lookup>
     if (launcher == none && has("MASTER_ADDR") && has("MASTER_PORT"))
         raise(
             Errc::invalid_argument,
-            "MASTER_ADDR and MASTER_PORT are set, but RANK and WORLD_SIZE are not; set them for every rank, or none of the four for one rank");
+            "MASTER_ADDR and MASTER_PORT are set, but RANK and WORLD_SIZE are not; set all four on every rank, or unset these two to run a single rank");
     if (launcher != none) {
         const auto& names = names_of[launcher];
         job.size = static_cast<int>(number(names.size, 1, max_ranks));

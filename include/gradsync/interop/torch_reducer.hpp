@@ -10,7 +10,7 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// The gradients of tensors in the memory that the engine knows.
+/// Keeps the gradients of tensors in the memory that the engine reads and writes.
 class TorchGradients : protected TorchParameters {
 protected:
     /// `plain`: the exchange is AllReduce, over host memory. Collective.
@@ -29,7 +29,7 @@ protected:
 
     bool in_buckets() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
-    /// Is gradient i where the engine knows it?
+    /// Does gradient i lie where the engine expects it?
     bool at_home(std::size_t i) const {
         const at::Tensor& gradient = tensors[i].grad();
         return gradient.defined() && gradient.layout() == at::kStrided && gradient.data_ptr() == homes_[i].data_ptr();
@@ -41,7 +41,7 @@ protected:
         const at::NoGradGuard no_graph;
         return at::zeros_like(homes_[i]).add_(gradient);  // it may be sparse
     }
-    /// Returns all gradients to the memory that the engine knows. One that is undefined becomes zero.
+    /// Returns all gradients to the memory that the engine expects. An undefined gradient becomes zero.
     void settle() {
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             if (!tensors[i].requires_grad() || at_home(i)) continue;
@@ -53,10 +53,10 @@ protected:
     }
 
     ReducerOptions options_;
-    std::vector<at::Tensor> homes_;  ///< the memory of each gradient that the engine knows
+    std::vector<at::Tensor> homes_;  ///< by parameter: the memory of its gradient that the engine expects
 
 private:
-    /// Makes an arena for the gradients if the ranks have use for one: if they are processes of one machine, and alike.
+    /// Makes an arena for the gradients if all ranks are processes of one machine and have gradients of the same sizes.
     template <class B>
     void share_memory(B& comm) {
         std::vector<std::size_t> sizes;
