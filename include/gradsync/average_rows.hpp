@@ -14,15 +14,18 @@ namespace detail {
 template <class B>
 void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient, std::size_t width, List<std::uint64_t> own,
                  ConstBufferView values) {
-    const auto fail = [&](auto... what) { refuse(operation, text(what...), comm.rank()); };
+    std::string problem;
+    const std::size_t height = width == 0 ? 0 : gradient.count / width;
     if (!is_floating(gradient.dtype) || values.dtype != gradient.dtype)
-        fail("the gradient and the values are of one floating type, not of ", gradient.dtype, " and ", values.dtype);
-    if (width == 0 || gradient.count % width != 0) fail("a gradient of ", gradient.count, " elements has no rows of ", width);
-    if (values.count != own.size() * width)
-        fail(own.size(), " rows of ", width, " are ", own.size() * width, " values, not ", values.count);
-    const std::size_t height = gradient.count / width;
+        problem = text("the gradient and the values are of one floating type, not of ", gradient.dtype, " and ", values.dtype);
+    else if (width == 0 || gradient.count % width != 0)
+        problem = text("a gradient of ", gradient.count, " elements has no rows of ", width);
+    else if (values.count != own.size() * width)
+        problem = text(own.size(), " rows of ", width, " are ", own.size() * width, " values, not ", values.count);
     for (const std::uint64_t row : own)
-        if (row >= height) fail("there is no row ", static_cast<std::int64_t>(row), "; the gradient has ", height);
+        if (row >= height && problem.empty())
+            problem = text("there is no row ", static_cast<std::int64_t>(row), "; the gradient has ", height);
+    constexpr auto wrong = static_cast<std::uint64_t>(-1);
 
     // Rows that occur several times are added up, in their order, in the type in which they then travel.
     List<std::uint64_t> order(own.size());
@@ -30,7 +33,13 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
     sort_by(order, [&](std::uint64_t a, std::uint64_t b) { return own[a] < own[b]; });
     std::uint64_t different = 0;
     for (std::size_t k = 0; k < order.size(); ++k) different += k == 0 || own[order[k]] != own[order[k - 1]];
+    if (!problem.empty()) different = wrong;
     const List<std::uint64_t> counts = gather_values(comm, {&different, 1});
+    if (!problem.empty()) refuse(operation, problem, comm.rank());
+    for (std::size_t r = 0; r < counts.size(); ++r)
+        if (counts[r] == wrong)
+            raise(Errc::invalid_argument, text(operation, ": rank ", r, " gave wrong rows; see what it says"),
+                  {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
     std::size_t most = 0;
     for (const std::uint64_t count : counts) most = larger<std::size_t>(most, count);
     if (most == 0) return;
@@ -61,7 +70,7 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
     indices.wait();
     for (std::size_t r = 0; r < ranks; ++r)
         for (std::size_t k = r * most; k < r * most + counts[r]; ++k) {
-            if (places[k] >= height) fail("rank ", r, " sent row ", places[k], " of ", height);
+            if (places[k] >= height) refuse(operation, text("rank ", r, " sent row ", places[k], " of ", height), comm.rank());
             kernel::add(gradient.subview(places[k] * width, width), sums.subview(k * width, width));
         }
 }
@@ -90,14 +99,16 @@ void reduce_rows_in_place(const B& comm, const char* operation, ReduceOp op, Gra
 /// belongs to row `rows[k]` of the gradient, which may occur several times. `rows` is a contiguous range of integers. Each rank has rows
 /// of its own, or none. The caller owns all memory, and gives the same shape and type of the gradient on all ranks.
 ///
-/// Order of the sum: each rank adds up its values for a row in their order, in f32 (f64 for f64), and divides by the number of ranks. The
-/// ranks' results are added to the gradient in rank order. If the ranks together have so many rows that it costs no more, one
-/// all-reduce of the whole matrix does it, in the order of the backend. So the bits depend on the number of ranks; they do not depend on
+/// Order of the sum: each rank adds up its values for a row in their order, in f32 (f64 for f64), and multiplies the sum by one over the
+/// number of ranks. The ranks' results are added to the gradient in rank order. If the ranks together have so many rows that it costs no
+/// more, the whole matrix is all-reduced instead, in the order of the backend. So the bits depend on the number of ranks; they do not depend on
 /// timing.
 ///
-/// Cost: all-gathers of the largest rank's number of different rows, padded on the others, and memory for them during the call. Overlaps nothing.
-/// Every rank counts the same, whatever the weights of a Reducer. Collective. Throws Error(invalid_argument) before anything is sent if
-/// shapes, types or a row are wrong on this rank, and what a wait throws; the gradient is unspecified then.
+/// Cost: all-gathers of the largest rank's number of different rows, padded on the others, and memory for them during the call. It does not overlap
+/// with computation.
+/// Every rank counts the same, whatever the weights of a Reducer. Collective. Throws Error(invalid_argument) on
+/// all ranks if shapes, types or a row are wrong on one of them; the gradient stays as it was. Throws what a wait throws; the gradient is
+/// unspecified then.
 template <class B, class Gradient, class Rows, class Values>
 void average_rows(const B& comm, Gradient&& gradient, std::size_t width, const Rows& rows, const Values& values) {
     detail::reduce_rows_in_place(comm, "average_rows", ReduceOp::mean, std::forward<Gradient>(gradient), width, rows, values);

@@ -119,7 +119,7 @@ TEST_CASE("the rows come to what a Reducer has averaged, and its norm sees them"
     });
 }
 
-TEST_CASE("wrong shapes, types and rows are refused before anything is sent") {
+TEST_CASE("wrong shapes, types and rows are refused, and the communicator still works") {
     CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
               std::vector<float> gradient(10 * 4);
               const std::vector<float> values(4, 1.0f);
@@ -141,12 +141,12 @@ TEST_CASE("wrong shapes, types and rows are refused before anything is sent") {
           }) == "");
 }
 
-TEST_CASE("a rank that gives a wrong row and leaves is named to the others") {
+TEST_CASE("a rank that gives a wrong row is named to the others at once") {
     const auto seen = outcomes(2, [](gs::ThreadBackend comm) {
         std::vector<float> gradient(10 * 4);
         gs::average_rows(comm, gradient, 4, std::vector<int>{comm.rank() == 0 ? 10 : 1}, std::vector<float>(4));
     });
     CHECK(seen[0].is(gs::Errc::invalid_argument));
-    CHECK(seen[1].is(gs::Errc::peer_failed));
-    CHECK(seen[1].says("rank 0"));
+    CHECK(seen[1].is(gs::Errc::invalid_argument));
+    CHECK(seen[1].text == "average_rows: rank 0 gave wrong rows; see what it says");
 }

@@ -193,7 +193,7 @@ struct Answer {
     Channel channel = {};
     Refusal refusal = {};
     std::string problem = {};
-    bool speechless = false;  ///< somebody listens there, and said nothing
+    bool silent = false;   ///< somebody listens there, and said nothing
     bool hung_up = false;  ///< whoever listens there did, before it had said anything: it may be about to close, or be called by too many
 };
 
@@ -212,7 +212,7 @@ struct Answer {
         if (refused) answer.refusal = Refusal::read(bootstrap::text_of(words));
         else if (got == Channel::Got::nothing) {
             answer.hung_up = errno != ETIMEDOUT;
-            answer.speechless = true;
+            answer.silent = true;
             answer.problem = answer.hung_up ? "whoever listens there hung up" : "whoever listens there does not answer";
         } else answer.refusal = {.code = Errc::peer_failed, .why = "it does not speak as a rank of gradsync does"};
         return false;

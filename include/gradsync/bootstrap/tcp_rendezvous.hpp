@@ -105,7 +105,7 @@ private:
             const List<net::Address> addresses = net::resolve(job_.address, job_.port, deadline, answer.problem);
             if (!addresses.empty()) answer = net::call(addresses, hello(rank()), key(), deadline);
             if (answer.channel) break;
-            if (answer.speechless && !std::exchange(asked, true) &&
+            if (answer.silent && !std::exchange(asked, true) &&
                 net::is_torch_store(addresses, gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(1))))
                 answer.refusal = {.code = Errc::invalid_argument,
                                   .why = "it is a store of torch.distributed; give gradsync a port of its own: set GRADSYNC_PORT"};

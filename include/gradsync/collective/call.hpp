@@ -20,7 +20,7 @@ struct Call {
     const void* in = nullptr;
     void* out = nullptr;
     std::size_t in_count = 0;
-    std::size_t out_count = 0;
+    std::size_t out_count = 0;  ///< of a reduce_step: bytes, because it may have another type
     Contribution contribution = {};
     int root = 0;  ///< root of a rooted operation; in others, the code of the CollectiveTag
     Operation operation = Operation::barrier;
@@ -51,7 +51,9 @@ constexpr bool reduces(Operation operation) noexcept { return operation <= Opera
         // Gather and scatter: this rank's shard and, at the root, the whole buffer.
         const bool gathers = call.operation == Operation::gather, parts = gathers || call.operation == Operation::scatter;
         const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
-        said += text(call.dtype, ", ", parts ? shard : gradsync::detail::larger(call.in_count, call.out_count));
+        said +=
+            text(call.dtype, ", ",
+                 parts ? shard : gradsync::detail::larger(call.in_count, call.operation == Operation::reduce_step ? 0 : call.out_count));
         if (parts && whole != 0) said += text(" of ", whole);
         said += " elements";
         if (is_rooted(call.operation)) said += text(", root ", call.root);

@@ -53,9 +53,10 @@ public:
         return by < stages * gradsync::detail::larger<std::chrono::nanoseconds>(limit / 20, std::chrono::milliseconds(250));
     }
 
-    /// Once the limit was seen to have passed: is it only lately that `rank` seems to be what keeps all from going on? A rank that was late
-    /// may have come just now; the others need a moment to go on then, and are not to blame. In the end whoever it is has had enough.
-    bool suspects_lately(int rank, std::chrono::nanoseconds limit) noexcept {
+    /// Notes that `rank` seems to keep the others from going on, once the limit was seen to have passed. Returns true if it became the
+    /// suspect only recently: a rank that was late may have come just now, and the others, which need a moment to go on, are not to blame. After
+    /// eight such moments it returns false for any rank.
+    bool is_recent_suspect(int rank, std::chrono::nanoseconds limit) noexcept {
         if (std::exchange(suspect_, rank) != rank) suspected_ = last_;
         return too_early(last_ - suspected_, limit) && too_early(last_ - limit_seen_, limit, 8);
     }

@@ -26,8 +26,8 @@ public:
     virtual World& world() const noexcept = 0;
 
     virtual std::uint64_t start(const Call& call) = 0;
-    /// The same for a call that may be a `reduce_step`, if the engine has `steps_inside()`.
-    virtual std::uint64_t start(const Call& call, ShardStep* /*step*/) { return start(call); }
+    /// The same for a `reduce_step`, if the engine `steps_inside()`.
+    virtual std::uint64_t start_step(const Call& call, ShardStep& /*step*/) { return start(call); }
     virtual bool steps_inside() const noexcept { return false; }
     virtual bool test(std::uint64_t number) {
         return is_over([&] { return advance_to(number); });

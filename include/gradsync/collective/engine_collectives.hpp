@@ -112,8 +112,9 @@ public:
         const BufferView from = typed_view(const_cast<void*>(in.data), in.count, in.dtype, in.space);
         if (Derived& self = static_cast<Derived&>(*this); !self.steps_inside() || !self.shares(from) || !self.shares(out))
             refuse(Operation::reduce_step, "the ranks do not reach each other's buffers; ask steps_inside() and shares() first");
-        const std::size_t units = divide_up(out.bytes(), size_of(in.dtype));  // a Call has one type
-        return start(reduction(Operation::reduce_step, in, typed_view(out.data, units, in.dtype, out.space), op, contribution), &step);
+        Call call = reduction(Operation::reduce_step, in, typed_view(out.data, in.count, in.dtype, out.space), op, contribution);
+        call.out_count = out.bytes();
+        return start(call, &step);
     }
     WorkType all_gather(ConstBufferView in, BufferView out) {
         check_shard(Operation::all_gather, "in", in.count, out.count);
@@ -225,7 +226,8 @@ private:
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
         std::uint64_t number;
-        if constexpr (requires { engine_->start(call, step); }) number = engine_->start(call, step);
+        if constexpr (requires { engine_->start_step(call, *step); })
+            number = step ? engine_->start_step(call, *step) : engine_->start(call);
         else number = engine_->start(call);
         if constexpr (records) engine_->flights()->start(number, call);
         return {engine_, number};

@@ -359,7 +359,7 @@ private:
     ReducerOptions options_;
     bool halves_;     ///< see there
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
-    bool consumed_;   ///< not even these
+    bool consumed_;   ///< the exchange consumes the results: no shards are kept
     int size_, rank_;
     std::size_t least_direct_ = 0;  ///< bytes of a range of the trainer's memory that is used as a bucket, if it holds several gradients
     const AnyBuckets& policy_;

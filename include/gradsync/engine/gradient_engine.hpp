@@ -98,6 +98,14 @@ public:
         guard([&] { settle_marks(); });
     }
 
+    /// Ends a step after `settle()` without its reductions.
+    void drop_step() {
+        readiness_.reset();
+        step_.forget_weight();
+        set_has_batch(true);
+        settled_ = false;
+    }
+
     bool try_finish() {
         check_usable("try_finish");
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {

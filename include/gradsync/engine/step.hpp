@@ -164,6 +164,7 @@ public:
     // ------------------------------------------------------------------------------------------ what this rank brings
 
     void set_weight(double weight) noexcept { weight_ = weight; }
+    void forget_weight() noexcept { weight_.reset(); }
     void set_has_batch(bool has_batch) noexcept { has_batch_ = has_batch; }
     bool has_batch() const noexcept { return has_batch_; }
     /// The tag of bucket b's collectives.

@@ -103,14 +103,14 @@ public:
     }
 
     /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the master weights. The
-    /// optimizer may say how they are rounded.
-    template <FlatOptimizer O>
-    void round(std::size_t b, std::size_t first, BufferView values, O& optimizer) const {
+    /// optimizer may say how they are rounded, and then not those of parameters i with `used(i)` false.
+    template <FlatOptimizer O, class Used>
+    void round(std::size_t b, std::size_t first, BufferView values, O& optimizer, Used&& used) const {
         const BufferView master = array(b, 0).subview(first, values.count);
         if constexpr (requires(const RoundingSlice& slice) { optimizer.round(slice); }) {
             if (is_low_precision(values.dtype)) {
                 for (const ShardSlice& whole : slices(b))
-                    if (const ShardSlice slice = part_of(whole, first, values.count); slice.count != 0)
+                    if (const ShardSlice slice = part_of(whole, first, values.count); slice.count != 0 && used(slice.parameter))
                         optimizer.round(
                             RoundingSlice{.parameter = slice.parameter,
                                           .first = slice.first,

@@ -53,6 +53,7 @@ public:
     /// micro-batches.
     void set_weight(double weight) {
         check_usable("set_weight");
+        check_stepped("set_weight");
         engine_->set_weight(weight);
     }
     /// While the guard lives, marks only add up gradients, without communication. Throws Error(invalid_argument) if gradients are sharded.
@@ -69,7 +70,8 @@ public:
     /// See Reducer::mark_ready. From any thread.
     void mark_ready(std::size_t i) { engine_->mark_ready(i); }
 
-    /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. Further calls before `step()`
+    /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are complete), or throws as
+    /// Reducer::finish does. Further calls before `step()`
     /// add the averages of further micro-batches (not in stage 1). The step then uses their mean, or their sum with Averaging::sum.
     /// Collective.
     void finish() {
@@ -92,7 +94,7 @@ public:
     void discard() {
         check_usable("discard");
         refuse_in_backward("discard");
-        guard([&] { reduce_deferred(); });
+        if (std::exchange(deferred_, false)) engine_->drop_step();
         engine_->discard();
         micro_batches_ = 0;
         engine_->end_round(true);
@@ -104,7 +106,7 @@ public:
         check_averaged("gradient_norm");
         refuse_in_backward("gradient_norm");
         return guard([&] {
-            reduce_deferred();
+            if (std::exchange(deferred_, false)) reduce();
             return engine_->gradient_norm() / divisor();
         });
     }
@@ -140,7 +142,7 @@ public:
     void for_each_gradient(Use&& use) {
         check_usable("for_each_gradient");
         if (micro_batches_ == 0 || deferred_ || steps_in_backward())
-            refuse("for_each_gradient", "there are no averaged gradients; call finish() first, and use Zero1 or Zero2");
+            refuse("for_each_gradient", "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
         for (std::size_t b = 0; b < plan().size(); ++b)
             state_.step(b, 0, engine_->gradient_shard(b), 1 / divisor(), visitor, [&](std::size_t i) { return engine_->was_used(i); });
@@ -234,20 +236,23 @@ protected:
             inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
         if constexpr (Derived::in_backward) {
             if (!can_step_inside()) return;
-            if (!inside_.possible() || engine_->deal().rounds() > 1)
+            if (engine_options_.micro_batches != 0 || engine_options_.unused != UnusedParameters::error)
+                refuse(Derived::name, "with StepInBackward a step has one micro-batch, and uses every parameter; leave these options out");
+            if (!inside_.possible())
                 refuse(Derived::name,
-                       "with StepInBackward a step has one micro-batch, every parameter is used in it, and weights lie in memory that "
-                       "the ranks share; use Zero2");
-            inside_.run_in_backward();
+                       "with StepInBackward all weights lie in memory that the ranks share; use ParameterStorage::in_buckets");
+            inside_.enable_in_backward();
         }
     }
 
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept { return shard_of(values_.bucket(b), backend_.size(), backend_.rank()); }
 
-    /// Starts to gather the master weights of all ranks into the values of bucket b.
-    void start_gather(std::size_t b, CollectiveTag tag) {
-        state_.round(b, 0, own_values(b), optimizer_);
+    /// Starts to gather the master weights of all ranks into the values of bucket b. Where the optimizer rounds them, parameters i with
+    /// `used(i)` false keep the old ones.
+    template <class Used>
+    void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
+        state_.round(b, 0, own_values(b), optimizer_, used);
         gathers_.start(b, values_.bucket(b), tag);
         if (backend_.size() == 1) return;
         step_.bytes += values_.bucket(b).bytes();
@@ -319,7 +324,7 @@ protected:
     void step(Gather&& gather) {
         check_averaged("step");
         guard([&] {
-            if (!inside_.begun()) optimizer_.begin_step();
+            if (!inside_.take_begun()) optimizer_.begin_step();
             gather();
             micro_batches_ = 0;
             engine_->end_round(true);
@@ -343,12 +348,9 @@ protected:
 
     /// Waits for the reductions of this backward.
     void reduce() {
-        engine_->finish();
+        inside_.rethrow([&] { engine_->finish(); });
         engine_->end_round(false);
         step_ += engine_->statistics().last;
-    }
-    void reduce_deferred() {
-        if (std::exchange(deferred_, false)) reduce();
     }
 
     Policies<B> policies() {
@@ -383,11 +385,12 @@ protected:
     Overlap overlap_;
     Exchange exchange_;
     O optimizer_;
-    std::unique_ptr<Engine> engine_;
+    // Before the engine, which waits, if a step has failed, until no other rank writes there.
     UnitValues<B> values_;
     ShardState<B> state_;
-    DeferredGather<B> gathers_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
+    std::unique_ptr<Engine> engine_;
+    DeferredGather<B> gathers_;
     bool deferred_ = false;          ///< `finish()` was called, and gradients are not reduced yet
     std::size_t micro_batches_ = 0;  ///< number reduced since the last step
     StepStatistics step_;

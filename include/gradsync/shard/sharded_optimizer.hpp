@@ -21,21 +21,23 @@ struct Zero2 {
     static constexpr bool shards_gradients = true;
 };
 
-/// Stage 1 with the optimizer inside the reduction. `finish()` checks the marks, and `step()` does the rest in one pass: it reads the
-/// gradients of all ranks, steps, and writes the weights of all ranks; averages are never stored. The bits are those of Zero1. If the norm is
-/// asked for, gradients are reduced first, as in stage 1. So they are if ranks do not share memory, with UnusedParameters::find_unused, with
-/// `micro_batches`, and in a step that compares weights.
+/// Stage 1 with the optimizer inside the reduction. `finish()` checks the marks, and waits for nobody. `step()` does the rest in one pass: it
+/// reads the gradients of all ranks, steps, and writes the weights of all ranks; averages are never stored. The bits are those of Zero1. If
+/// the norm is asked for, gradients are reduced first, as in stage 1. The same happens if ranks do not share memory, with
+/// UnusedParameters::find_unused, if `micro_batches` need several sums, and in a step that compares weights.
 ///
-/// Buckets leave in `step()`, so it goes with no overlap policy. The optimizer may run on any thread that waits for a collective.
+/// Buckets leave in `step()`, so it takes no overlap policy. The optimizer may run on any thread of its rank that makes progress. If a rank
+/// has several such objects over threads, all ranks step them in the same order.
 struct StepInside {
     static constexpr bool shards_gradients = false;
     static constexpr bool steps_inside = true;
 };
 
 /// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have marked it, and its memory
-/// is used for another; there are no shards of gradients. For ranks that share memory; elsewhere it is stage 2. Mark a parameter when its
-/// weights are not read any more in this backward. The optimizer may run on any thread that marks or waits; set its learning rate before
-/// the backward. A step has one micro-batch, no gradient scale, no norm, and cannot be discarded.
+/// is used for another; there are no shards of gradients. For ranks that share memory; elsewhere it is stage 2. Mark a parameter after the
+/// backward's last read of its weights. The optimizer may run on any thread of its rank that makes progress, that of an overlap policy
+/// included; set its learning rate before the backward. A step has one micro-batch, no gradient scale and no norm, cannot be discarded, and
+/// compares no weights. If a rank has several such objects over threads, all ranks finish them in the same order.
 struct StepInBackward {
     static constexpr bool shards_gradients = true;
     static constexpr bool steps_inside = true, in_backward = true;
@@ -46,7 +48,7 @@ enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
     in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
     shared,  ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in. Write weights on
-             ///< one rank only. A rank marks a parameter when it has read its weights for the last time in a step
+    ///< one rank only, and let all ranks meet before `adopt_values()`. Mark a parameter only after the step's last read of its weights
 };
 
 struct ShardingOptions {
@@ -117,9 +119,11 @@ public:
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
         if (!Stage::shards_gradients && gradients == GradientStorage::pooled) refuse(name, "pooled gradients are for stage 2: write Zero2");
-        if (in_backward && storage_ == ParameterStorage::shared)
+        if (in_backward && shared())
             refuse(name, "with StepInBackward other ranks may still read weights that are stepped; use ParameterStorage::in_buckets");
-        if (in_backward) engine_options_.compare_weights_every = never;  // they change in the backward
+        if (in_backward && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != never)
+            refuse(name, "with StepInBackward weights change while they would be compared; leave compare_weights_every out");
+        if (in_backward) engine_options_.compare_weights_every = never;
         engine_options_ =
             detail::with_storage(engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
@@ -183,7 +187,7 @@ public:
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
             for (std::size_t b = plan().size(); b-- > 0;) {
                 step_bucket(b, gradient_scale);
-                start_gather(b, engine_->tag(b));
+                start_gather(b, engine_->tag(b), [&](std::size_t i) { return engine_->was_used(i); });
             }
             if (!forward) flush();
         });
@@ -245,7 +249,8 @@ public:
 
 private:
     bool in_buckets() const noexcept { return storage_ != ParameterStorage::borrowed; }
-    bool writes_values() const noexcept { return storage_ != ParameterStorage::shared || backend_.rank() == 0; }
+    bool shared() const noexcept { return storage_ == ParameterStorage::shared; }
+    bool writes_values() const noexcept { return !shared() || backend_.rank() == 0; }
 
     void make_engine() {
         if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters_); one != nullptr)
@@ -255,9 +260,9 @@ private:
                              "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2"),
                 other->name);
         Base::make_engine(detail::text("stage=", Stage::shards_gradients ? "2" : "1", steps_inside ? " inside" : "", " parameters=",
-                                       !in_buckets()                          ? "borrowed"
-                                       : storage_ == ParameterStorage::shared ? "shared"
-                                                                              : "in_buckets"),
+                                       !in_buckets() ? "borrowed"
+                                       : shared()    ? "shared"
+                                                     : "in_buckets"),
                           in_buckets());
     }
 
@@ -276,7 +281,8 @@ private:
     }
 
     void renew_values() {
-        for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b));
+        if (shared()) backend_.barrier().wait();  // nobody reads them any more
+        for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
         flush();
     }
 
@@ -286,14 +292,14 @@ private:
                                         [](std::size_t) { return std::size_t{0}; });
         if (!in_buckets()) values_.borrow(backend_, plan(), engine_->layout(), parameters_);
         values_.place(backend_, 0, true);
-        const bool shared = storage_ == ParameterStorage::shared;
-        if (shared) values_.share(backend_, name);
+        if (shared()) values_.share(backend_, name);
         Base::make_state();
         for (std::size_t b = 0; writes_values() && b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b))
                 if (const BufferView value = parameters_[i].value; value.data != nullptr) kernel::copy(value, values_.value(i));
-        if (shared) backend_.barrier().wait();
+        if (shared()) backend_.barrier().wait();
         adopt_values();
+        if (shared()) backend_.barrier().wait();
     }
 
     /// Moves weights and state from the plan `before` to the current one. Collective.
@@ -303,7 +309,7 @@ private:
         make_state();
         for (std::size_t b = 0; writes_values() && b < before.size(); ++b)
             for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), values_.value(i));
-        if (storage_ == ParameterStorage::shared) backend_.barrier().wait();
+        if (shared()) backend_.barrier().wait();
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });

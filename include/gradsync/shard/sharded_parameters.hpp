@@ -229,7 +229,7 @@ private:
         Unit& unit = values_[u];
         if (unit.slot == detail::UnitValues<B>::none) values_.place(gathering_, u, keep);
         unit.gathering = true;
-        for (const std::size_t b : unit.buckets) start_gather(b, {CollectiveTag::Kind::unit, number_, u});
+        for (const std::size_t b : unit.buckets) start_gather(b, {CollectiveTag::Kind::unit, number_, u}, [](std::size_t) { return true; });
     }
 
     void wait(Unit& unit) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <exception>
+
 #include "../engine/gradient_engine.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
@@ -24,7 +26,7 @@ public:
             rank_ = backend.rank(), size_ = backend.size();
             std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
-                // Pooled buckets get their memory, which is shared, when they are filled.
+                // Pooled buckets get their memory when they are filled.
                 shared = (engine.bucket(b).data == nullptr || backend.shares(engine.bucket(b))) && backend.shares(values_.bucket(b));
             possible_ = true;
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
@@ -42,11 +44,21 @@ public:
         finish();
         inside_ = false;
     }
+    /// Calls `f()`. If it fails because this rank's optimizer threw, throws that.
+    template <class F>
+    void rethrow(F&& f) {
+        try {
+            f();
+        } catch (...) {
+            if (error_) std::rethrow_exception(error_);
+            throw;
+        }
+    }
 
     /// From now on the results are stepped as they come. The optimizer's step begins with the first bucket.
-    void run_in_backward() noexcept { inside_ = in_backward_ = true; }
+    void enable_in_backward() noexcept { inside_ = in_backward_ = true; }
     /// Has the optimizer's step begun?
-    bool begun() noexcept { return std::exchange(begun_, false); }
+    bool take_begun() noexcept { return std::exchange(begun_, false); }
 
     /// The exchange of the buckets. Outside of `run` it leaves the results in the shards.
     class Exchange : public ReduceScatter {
@@ -56,6 +68,12 @@ public:
             if constexpr (abilities_of<B>.steps_inside) {
                 if (steps_->inside_) {
                     if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->optimizer_.begin_step();
+                    if (!backend.shares(bucket))
+                        raise(Errc::invalid_argument,
+                              text("bucket ", b,
+                                   " lies in memory of its own, because others wait for marks; with StepInBackward ask for "
+                                   "gradients in the order in which they become ready"),
+                              {.operation = "mark_ready", .rank = backend.rank(), .bucket = static_cast<std::ptrdiff_t>(b)});
                     return backend.reduce_step(bucket, steps_->values_.bucket(b), op, contribution, steps_->steps_[b]);
                 }
             }
@@ -68,7 +86,14 @@ public:
 
 private:
     struct Step final : ShardStep {
-        void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) override { steps->step(bucket, range, sums, outs); }
+        void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) override {
+            try {
+                steps->step(bucket, range, sums, outs);
+            } catch (...) {
+                steps->error_ = std::current_exception();
+                throw;
+            }
+        }
         InsideSteps* steps = nullptr;
         std::size_t bucket = 0;
     };
@@ -77,7 +102,7 @@ private:
         const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
         const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
         state_.step(b, first, averages, scale_, optimizer_, [](std::size_t) { return true; });
-        state_.round(b, first, own, optimizer_);
+        state_.round(b, first, own, optimizer_, [](std::size_t) { return true; });
         for (void* const out : outs)
             if (void* const to = static_cast<std::byte*>(out) + range.first * size_of(own.dtype); to != own.data)
                 std::memcpy(to, own.data, own.bytes());
@@ -89,7 +114,8 @@ private:
     int rank_ = 0, size_ = 1;
     bool possible_ = false, inside_ = false, in_backward_ = false, begun_ = false;
     double scale_ = 1;
-    List<Step> steps_;  ///< by bucket
+    List<Step> steps_;          ///< by bucket
+    std::exception_ptr error_;  ///< that this rank's optimizer threw
 };
 
 }  // namespace gradsync::inline v0_2::detail

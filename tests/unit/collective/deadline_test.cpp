@@ -82,7 +82,7 @@ TEST_CASE("deadline: whoever only lately keeps all from going on is not suspecte
         lately = true;
         for (int i = 0; lately; ++i) {
             deadline.look(
-                limit, [&](std::chrono::nanoseconds) { lately = deadline.suspects_lately(suspect(i), limit); }, [] {});
+                limit, [&](std::chrono::nanoseconds) { lately = deadline.is_recent_suspect(suspect(i), limit); }, [] {});
             std::this_thread::sleep_for(1ms);
         }
         return std::chrono::steady_clock::now() - start;

@@ -189,3 +189,24 @@ TEST_CASE("an optimizer rounds its weights, with the same bits on any number of 
     }
     CHECK(optimized(2, false) == std::vector<float>(expected.size(), 1.0f));  // to nearest, all updates are lost
 }
+
+TEST_CASE("parameters that no rank used keep their weights, to the bit") {
+    gs::run_threads(2, [](gs::ThreadBackend comm) {
+        std::vector<std::vector<gs::BFloat16>> values(2, std::vector<gs::BFloat16>(64, gs::BFloat16(1.0f))), gradients = values;
+        std::vector<gs::ParameterView> parameters;
+        for (std::size_t i = 0; i < 2; ++i)
+            parameters.push_back({.name = "p" + std::to_string(i), .value = gs::buffer(values[i]), .gradient = gs::buffer(gradients[i])});
+        gs::ShardedOptimizer sharded(comm, parameters, Creep{},
+                                     gs::ShardingOptions{.reducer = {.unused = gs::UnusedParameters::find_unused}});
+        sharded.broadcast_parameters();
+        std::vector<float> before;
+        for (int step = 0; step < 4; ++step) {
+            if (step == 0) sharded.mark_ready(0);  // then it is no number of bf16
+            sharded.mark_ready(1);
+            sharded.finish();
+            sharded.step();
+            if (step == 0) before = to_floats(sharded.parameter_value(0));
+        }
+        CHECK(to_floats(sharded.parameter_value(0)) == before);
+    });
+}

@@ -248,9 +248,9 @@ TEST_CASE("an optimizer that throws is heard of on its rank, blamed on the other
             sharded.step();
         }
     });
-    CHECK(seen[1].says("the optimizer has had enough"));
+    CHECK(seen[1].text == "not a gradsync::Error: the optimizer has had enough");
     CHECK(seen[0].is(Errc::peer_failed));
-    CHECK(seen[0].says("rank 1"));
+    CHECK(seen[0].says("rank 1 failed in the step of its shard: the optimizer has had enough"));
     for (const std::vector<float>& w : weights)
         for (const float x : w) REQUIRE((x == 1 || x == 2));
 }
@@ -262,7 +262,10 @@ TEST_CASE("a mark that is missing is found by finish(), and micro-batches betwee
                                  ShardingOptions{.reducer = {.compare_weights_every = never}});
         sharded.mark_ready(0);
         sharded.finish();
-        if (outcome_of([&] { (void)sharded.no_sync(); }).says("call step() or discard() first")) sharded.step();
+        const bool refused = outcome_of([&] { (void)sharded.no_sync(); }).says("call step() or discard() first") &&
+                             outcome_of([&] { (void)sharded.begin_step(); }).says("call step() or discard() first") &&
+                             outcome_of([&] { sharded.set_weight(1); }).says("call step() or discard() first");
+        if (refused) sharded.step();
         sharded.finish();
     });
     for (const Outcome& outcome : seen) CHECK(outcome.says("'w' (bucket 0, marked 0 of 1 times)"));
@@ -328,10 +331,11 @@ TEST_CASE("what does not go with steps in the backward is refused") {
               const auto refused = [&](const ReducerOptions& options) {
                   const Outcome o =
                       outcome_of([&] { ShardedOptimizer(comm, views, Sgd{}, StepInBackward{}, ShardingOptions{.reducer = options}); });
-                  finding.check(o.is(Errc::invalid_argument) && o.says("a step has one micro-batch"), o.text);
+                  finding.check(o.is(Errc::invalid_argument) && o.says("a step has one micro-batch, and uses every parameter"), o.text);
               };
               refused({.unused = UnusedParameters::find_unused});
-              refused({.accumulation = Accumulation::in_buckets, .micro_batches = 4});
+              for (const std::size_t micro_batches : {2, 4})
+                  refused({.accumulation = Accumulation::in_buckets, .micro_batches = micro_batches});
               ShardedOptimizer sharded(comm, views, Sgd{}, StepInBackward{});
               sharded.acquire_gradient(0).as<float>()[0] = 1;
               sharded.mark_ready(0);
@@ -341,4 +345,75 @@ TEST_CASE("what does not go with steps in the backward is refused") {
               finding.check(outcome_of([&] { sharded.step(0.5); }).says("with a gradient scale of 1"), "a scale");
               sharded.step();
           }) == "");
+}
+
+TEST_CASE("a rank that leaves in the middle of a backward with steps inside is blamed, and nobody writes to its memory then") {
+    for (int round = 0; round < 20; ++round) {
+        const auto seen = outcomes(2, [&](ThreadBackend comm) {
+            std::vector<std::vector<float>> w(2, std::vector<float>(100000));
+            std::vector<ParameterView> views;
+            for (std::size_t i = 0; i < w.size(); ++i) views.push_back({.name = "w" + std::to_string(i), .value = buffer(w[i])});
+            ShardedOptimizer sharded(comm, views, Sgd{}, StepInBackward{}, PerParameter{});
+            (void)sharded.acquire_gradient(1).as<float>();
+            sharded.mark_ready(1);
+            if (comm.rank() == 1) throw std::runtime_error("no more");
+            (void)sharded.acquire_gradient(0);
+            sharded.mark_ready(0);
+            sharded.finish();
+        });
+        CHECK(seen[1].says("no more"));
+        CHECK(seen[0].is(Errc::peer_failed));
+        CHECK(seen[0].says("rank 1"));
+    }
+}
+
+TEST_CASE("whatever an optimizer throws comes out of step()") {
+    struct Seven {
+        int rank;
+        static std::size_t state_count() { return 0; }
+        void begin_step() {}
+        void step(const OptimizerSlice<float>&) const {
+            if (rank == 1) throw 7;
+        }
+    };
+    int caught = 0;
+    const auto seen = outcomes(2, [&](ThreadBackend comm) {
+        std::vector<float> w(100), gradient(100);
+        ShardedOptimizer sharded(comm, {ParameterView{.name = "w", .value = buffer(w), .gradient = buffer(gradient)}}, Seven{comm.rank()},
+                                 ShardingOptions{.reducer = {.compare_weights_every = never}}, StepInside{});
+        sharded.mark_ready(0);
+        sharded.finish();
+        try {
+            sharded.step();
+        } catch (int number) {
+            caught = number;
+        }
+    });
+    CHECK(caught == 7);
+    CHECK(seen[0].is(Errc::peer_failed));
+}
+
+TEST_CASE("weights narrower than the gradients, at the end of the memory that processes share") {
+    const std::uint16_t port = free_port();
+    const auto reports = forked(2, [&](int rank) -> std::string {
+        TcpRendezvous rendezvous({.rank = rank, .size = 2, .port = port});
+        TcpBackend comm(rendezvous);
+        ShardedOptimizer sharded(
+            comm,
+            {ParameterView{.name = "w", .value = {nullptr, 1, DType::bf16}, .gradient = {nullptr, 1, DType::f32}},
+             ParameterView{.name = "v", .value = {nullptr, 31, DType::bf16}, .gradient = {nullptr, 31, DType::f32}}},
+            Sgd{}, StepInside{}, PerParameter{},
+            ShardingOptions{.reducer = {.gradients = GradientStorage::in_buckets}, .parameters = ParameterStorage::in_buckets});
+        for (int step = 0; step < 3; ++step) {
+            for (const std::size_t i : {1u, 0u}) {
+                for (float& g : sharded.acquire_gradient(i).as<float>()) g = 1;
+                sharded.mark_ready(i);
+            }
+            sharded.finish();
+            sharded.step();
+        }
+        return std::to_string(static_cast<float>(sharded.parameter_value(0).as<BFloat16>()[0])).substr(0, 5) + " " +
+               std::to_string(sharded.statistics().last.collectives);
+    });
+    for (const Report& report : reports) CHECK(report.text == "-0.56 2");
 }

@@ -142,7 +142,7 @@ public:
         Late who = late(unstarted);
         if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
         if (whole != nullptr) who.did = Late::Did::not_go_on;
-        if (who.did == Late::Did::not_go_on && !who.ranks.empty() && deadline.suspects_lately(who.ranks.front(), limit)) return;
+        if (who.did == Late::Did::not_go_on && !who.ranks.empty() && deadline.is_recent_suspect(who.ranks.front(), limit)) return;
         board_.world().fail(collective::timed_out(name(unstarted, whole), who, board_.world_rank(rank_), limit));
     }
 

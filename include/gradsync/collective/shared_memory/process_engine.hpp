@@ -106,19 +106,8 @@ public:
         staged_.set_timeout(limit);
     }
 
-    std::uint64_t start(const Call& call) override { return start(call, nullptr); }
-    std::uint64_t start(const Call& call, ShardStep* step) override {
-        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
-            std::lock_guard lock(mutex_);
-            oldest = started_.first();
-            // The direct seat remembers only for its last Board::slots collectives which of them need staging.
-            if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
-            return started_.add([&](Started& started, std::uint64_t) {
-                direct_.start(call, step);  // both count from 0
-                started = {call};
-            });
-        });
-    }
+    std::uint64_t start(const Call& call) override { return begin(call, nullptr); }
+    std::uint64_t start_step(const Call& call, ShardStep& step) override { return begin(call, &step); }
 
     /// Makes progress on everything under way; never blocks.
     void progress() noexcept override {
@@ -285,6 +274,19 @@ private:
         };
         return SharedSegment::share([this](const auto& own) { return exchange(own); }, rank(), creator, create,
                                     rank() == creator ? world_->next_region() : 0, for_huge_pages);
+    }
+
+    std::uint64_t begin(const Call& call, ShardStep* step) {
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            oldest = started_.first();
+            // The direct seat remembers only for its last Board::slots collectives which of them need staging.
+            if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
+            return started_.add([&](Started& started, std::uint64_t) {
+                direct_.start(call, step);  // both count from 0
+                started = {call};
+            });
+        });
     }
 
     struct Started {

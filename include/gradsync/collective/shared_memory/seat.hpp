@@ -74,6 +74,8 @@ public:
         return n;
     }
 
+    std::uint64_t start_step(const Call& call, ShardStep& step) { return start(call, &step); }
+
     /// Works on this rank's share of the collectives that every rank has started. Never blocks.
     void progress() noexcept { work(Mode::poll); }
 
@@ -269,10 +271,11 @@ private:
             if (c >= end) break;
             try {
                 worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]);
-            } catch (const std::exception& error) {  // a step's
+            } catch (...) {  // thrown by a step
                 const int self = own_world_rank();
                 return board_->world().fail(
-                    {Errc::peer_failed, self, collective::text("rank ", self, " failed in the step of its shard: ", error.what())});
+                    {Errc::peer_failed, self,
+                     collective::text("rank ", self, " failed in the step of its shard: ", gradsync::detail::handled().what)});
             }
             ++worked;
         }
@@ -332,7 +335,7 @@ private:
     }
 
     /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because a destructor may be the
-    /// caller. One deadline serves all calls, of which there may be many. Chunks take microseconds, so the deadline passes only if a rank
+    /// caller. One deadline serves all calls, of which there may be many. Chunks take microseconds, or as long as an optimizer takes for them, so the deadline passes only if a rank
     /// was stopped for good. If memory stays mapped, such a rank does no harm when it goes on.
     void quiesce() noexcept {
         using Clock = std::chrono::steady_clock;
