@@ -14,10 +14,10 @@ namespace gradsync::inline v0_2::detail {
 template <class B>
 class GradientEngine final : public Marking<B> {
     using Base = Marking<B>;
-    using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_root,
-        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain,
-        Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_, Base::set_has_batch,
-        Base::step_, Base::watch_marks;
+    using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_limit,
+        Base::check_root, Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name,
+        Base::obtain, Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_,
+        Base::set_has_batch, Base::step_, Base::watch_marks;
 
 public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::mark_ready, Base::plan;
@@ -197,8 +197,6 @@ public:
         ready_order_.start(steps, gradients_.parameters().size());
         watch_marks();
     }
-
-    // ------------------------------------------------------------------------------------------------------ shards
 
     /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between parameters. Pooled
     /// shards have memory of their own, in the accumulator's type.
@@ -381,10 +379,6 @@ private:
             refuse(operation,
                    "averages of the last step were not waited for; call acquire(i) on what finish() returned before parameter i is "
                    "stepped and used, or wait()");
-    }
-
-    void check_limit(double limit, const char* operation) const {
-        if (!(limit >= 0)) refuse(operation, text("a limit must be 0 or more, not ", limit));
     }
 
     template <class Use>

@@ -99,6 +99,10 @@ protected:
         if (root < 0 || root >= backend_.size()) refuse(operation, text("there is no rank ", root, " among ", backend_.size()));
     }
 
+    void check_limit(double limit, const char* operation) const {
+        if (!(limit >= 0)) refuse(operation, text("a limit must be 0 or more, not ", limit));
+    }
+
     B backend_;
 
 private:

@@ -16,8 +16,8 @@ protected:
     static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
     static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
 
-    using Guard<B>::backend_, Guard<B>::check_index, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::fail, Guard<B>::guard,
-        Guard<B>::refuse;
+    using Guard<B>::backend_, Guard<B>::check_index, Guard<B>::check_limit, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::fail,
+        Guard<B>::guard, Guard<B>::refuse;
 
 public:
     using Guard<B>::failed;

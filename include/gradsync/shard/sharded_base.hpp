@@ -111,8 +111,6 @@ public:
         });
     }
 
-    // ------------------------------------------------------------------------------------------------ state and its moves
-
     O& optimizer() noexcept { return optimizer_; }
     const O& optimizer() const noexcept { return optimizer_; }
     const Statistics& statistics() const noexcept { return statistics_; }
