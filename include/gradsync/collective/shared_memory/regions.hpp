@@ -92,8 +92,9 @@ public:
         Call published = call;
         const void* out = nullptr;
         published.in = nullptr;
-        published.elsewhere = !find(call.in, call.in_count, call.dtype, published.in) ||
-                              !find(call.out, call.out_count, call.operation == Operation::reduce_step ? DType::u8 : call.dtype, out);
+        published.elsewhere =
+            !find(call.in, call.in_count, call.dtype, published.in) ||
+            !find(call.out, call.out_count, call.operation == collective::Operation::reduce_step ? DType::u8 : call.dtype, out);
         published.out = const_cast<void*>(out);
         return published;
     }
