@@ -238,7 +238,7 @@ public:
 
     [[gnu::cold]] bool shares(const void* data, std::size_t bytes) const noexcept override {
         const void* published = nullptr;
-        return size() == 1 || regions_->publish(data, bytes, published);
+        return size() == 1 || bytes == 0 || regions_->publish(data, bytes, published);
     }
 
     bool steps_inside() const noexcept override { return true; }
