@@ -44,7 +44,7 @@ struct Creep {
     }
 };
 
-constexpr std::size_t counts[] = {1000, 1, 333};
+constexpr std::size_t rounded_counts[] = {1000, 1, 333};
 
 std::vector<float> to_floats(gs::ConstBufferView view) {
     std::vector<float> wide(view.count);
@@ -58,7 +58,7 @@ std::vector<float> optimized(int ranks, bool stochastic) {
     gs::run_threads(ranks, [&](gs::ThreadBackend comm) {
         std::vector<std::vector<gs::BFloat16>> values, gradients;
         std::vector<gs::ParameterView> parameters;
-        for (const std::size_t count : counts) {
+        for (const std::size_t count : rounded_counts) {
             values.emplace_back(count, gs::BFloat16(1.0f));
             gradients.emplace_back(count, gs::BFloat16(0.0f));
         }
@@ -87,7 +87,7 @@ std::vector<float> fully_sharded(int ranks) {
     gs::run_threads(ranks, [&](gs::ThreadBackend comm) {
         std::vector<std::vector<gs::BFloat16>> values;
         std::vector<gs::ParameterView> parameters;
-        for (const std::size_t count : counts) values.emplace_back(count, gs::BFloat16(1.0f));
+        for (const std::size_t count : rounded_counts) values.emplace_back(count, gs::BFloat16(1.0f));
         for (std::size_t i = 0; i < values.size(); ++i)
             parameters.push_back({.name = "p" + std::to_string(i), .value = gs::buffer(values[i])});
         gs::ShardedParameters sharded(comm, parameters, Creep{}, gs::Units({0, 1, 1}));
@@ -177,7 +177,7 @@ TEST_CASE("an optimizer rounds its weights, with the same bits on any number of 
         for (std::size_t i = 0; i < 3; ++i) {
             float master = 1;
             for (int step = 0; step < 3; ++step) master -= 1e-4f;
-            for (const float w : rounded(std::vector<float>(counts[i], master), 11 + 3, i)) result.push_back(w);
+            for (const float w : rounded(std::vector<float>(rounded_counts[i], master), 11 + 3, i)) result.push_back(w);
         }
         return result;
     }();

@@ -25,10 +25,10 @@ using namespace gradsync_test;
 namespace {
 
 /// Some of these span several blocks of a step.
-const std::vector<std::size_t> sizes = {700, 1, 30000, 0, 5, 1025, 2, 40000};
+const std::vector<std::size_t> inside_sizes = {700, 1, 30000, 0, 5, 1025, 2, 40000};
 
 struct How {
-    Training training = {.counts = sizes, .steps = 5};
+    Training training = {.counts = inside_sizes, .steps = 5};
     ParameterStorage parameters = ParameterStorage::in_buckets;
     bool norms = false;     ///< asked for in steps 1 and 3
     bool weighs = false;    ///< ranks have different weights, and the last one has no batch in step 2
