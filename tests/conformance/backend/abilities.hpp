@@ -223,7 +223,7 @@ void check_abilities() {
         SUBCASE("steps_inside: each rank gets the sums of its shard, and writes to the memory of all") {
             each_world<L>([&](Backend backend, Findings& findings) {
                 findings.check(same_everywhere<L>(backend, backend.steps_inside()), "the ranks can do different things");
-                for (const std::size_t count : {0, 1, 5, 1000, 70001})
+                for (const std::size_t count : {0u, 1u, 5u, 1000u, 70001u})
                     if (TwiceTheSum step; true) reduce(backend, count, step, findings);
             });
         }

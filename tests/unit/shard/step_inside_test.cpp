@@ -334,7 +334,7 @@ TEST_CASE("what does not go with steps in the backward is refused") {
                   finding.check(o.is(Errc::invalid_argument) && o.says("a step has one micro-batch, and uses every parameter"), o.text);
               };
               refused({.unused = UnusedParameters::find_unused});
-              for (const std::size_t micro_batches : {2, 4})
+              for (const std::size_t micro_batches : {2u, 4u})
                   refused({.accumulation = Accumulation::in_buckets, .micro_batches = micro_batches});
               ShardedOptimizer sharded(comm, views, Sgd{}, StepInBackward{});
               sharded.acquire_gradient(0).as<float>()[0] = 1;
