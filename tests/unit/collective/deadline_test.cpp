@@ -80,12 +80,12 @@ TEST_CASE("deadline: whoever only lately keeps all from going on is not suspecte
     const auto looks_until = [&](auto suspect) {
         const auto start = std::chrono::steady_clock::now();
         lately = true;
-        for (int i = 0; lately; ++i) {
+        for (int i = 0;; ++i) {
             deadline.look(
                 limit, [&](std::chrono::nanoseconds) { lately = deadline.is_recent_suspect(suspect(i), limit); }, [] {});
+            if (!lately) return std::chrono::steady_clock::now() - start;
             std::this_thread::sleep_for(1ms);
         }
-        return std::chrono::steady_clock::now() - start;
     };
     CHECK(looks_until([](int) { return 1; }) >= 250ms);
     CHECK(looks_until([](int) { return 2; }) >= 250ms);     // another one
