@@ -34,8 +34,7 @@ static const gradsync_fuzz::Target target("message_engine", [](gradsync_fuzz::In
     const auto whole = std::make_shared<Network>(size);
     const auto call_of = [&](unsigned kind) {
         gradsync::collective::Call call;
-        const unsigned operation = kind % 8;  // but no reduce_step, which sends no messages
-        call.operation = static_cast<Operation>(operation < static_cast<unsigned>(Operation::reduce_step) ? operation : operation + 1);
+        call.operation = static_cast<Operation>(kind % 8);
         call.op = static_cast<gradsync::ReduceOp>(kind / 8 % 5);
         call.root = static_cast<int>(kind / 64) % size;
         const bool gathers = call.operation == Operation::all_gather || call.operation == Operation::gather;

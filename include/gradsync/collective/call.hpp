@@ -7,11 +7,11 @@ namespace gradsync::inline v0_2::collective {
 
 using gradsync::detail::text;
 
-enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, reduce_step, all_gather, broadcast, gather, scatter, barrier };
+enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier, reduce_step };
 
 constexpr std::string_view name_of(Operation operation) noexcept {
     return gradsync::detail::name_in(
-        {"all_reduce", "reduce", "reduce_scatter", "reduce_step", "all_gather", "broadcast", "gather", "scatter", "barrier"}, operation);
+        {"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter", "barrier", "reduce_step"}, operation);
 }
 
 /// One rank's description of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}. In-place operations have the
@@ -37,11 +37,13 @@ constexpr bool is_rooted(Operation operation) noexcept {
 
 /// Is it a call at all, in a communicator of `size` ranks? One that another process sent may be anything.
 constexpr bool is_valid(const Call& call, int size) noexcept {
-    return call.operation <= Operation::barrier && call.op <= ReduceOp::mean && call.dtype <= DType::f8e5m2 &&
+    return call.operation <= Operation::reduce_step && call.op <= ReduceOp::mean && call.dtype <= DType::f8e5m2 &&
            (!is_rooted(call.operation) || (call.root >= 0 && call.root < size));
 }
 
-constexpr bool reduces(Operation operation) noexcept { return operation <= Operation::reduce_step; }
+constexpr bool reduces(Operation operation) noexcept {
+    return operation <= Operation::reduce_scatter || operation == Operation::reduce_step;
+}
 
 /// "all_reduce(sum, f32, 1000 elements)"
 [[gnu::cold, gnu::noinline]] inline std::string describe(const Call& call) {
