@@ -78,7 +78,7 @@ Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, con
 constexpr std::uint64_t build() noexcept {
     std::uint64_t hash = 2;
     for (const std::size_t part : {sizeof(collective::Call), offsetof(collective::Call, root), sizeof(collective::World::State),
-                                   sizeof(collective::ProcessIdentity), static_cast<std::size_t>(collective::Operation::barrier),
+                                   sizeof(collective::ProcessIdentity), static_cast<std::size_t>(collective::Operation::reduce_step),
                                    static_cast<std::size_t>(ReduceOp::mean), static_cast<std::size_t>(DType::f8e5m2), sizeof(void*)})
         hash = (hash ^ part) * 1099511628211u;
     return hash;
