@@ -35,9 +35,9 @@ constexpr bool is_rooted(Operation operation) noexcept {
            operation == Operation::scatter;
 }
 
-/// Is it a call at all, in a communicator of `size` ranks? One that another process sent may be anything.
+/// Is it a call that travels by messages, in a communicator of `size` ranks? One that another process sent may be anything.
 constexpr bool is_valid(const Call& call, int size) noexcept {
-    return call.operation <= Operation::reduce_step && call.op <= ReduceOp::mean && call.dtype <= DType::f8e5m2 &&
+    return call.operation <= Operation::barrier && call.op <= ReduceOp::mean && call.dtype <= DType::f8e5m2 &&
            (!is_rooted(call.operation) || (call.root >= 0 && call.root < size));
 }
 
