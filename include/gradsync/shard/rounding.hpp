@@ -6,8 +6,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// What an optimizer's optional `round(slice)` is given: contiguous elements of one parameter whose weights are narrower than its master
-/// weights. `round` writes every element of `rounded`. The memory is the library's, and valid during the call.
+/// The argument of an optimizer's `round(slice)`: contiguous elements of one parameter whose weights are narrower than its master weights. `round` writes every element of `rounded`. The memory is the library's, and valid during the call.
 struct RoundingSlice {
     std::size_t parameter = 0;  ///< index of the parameter
     std::size_t first = 0;      ///< index of the slice's first element in the parameter

@@ -123,7 +123,7 @@ public:
     }
 
 private:
-    /// What the slice has of `count` elements of the shard from element `first` on; its count may be 0.
+    /// The part of the slice that lies in the `count` elements of the shard from element `first` on. It may be empty.
     static ShardSlice part_of(ShardSlice slice, std::size_t first, std::size_t count) noexcept {
         const std::size_t from = larger(slice.offset, first), to = smaller(slice.offset + slice.count, first + count);
         slice.first += from - slice.offset;

@@ -246,8 +246,8 @@ protected:
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept { return shard_of(values_.bucket(b), backend_.size(), backend_.rank()); }
 
-    /// Starts to gather the master weights of all ranks into the values of bucket b. Where the optimizer rounds them, parameters i with
-    /// `used(i)` false keep the old ones.
+    /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights, it does so
+    /// only for parameters i with `used(i)` true; the others keep theirs.
     template <class Used>
     void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
         state_.round(b, 0, own_values(b), optimizer_, used);

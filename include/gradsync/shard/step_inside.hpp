@@ -68,7 +68,7 @@ public:
             if constexpr (abilities_of<B>.steps_inside) {
                 if (steps_->inside_) {
                     if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->optimizer_.begin_step();
-                    if (!backend.shares(bucket))
+                    if (steps_->in_backward_ && !backend.shares(bucket))  // elsewhere `adopt_plan` has seen it
                         raise(Errc::invalid_argument,
                               text("bucket ", b,
                                    " lies in memory of its own, because others wait for marks; with StepInBackward ask for "

@@ -100,7 +100,7 @@ struct Result {
     std::vector<float> losses;
     Weights weights;
 
-    /// What differs, or "".
+    /// Names the first difference; empty if there is none.
     std::string difference(const Result& other) const {
         if (losses != other.losses) return "the losses differ";
         for (const auto& [name, w] : other.weights)

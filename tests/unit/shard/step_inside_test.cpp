@@ -36,7 +36,7 @@ struct How {
     bool thaws = false;     ///< parameters 2 and 5 are trained from step 2 on, and buckets are planned anew after it
 };
 
-/// What one rank has in the end, and how many collectives its steps took for each bucket.
+/// The weights of one rank after its training, and the number of collectives of a bucket in each step.
 struct Trained {
     std::vector<Bytes> weights;
     std::vector<std::size_t> collectives;
