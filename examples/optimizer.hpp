@@ -7,7 +7,7 @@
 #include <numbers>
 #include <vector>
 
-#include <gradsync/shard/flat_optimizer.hpp>
+#include <gradsync/core/flat_optimizer.hpp>
 
 #include "ops.hpp"
 #include "parameters.hpp"

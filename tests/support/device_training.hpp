@@ -20,33 +20,39 @@ namespace gradsync_test {
 template <gradsync::Backend B>
 class Numbers {
 public:
-    Numbers(std::size_t count, float value) : values_(count, value), device_(on_device ? bytes() : std::vector<std::byte>()) {}
+    Numbers(std::size_t count, float value, gradsync::DType dtype = gradsync::DType::f32)
+        : count_(count), dtype_(dtype), host_(bytes_of(std::vector<float>(count, value), dtype)), device_(on_device ? host_ : Bytes()) {}
 
     gradsync::BufferView view() {
-        if constexpr (on_device) return {device_.data(), values_.size(), gradsync::DType::f32, gradsync::MemorySpace::device};
-        else return gradsync::buffer(values_);
+        if constexpr (on_device) return {device_.data(), count_, dtype_, gradsync::MemorySpace::device};
+        else return {host_.data(), count_, dtype_, gradsync::MemorySpace::host};
     }
-    std::size_t size() const noexcept { return values_.size(); }
+    std::size_t size() const noexcept { return count_; }
+
+    using Bytes = std::vector<std::byte>;
+    static Bytes bytes_of(const std::vector<float>& values, gradsync::DType dtype) {
+        Bytes bytes(values.size() * size_of(dtype));
+        gradsync::kernel::copy(gradsync::const_buffer(values), {bytes.data(), values.size(), dtype, gradsync::MemorySpace::host});
+        return bytes;
+    }
 
 private:
     static constexpr bool on_device = B::memory_space == gradsync::MemorySpace::device;
-    std::vector<std::byte> bytes() const {
-        const auto* const first = reinterpret_cast<const std::byte*>(values_.data());
-        return {first, first + values_.size() * sizeof(float)};
-    }
-    std::vector<float> values_;
+    std::size_t count_;
+    gradsync::DType dtype_;
+    Bytes host_;
     DeviceMemory device_;
 };
 
 /// Writes and reads what a view shows, in order on the backend's stream.
 template <gradsync::Backend B>
 void write(B& comm, gradsync::BufferView to, const std::vector<float>& values) {
-    gradsync::detail::passes_of(comm).write(values.data(), to);
+    gradsync::detail::passes_of(comm).write(Numbers<B>::bytes_of(values, to.dtype).data(), to);
 }
 template <gradsync::Backend B>
 std::vector<float> read(B& comm, gradsync::BufferView from) {
     std::vector<float> values(from.count);
-    gradsync::detail::passes_of(comm).read(from, values.data());
+    gradsync::detail::read_as(comm, from, gradsync::buffer(values));
     return values;
 }
 

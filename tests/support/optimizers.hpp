@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <gradsync/shard/flat_optimizer.hpp>
+#include <gradsync/core/flat_optimizer.hpp>
 
 namespace gradsync_test {
 

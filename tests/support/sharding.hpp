@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <gradsync/bucket/units.hpp>
+#include <gradsync/core/flat_optimizer.hpp>
 #include <gradsync/gradsync.hpp>
-#include <gradsync/shard/flat_optimizer.hpp>
 
 #include "optimizers.hpp"
 #include "ranks.hpp"

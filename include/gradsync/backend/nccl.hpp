@@ -69,8 +69,14 @@ struct NcclOptions {
 /// docs/gpu.md says which parts have run on which device.
 class NcclBackend : public detail::EngineCollectives<NcclBackend, detail::NcclEngine, MemorySpace::device> {
 public:
-    static constexpr BackendAbilities abilities{
-        .poll = true, .wait_on = true, .failed = true, .tags = true, .check_reduces = true, .groups = true, .device_passes = true};
+    static constexpr BackendAbilities abilities{.poll = true,
+                                                .wait_on = true,
+                                                .own_stream = true,
+                                                .failed = true,
+                                                .tags = true,
+                                                .check_reduces = true,
+                                                .groups = true,
+                                                .device_passes = true};
 
     /// Makes a backend of the ranks that meet at `rendezvous`, which may be destroyed afterwards. Collective. Throws Error, on every rank.
     template <Rendezvous R>
@@ -109,6 +115,8 @@ public:
     /// one is set, or until this and all memory from `allocate` are gone.
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
+    /// See BackendAbilities::own_stream. For a communicator that goes to a HybridReduceScatter, which calls it.
+    void use_own_stream() { engine_->use_own_stream(); }
 
     /// Groups collectives: those that are started while the object lives leave together when it goes, as one launch of NCCL's, which is
     /// much less work if they are small. All ranks must form the same groups (a difference is noticed, and the rank named). Collectives of

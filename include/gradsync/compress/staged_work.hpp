@@ -46,6 +46,13 @@ public:
         for (work_.wait(); more_; work_.wait()) more_ = stage_.next(work_);
     }
 
+    /// The host waits for each stage but the last as long as the backend's work makes it.
+    template <class Stream>
+        requires requires(W& work, Stream stream) { work.wait_on(stream); }
+    void wait_on(Stream stream) {
+        for (work_.wait_on(stream); more_; work_.wait_on(stream)) more_ = stage_.next(work_);
+    }
+
 private:
     template <class IsComplete>
     bool move(IsComplete&& is_complete) {

@@ -18,6 +18,9 @@ struct BackendAbilities {
     /// `void Work::wait_on(stream)`: makes the stream that `stream()` returns wait for the collective, and returns at once. Otherwise the
     /// host waits.
     bool wait_on = false;
+    /// `void use_own_stream()`: makes `stream()` a stream of this communicator's own, so that its collectives come after the works of other
+    /// communicators for which `wait_on(stream())` was called, and after nothing else. For work in several stages that no host moves on.
+    bool own_stream = false;
     /// `bool failed() const`: true if the communicator has failed. For loops that wait for something other than a collective.
     bool failed = false;
     /// `void set_tag(CollectiveTag)` and `std::size_t next_owner()`: the ranks compare the tags of their collectives, see CollectiveTag.

@@ -55,6 +55,8 @@ consteval void check_abilities() {
     GRADSYNC_CHECK_ABILITY(poll, "Work::poll()", GRADSYNC_HAS(w.poll()), GRADSYNC_HAS(bool{w.poll()}), "its WorkType a member bool poll()");
     GRADSYNC_CHECK_ABILITY(wait_on, "Work::wait_on(stream)", GRADSYNC_HAS(w.wait_on(b.stream())), GRADSYNC_HAS(w.wait_on(b.stream())),
                            "its WorkType a member void wait_on(stream), for what stream() returns");
+    GRADSYNC_CHECK_ABILITY(own_stream, "use_own_stream()", GRADSYNC_HAS(b.use_own_stream()),
+                           GRADSYNC_HAS((b.use_own_stream(), w.wait_on(b.stream()))), "it a member void use_own_stream(), and wait_on");
     GRADSYNC_CHECK_ABILITY(failed, "failed()", GRADSYNC_HAS(b.failed()), GRADSYNC_HAS(bool{c.failed()}), "it a member bool failed() const");
     GRADSYNC_CHECK_ABILITY(tags, "set_tag() or next_owner()", GRADSYNC_HAS(b.set_tag(tag)) || GRADSYNC_HAS(b.next_owner()),
                            GRADSYNC_HAS((b.set_tag(tag), std::size_t{b.next_owner()})),

@@ -34,6 +34,8 @@ public:
     void read(ConstBufferView from, void* to) const { transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream()); }
     void write(const void* from, BufferView to) const { transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice, stream()); }
 
+    static cuda::DeviceMemory allocate(std::size_t bytes) { return cuda::DeviceMemory(bytes); }
+
     /// Sums all blocks in one kernel; `finish()` waits for it on the host.
     class SquareSums {
     public:

@@ -191,6 +191,89 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
+// ---------------------------------------------------------------------------------------------------------- optimizers
+
+/// A tensor in a step of several. It has `Rule::states` arrays of state.
+template <class Rule>
+struct TensorStep {
+    Rule rule;
+    DType gradient_type;
+    float* master;
+    float* states[Rule::states];
+    const void* gradient;
+    std::size_t count;
+};
+/// The arguments of a launch, of which there may be 4 KiB.
+template <class Rule>
+struct TensorSteps {
+    static constexpr int most = 44;
+    const float* factor;
+    unsigned first_blocks[most + 1];  ///< of each tensor, and past the last
+    TensorStep<Rule> tensors[most];
+};
+
+/// The elements of a tensor that a block steps.
+inline constexpr std::size_t step_chunk = std::size_t{threads} * 16;
+
+template <class Base>
+struct AdamW : Base {
+    static constexpr int states = 2;
+    __device__ void operator()(float g, float& w, float (&state)[2]) const {
+        state[0] = this->beta1 * state[0] + (1.0f - this->beta1) * g;
+        state[1] = this->beta2 * state[1] + (1.0f - this->beta2) * (g * g);
+        w = this->shrink * w - this->step_size * state[0] / (sqrtf(state[1] * this->second_correction) + this->epsilon);
+    }
+};
+template <class Base>
+struct Sgd : Base {
+    static constexpr int states = 1;
+    __device__ void operator()(float g, float& w, float (&state)[1]) const {
+        g += this->decay * w;
+        state[0] = this->momentum * state[0] + g;
+        w -= this->rate * (this->nesterov ? g + this->momentum * state[0] : state[0]);
+    }
+};
+
+/// Steps `n` elements from element n * i on; they are aligned as a whole.
+template <int n, class G, class Rule>
+__device__ void step_pack(const TensorStep<Rule>& tensor, float scale, std::size_t i) {
+    const auto gradient = static_cast<const Pack<G, n>*>(tensor.gradient)[i];
+    auto& masters = reinterpret_cast<Pack<float, n>*>(tensor.master)[i];
+    Pack<float, n> master = masters, states[Rule::states];
+#pragma unroll
+    for (int s = 0; s < Rule::states; ++s) states[s] = reinterpret_cast<Pack<float, n>*>(tensor.states[s])[i];
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+        float state[Rule::states];
+#pragma unroll
+        for (int s = 0; s < Rule::states; ++s) state[s] = states[s].elements[k];
+        tensor.rule(widen<float>(gradient.elements[k]) * scale, master.elements[k], state);
+#pragma unroll
+        for (int s = 0; s < Rule::states; ++s) states[s].elements[k] = state[s];
+    }
+    masters = master;
+#pragma unroll
+    for (int s = 0; s < Rule::states; ++s) reinterpret_cast<Pack<float, n>*>(tensor.states[s])[i] = states[s];
+}
+
+template <class Rule>
+__global__ void __launch_bounds__(threads) step_tensors(const TensorSteps<Rule> steps) {
+    int t = 0;
+    while (blockIdx.x >= steps.first_blocks[t + 1]) ++t;
+    const TensorStep<Rule>& tensor = steps.tensors[t];
+    const std::size_t begin = (blockIdx.x - steps.first_blocks[t]) * step_chunk;
+    const std::size_t end = begin + step_chunk < tensor.count ? begin + step_chunk : tensor.count;
+    const float scale = steps.factor == nullptr ? tensor.rule.gradient_scale : tensor.rule.gradient_scale * *steps.factor;
+    with_element<float>(tensor.gradient_type, [&]<class G>(G*) {
+        const auto is_aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
+        bool aligned = is_aligned(tensor.gradient, 4 * sizeof(G)) && is_aligned(tensor.master, 16);
+        for (int s = 0; s < Rule::states; ++s) aligned = aligned && is_aligned(tensor.states[s], 16);
+        const std::size_t packed = aligned ? begin + (end - begin) / 4 * 4 : begin;  // begin is a multiple of 4
+        for (std::size_t i = begin / 4 + threadIdx.x; i < packed / 4; i += threads) step_pack<4, G>(tensor, scale, i);
+        for (std::size_t i = packed + threadIdx.x; i < end; i += threads) step_pack<1, G>(tensor, scale, i);
+    });
+}
+
 // ---------------------------------------------------------------------------------------------------------------- norms
 
 /// The sum over all threads of a block, in a fixed order; valid on thread 0.

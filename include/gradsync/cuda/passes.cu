@@ -91,6 +91,33 @@ void transform_in_place(BufferView buffer, double number, const char* pass, cuda
     });
 }
 
+/// Steps slices, as many in a launch as its arguments hold.
+template <class Kernel, class Rule>
+void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules, const float* factor, const char* pass,
+                 cudaStream_t stream) {
+    using Steps = kernels::TensorSteps<Kernel>;
+    Steps steps;
+    steps.factor = factor;
+    int tensors = 0;
+    steps.first_blocks[0] = 0;
+    for (std::size_t k = 0; k < slices.size(); ++k) {
+        const DeviceSlice& slice = slices[k];
+        for (const DType dtype : {slice.master.dtype, slice.gradient.dtype})
+            if (!is_floating(dtype) || dtype == DType::f64 || (dtype != DType::f32 && dtype == slice.master.dtype)) refuse(dtype, pass);
+        auto& tensor = steps.tensors[tensors];
+        tensor = {Kernel{rules[k]},    slice.gradient.dtype, static_cast<float*>(slice.master.data), {},
+                  slice.gradient.data, slice.master.count};
+        for (int s = 0; s < Kernel::states; ++s) tensor.states[s] = static_cast<float*>(slice.state[static_cast<std::size_t>(s)]);
+        const std::size_t blocks = (slice.master.count + kernels::step_chunk - 1) / kernels::step_chunk;
+        steps.first_blocks[tensors + 1] = steps.first_blocks[tensors] + static_cast<unsigned>(blocks);
+        if (++tensors != Steps::most && k + 1 != slices.size()) continue;
+        if (const unsigned all = steps.first_blocks[tensors]; all != 0)
+            kernels::step_tensors<Kernel><<<all, kernels::threads, 0, stream>>>(steps);
+        check(cudaGetLastError(), pass);
+        tensors = 0;
+    }
+}
+
 }  // namespace
 
 void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
@@ -116,6 +143,14 @@ void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* s
     if (count == 0) return;
     kernels::sums_of_squares<><<<static_cast<unsigned>(count), kernels::threads, 0, stream>>>(blocks, sums);
     check(cudaGetLastError(), "sums_of_squares");
+}
+
+void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream) {
+    step_slices<kernels::AdamW<AdamWRule>>(slices, rules, factor, "adamw", stream);
+}
+
+void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, const float* factor, cudaStream_t stream) {
+    step_slices<kernels::Sgd<SgdRule>>(slices, rules, factor, "sgd", stream);
 }
 
 void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream) {

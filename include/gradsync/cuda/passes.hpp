@@ -3,7 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "../core/buffer_view.hpp"
+#include "../core/flat_optimizer.hpp"
+#include "../core/list.hpp"
 
 /// Passes over device memory, on a stream: the device counterpart of kernel/. All return at once. They throw Error(device_failed) if they
 /// cannot be started, and Error(invalid_argument) for a dtype that they do not support. Everything is computed in the accumulator's type
@@ -41,6 +42,22 @@ struct MeanFactor {
 };
 /// Computes the factors of `cell`, which is in device memory.
 [[gnu::weak]] void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream);
+
+/// The numbers of a step of AdamW that are the same for all elements of a slice.
+struct AdamWRule {
+    float gradient_scale, beta1, beta2;
+    float step_size;          ///< learning rate / (1 - beta1^t)
+    float second_correction;  ///< 1 / (1 - beta2^t)
+    float epsilon;
+    float shrink;  ///< 1 - learning rate * weight decay
+};
+struct SgdRule {
+    float gradient_scale, rate, momentum, decay;
+    bool nesterov;
+};
+/// Steps of an optimizer; see optimizers.hpp. `rules`: by slice. `factor`, in device memory, multiplies gradients, too, if it is not null.
+[[gnu::weak]] void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream);
+[[gnu::weak]] void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, const float* factor, cudaStream_t stream);
 
 /// Are the passes linked into this program?
 inline bool linked() noexcept { return &mean_factor != nullptr; }

@@ -3,8 +3,9 @@
 
 #include "../core/backend.hpp"
 #include "elementwise.hpp"
+#include "host_buffer.hpp"
 
-/// A Reducer's passes over a backend's memory. Host memory uses the host's kernels, which are synchronous. Other memory uses the backend's
+/// The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels, which are synchronous. Other memory uses the backend's
 /// own passes (BackendAbilities::device_passes and ::wait_on).
 
 namespace gradsync::inline v0_2::detail {
@@ -25,6 +26,9 @@ struct HostPasses {
     static void write(const void* from, BufferView to) noexcept {
         if (to.bytes() != 0) std::memcpy(to.data, from, to.bytes());
     }
+
+    /// Memory that no collective reads; zeros at first.
+    static kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }
 
     /// Sums of squares of several buffers. A `sum` is valid after `finish()`.
     struct SquareSums {
@@ -58,6 +62,18 @@ auto& host_of(B& backend) noexcept {
 
 template <Backend B>
 using HostOf = std::remove_reference_t<decltype(host_of(std::declval<B&>()))>;
+
+/// Copies elements from the backend's memory to the host's, and converts them.
+template <Backend B>
+void read_as(B& backend, ConstBufferView from, BufferView to) {
+    if constexpr (B::memory_space == MemorySpace::host) {
+        kernel::copy(from, to);
+    } else {
+        List<std::byte> raw(from.bytes());
+        passes_of(backend).read(from, raw.data());
+        kernel::copy(typed_view(raw.data(), from.count, from.dtype), to);
+    }
+}
 
 /// Returns when passes over the result of `work` may be called. Throws as its `wait()` does.
 template <Backend B, Work W>

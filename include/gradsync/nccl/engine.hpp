@@ -64,6 +64,12 @@ public:
         compute_.store(stream, std::memory_order_relaxed);
     }
 
+    void use_own_stream() {
+        if (own_stream_.get() != nullptr) return;
+        own_stream_ = cuda::make_stream(true);
+        set_compute_stream(own_stream_.get());
+    }
+
     std::size_t group_bytes() const noexcept { return settings_.group_bytes; }
     /// Calls that are started until `close_group()` are launched together then.
     void open_group() noexcept {
@@ -345,6 +351,7 @@ private:
     const std::shared_ptr<DeviceWatch> watch_;
     const NcclSettings settings_;
     std::atomic<cudaStream_t> compute_{settings_.compute};
+    cuda::Stream own_stream_;
 
     std::mutex mutex_;
     NcclAllocator<NcclEngine> memory_{settings_.memory};

@@ -25,7 +25,9 @@ public:
     static constexpr ExchangeTraits traits{.scatters = true, .means_only = true, .reports_traffic = true};
 
     /// `replicas`: the communicator of the ranks with the same shards, one of each group.
-    explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {}
+    explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {
+        if constexpr (abilities_of<B>.own_stream) replicas_.use_own_stream();
+    }
 
     /// The second stage of a bucket: averages the shard over the groups.
     struct Replicate {
@@ -51,8 +53,15 @@ public:
                            group.rank());
         replicas_.set_timeout(group.timeout());
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
-        return WorkType<B>(group.reduce_scatter(bucket, shard, op),
-                           Replicate{&replicas_, shard, op, {CollectiveTag::Kind::bucket, number_, b}});
+        typename B::WorkType scattered = group.reduce_scatter(bucket, shard, op);
+        Replicate replicate{&replicas_, shard, op, {CollectiveTag::Kind::bucket, number_, b}};
+        if constexpr (abilities_of<B>.own_stream) {  // both stages are under way at once, and the device keeps them in order
+            scattered.wait_on(replicas_.stream());
+            replicate.next(scattered);
+            return WorkType<B>(std::move(scattered));
+        } else {
+            return WorkType<B>(std::move(scattered), replicate);
+        }
     }
 
     Traffic traffic(const B& group, std::size_t, BufferView bucket) const noexcept {

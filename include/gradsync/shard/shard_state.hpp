@@ -2,11 +2,10 @@
 #pragma once
 
 #include "../core/backend.hpp"
+#include "../core/flat_optimizer.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
-#include "../kernel/elementwise.hpp"
-#include "../kernel/host_buffer.hpp"
-#include "flat_optimizer.hpp"
+#include "../kernel/passes.hpp"
 #include "rounding.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -21,12 +20,29 @@ struct ShardMemory {
 
 namespace detail {
 
+/// Fails to compile, with a sentence, if O cannot step shards in the memory of B.
+template <class O, class B>
+consteval bool require_optimizer() {
+    if constexpr (B::memory_space == MemorySpace::host)
+        static_assert(FlatOptimizer<O>,
+                      "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
+                      "docs/sharding.md");
+    else
+        static_assert(DeviceOptimizer<O, decltype(std::declval<B&>().stream())>,
+                      "gradsync: the second argument is an optimizer for devices, with state_count(), begin_step() and "
+                      "step(std::span<const DeviceSlice>, double, stream), such as gs::cuda::AdamW; see docs/sharding.md");
+    return true;
+}
+
 /// Passes the slices of an optimizer's step to a function.
 template <class Use>
 struct SliceVisitor {
     std::size_t state_count() const noexcept { return 0; }
     void begin_step() noexcept {}
     void step(const auto& slice) { (*use)(slice); }
+    void step(std::span<const DeviceSlice> slices, double, const auto&) {
+        for (const DeviceSlice& slice : slices) (*use)(slice);
+    }
 
     Use* use;
 };
@@ -42,7 +58,7 @@ public:
 
     /// `values[b]`: the values of bucket b. This rank's part of them doubles as master weights if its type allows; they have no memory if
     /// they do not stay.
-    ShardState(const B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
+    ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                std::span<const BufferView> values, std::size_t state_count)
         : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())), arrays_(1 + state_count), buckets_(plan.size()) {
         const auto own_master = [&](std::size_t b) { return values[b].data != nullptr && !is_low_precision(values[b].dtype); };
@@ -54,7 +70,7 @@ public:
             state_bytes_ += array_bytes(b) * state_count;
             if (!own_master(b)) master_bytes_ += array_bytes(b);
         }
-        memory_ = kernel::HostBuffer(state_bytes_ + master_bytes_);  // no collective reads it
+        memory_ = passes_of(backend).allocate(state_bytes_ + master_bytes_);
         auto* next = static_cast<std::byte*>(memory_.data());
         std::size_t at = 0;
         for (std::size_t b = 0; b < plan.size(); ++b) {
@@ -88,10 +104,15 @@ public:
         return buckets_[slice.bucket][a].subview(slice.offset, slice.count);
     }
 
-    /// The optimizer steps the part of this rank's shard of bucket b that begins at element `first` with `gradients`, and skips parameters i
-    /// with `used(i)` false.
+    /// The optimizer steps this rank's shard of bucket b, and skips parameters i with `used(i)` false.
+    template <class O, class Used>
+    void step([[maybe_unused]] B& backend, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
+        if constexpr (B::memory_space == MemorySpace::host) step_part(b, 0, gradients, gradient_scale, optimizer, used);
+        else step_on(backend.stream(), b, gradients, gradient_scale, optimizer, used);
+    }
+    /// The same for the part of the shard that begins at element `first`, in host memory.
     template <FlatOptimizer O, class Used>
-    void step(std::size_t b, std::size_t first, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) const {
+    void step_part(std::size_t b, std::size_t first, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) const {
         for (const ShardSlice& whole : slices(b)) {
             const ShardSlice slice = part_of(whole, first, gradients.count);
             if (slice.count == 0 || !used(slice.parameter)) continue;
@@ -104,8 +125,8 @@ public:
 
     /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the master weights. The
     /// optimizer may say how they are rounded, and then not those of parameters i with `used(i)` false.
-    template <FlatOptimizer O, class Used>
-    void round(std::size_t b, std::size_t first, BufferView values, O& optimizer, Used&& used) const {
+    template <class Passes, class O, class Used>
+    void round(const Passes& passes, std::size_t b, std::size_t first, BufferView values, O& optimizer, Used&& used) const {
         const BufferView master = array(b, 0).subview(first, values.count);
         if constexpr (requires(const RoundingSlice& slice) { optimizer.round(slice); }) {
             if (is_low_precision(values.dtype)) {
@@ -119,10 +140,29 @@ public:
                 return;
             }
         }
-        kernel::copy(master, values);
+        passes.copy(master, values);
     }
 
 private:
+    /// Puts the step of a shard in device memory on a stream.
+    template <class Stream, class O, class Used>
+    void step_on(Stream stream, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
+        device_slices_.clear();
+        device_arrays_.resize(slices(b).size() * (arrays_ - 1));
+        void** next = device_arrays_.data();
+        for (const ShardSlice& slice : slices(b)) {
+            if (slice.count == 0 || !used(slice.parameter)) continue;
+            for (std::size_t a = 1; a < arrays_; ++a) next[a - 1] = array(slice, a).data;
+            device_slices_.push_back({.parameter = slice.parameter,
+                                      .first = slice.first,
+                                      .master = array(slice, 0),
+                                      .gradient = gradients.subview(slice.offset, slice.count),
+                                      .state = {next, arrays_ - 1}});
+            next += arrays_ - 1;
+        }
+        if (!device_slices_.empty()) optimizer.step(std::span<const DeviceSlice>(device_slices_), gradient_scale, stream);
+    }
+
     /// The part of the slice that lies in the `count` elements of the shard from element `first` on. It may be empty.
     static ShardSlice part_of(ShardSlice slice, std::size_t first, std::size_t count) noexcept {
         const std::size_t from = larger(slice.offset, first), to = smaller(slice.offset + slice.count, first + count);
@@ -158,8 +198,10 @@ private:
     List<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
     List<List<BufferView>> buckets_;
-    kernel::HostBuffer memory_;
+    decltype(std::declval<PassesOf<B>>().allocate(std::size_t{})) memory_;
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
+    List<DeviceSlice> device_slices_;  ///< of a step, kept so that it allocates nothing
+    List<void*> device_arrays_;
 };
 
 /// Moves the state of shards between ranks in pieces of one parameter, so that no rank holds more than its shard and one piece.
@@ -172,20 +214,19 @@ public:
 
     /// Collective.
     StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state, std::span<const ParameterView> parameters)
-        : backend_(backend), plan_(plan), state_(state), parameters_(parameters) {
+        : host_(host_of(backend)), passes_(passes_of(backend)), plan_(plan), state_(state), parameters_(parameters) {
         for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // one slice of a parameter at most
     }
 
-    /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable parameter's arrays.
-    /// Collective.
+    /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable parameter's arrays, in host
+    /// memory. Collective.
     template <class Sink>
     void collect(int root, Sink&& sink) {
         for_pieces(state_.array_count(), [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
             std::memset(whole.data, 0, whole.bytes());
-            with_own(i, a, first, whole, [](BufferView part, BufferView own) { std::memcpy(part.data, own.data, own.bytes()); });
-            (root == all ? backend_.all_reduce(as_bits(whole), ReduceOp::sum) : backend_.reduce(as_bits(whole), ReduceOp::sum, root))
-                .wait();
-            if (root == all || root == backend_.rank()) sink(i, a, first, ConstBufferView(whole));
+            with_own(i, a, first, whole, [&](BufferView part, BufferView own) { passes_.read(own, part.data); });
+            (root == all ? host_.all_reduce(as_bits(whole), ReduceOp::sum) : host_.reduce(as_bits(whole), ReduceOp::sum, root)).wait();
+            if (root == all || root == host_.rank()) sink(i, a, first, ConstBufferView(whole));
         });
     }
 
@@ -193,15 +234,15 @@ public:
     template <class Source>
     void distribute(int root, std::size_t arrays, Source&& source) {
         for_pieces(arrays, [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
-            if (backend_.rank() == root) source(i, a, first, whole);
-            backend_.broadcast(whole, root).wait();
+            if (host_.rank() == root) source(i, a, first, whole);
+            host_.broadcast(whole, root).wait();
             store(i, a, first, whole);
         });
     }
 
     /// Copies the part of a piece that this rank owns into its state.
     void store(std::size_t i, std::size_t a, std::size_t first, ConstBufferView whole) const {
-        with_own(i, a, first, whole, [](ConstBufferView part, BufferView own) { std::memcpy(own.data, part.data, own.bytes()); });
+        with_own(i, a, first, whole, [&](ConstBufferView part, BufferView own) { passes_.write(part.data, own); });
     }
 
 private:
@@ -211,8 +252,7 @@ private:
             for (std::size_t i : plan_.bucket(b))
                 for (std::size_t a = 0; a < arrays; ++a)
                     for (std::size_t first = 0, count = parameters_[i].gradient.count; first < count; first += piece)
-                        use(i, a, first,
-                            typed_view(memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype, B::memory_space));
+                        use(i, a, first, typed_view(memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype));
     }
 
     /// Calls `use(part, own)` if this rank owns a part of the piece; `own` are the same elements in its state.
@@ -230,12 +270,13 @@ private:
         return view;
     }
 
-    B& backend_;
+    HostOf<B>& host_;
+    [[no_unique_address]] PassesOf<B> passes_;
     const BucketPlan& plan_;
     const ShardState<B>& state_;
     std::span<const ParameterView> parameters_;
     List<const ShardSlice*> slice_of_{parameters_.size()};  ///< by parameter: this rank's slice, or null
-    decltype(std::declval<B&>().allocate(std::size_t{})) memory_ = backend_.allocate(piece * sizeof(double));
+    decltype(std::declval<HostOf<B>&>().allocate(std::size_t{})) memory_ = host_.allocate(piece * sizeof(double));
 };
 
 }  // namespace detail

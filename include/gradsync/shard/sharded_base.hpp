@@ -20,11 +20,7 @@ namespace detail {
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
 class ShardedBase : public Guard<B> {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
-    static_assert(B::memory_space == MemorySpace::host,
-                  "gradsync: sharding works on host memory; stage device tensors through the host (StagingBackend), or use a Reducer");
-    static_assert(FlatOptimizer<O>,
-                  "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
-                  "docs/sharding.md");
+    static_assert(require_optimizer<O, B>());
     static_assert(require_scattering_exchange<Exchange, B>());
 
 protected:
@@ -142,8 +138,7 @@ public:
         if (micro_batches_ == 0 || deferred_ || steps_in_backward())
             refuse("for_each_gradient", "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
-        for (std::size_t b = 0; b < plan().size(); ++b)
-            state_.step(b, 0, engine_->gradient_shard(b), 1 / divisor(), visitor, [&](std::size_t i) { return engine_->was_used(i); });
+        for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, 1, visitor);
     }
     /// The number of this rank's group with hybrid sharding, from 0; otherwise 0.
     int replica() const {
@@ -208,13 +203,13 @@ protected:
     GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
         if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
             refuse(Derived::name, "weights that live with the library are not compared; leave ReducerOptions::compare_weights_every out");
-        if constexpr (!requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
+        if constexpr (FlatOptimizer<O> && !requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
             for (const ParameterView& p : parameters_)
                 if (p.requires_grad && p.value.dtype == DType::f64)
                     refuse(Derived::name, text("parameter '", p.name, "' is f64, and the optimizer has no step(OptimizerSlice<double>)"),
                            p.name);
         const std::string all = text(settings, " states=", optimizer_.state_count());
-        verify<B>(backend_, parameters_, {}, all);
+        verify(host_of(backend_), parameters_, {}, all);
         // Not assigned yet: if construction throws, the old engine must still report the failure.
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
@@ -223,7 +218,8 @@ protected:
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
-        exchange_.with_replicas([&](B& replicas) { verify<B>(replicas, parameters_, plan(), text(all, " ", describe(engine_options_))); });
+        exchange_.with_replicas(
+            [&](B& replicas) { verify(host_of(replicas), parameters_, plan(), text(all, " ", describe(engine_options_))); });
     }
 
     /// Allocates the state of the current plan, after its values. Collective.
@@ -250,7 +246,7 @@ protected:
     /// only for parameters i with `used(i)` true; the others keep theirs.
     template <class Used>
     void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
-        state_.round(b, 0, own_values(b), optimizer_, used);
+        state_.round(passes_of(backend_), b, 0, own_values(b), optimizer_, used);
         gathers_.start(b, values_.bucket(b), tag);
         if (backend_.size() == 1) return;
         step_.bytes += values_.bucket(b).bytes();
@@ -266,6 +262,8 @@ protected:
                 refuse("broadcast_parameters",
                        text("frozen parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"), p.name);
     }
+
+    void copy(ConstBufferView from, BufferView to) { passes_of(backend_).copy(from, to); }
 
     /// Gives every rank the root's buffer. With hybrid sharding it is that of the first group's root.
     void broadcast(BufferView view, int root) {
@@ -303,7 +301,10 @@ protected:
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
         const auto stepping = watch().tell(Activity::optimizer, b, watch().now());
-        state_.step(b, 0, engine_->gradient_shard(b), gradient_scale / divisor(), optimizer_,
+        step_bucket(b, gradient_scale, optimizer_);
+    }
+    void step_bucket(std::size_t b, double gradient_scale, auto& optimizer) {
+        state_.step(backend_, b, engine_->gradient_shard(b), gradient_scale / divisor(), optimizer,
                     [&](std::size_t i) { return engine_->was_used(i); });
     }
 

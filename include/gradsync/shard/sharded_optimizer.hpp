@@ -84,7 +84,7 @@ class ShardedOptimizer
     : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O, Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
-    using Base::backend_, Base::broadcast, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
+    using Base::backend_, Base::broadcast, Base::check_broadcast, Base::check_index, Base::check_usable, Base::copy, Base::engine_,
         Base::engine_options_, Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse,
         Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
@@ -119,6 +119,7 @@ public:
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
         if (!Stage::shards_gradients && gradients == GradientStorage::pooled) refuse(name, "pooled gradients are for stage 2: write Zero2");
+        if (B::memory_space != MemorySpace::host && shared()) refuse(name, "ParameterStorage::shared is for host memory; use in_buckets");
         if (in_backward && shared())
             refuse(name, "with StepInBackward other ranks may still read weights that are stepped; use ParameterStorage::in_buckets");
         if (in_backward && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != never)
@@ -158,8 +159,8 @@ public:
         flush();
         for (std::size_t b = 0; b < plan().size(); ++b) {
             if (!in_buckets())
-                for (std::size_t i : plan().bucket(b)) kernel::copy(parameters_[i].value, values_.value(i));
-            kernel::copy(own_values(b), state_.array(b, 0));
+                for (std::size_t i : plan().bucket(b)) copy(parameters_[i].value, values_.value(i));
+            copy(own_values(b), state_.array(b, 0));
         }
     }
 
@@ -181,7 +182,7 @@ public:
         Base::step([&] {
             if (Base::step_inside(gradient_scale)) {
                 for (std::size_t i = 0; !in_buckets() && i < parameters_.size(); ++i)
-                    if (parameters_[i].requires_grad) kernel::copy(values_.value(i), parameters_[i].value);
+                    if (parameters_[i].requires_grad) copy(values_.value(i), parameters_[i].value);
                 return;
             }
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
@@ -277,7 +278,7 @@ private:
         const auto held = watch().hold(Activity::wait, b);
         guard([&] { gathers_.wait(b); });
         if (!in_buckets())
-            for (std::size_t i : plan().bucket(b)) kernel::copy(values_.value(i), parameters_[i].value);
+            for (std::size_t i : plan().bucket(b)) copy(values_.value(i), parameters_[i].value);
     }
 
     void renew_values() {
@@ -296,7 +297,7 @@ private:
         Base::make_state();
         for (std::size_t b = 0; writes_values() && b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b))
-                if (const BufferView value = parameters_[i].value; value.data != nullptr) kernel::copy(value, values_.value(i));
+                if (const BufferView value = parameters_[i].value; value.data != nullptr) copy(value, values_.value(i));
         if (shared()) backend_.barrier().wait();
         adopt_values();
         if (shared()) backend_.barrier().wait();
@@ -308,7 +309,7 @@ private:
         const detail::ShardState<B> old_state = std::move(state_);
         make_state();
         for (std::size_t b = 0; writes_values() && b < before.size(); ++b)
-            for (std::size_t i : before.bucket(b)) kernel::copy(old_values.value(i), values_.value(i));
+            for (std::size_t i : before.bucket(b)) copy(old_values.value(i), values_.value(i));
         if (shared()) backend_.barrier().wait();
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)

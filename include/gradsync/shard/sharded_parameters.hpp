@@ -93,7 +93,7 @@ public:
                     const ParameterView& p = parameters_[i];
                     if (p.value.data == nullptr)
                         refuse("broadcast_parameters", detail::text("parameter '", p.name, "' has no value on the root"), p.name);
-                    kernel::copy(p.value.subview(first, piece.count), piece);
+                    detail::read_as(backend_, p.value.subview(first, piece.count), piece);
                 });
             exchange_.with_replicas([&](B& replicas) {
                 for (std::size_t b = 0; b < plan().size(); ++b) replicas.broadcast(state_.array(b, 0), 0).wait();
@@ -201,7 +201,7 @@ private:
         Base::make_state();
         for (const detail::ShardSlice& slice : state_.slices())
             if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
-                kernel::copy(value.subview(slice.first, slice.count), state_.array(slice, 0));
+                this->copy(value.subview(slice.first, slice.count), state_.array(slice, 0));
         if (values_.size() > unit_count()) values_[unit_count()].users = 1;
         renew_values();
     }

@@ -101,8 +101,11 @@ private:
     void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) {
         const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
         const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
-        state_.step(b, first, averages, scale_, optimizer_, [](std::size_t) { return true; });
-        state_.round(b, first, own, optimizer_, [](std::size_t) { return true; });
+        const auto all = [](std::size_t) { return true; };
+        if constexpr (abilities_of<B>.steps_inside) {
+            state_.step_part(b, first, averages, scale_, optimizer_, all);
+            state_.round(HostPasses(), b, first, own, optimizer_, all);
+        }
         for (void* const out : outs)
             if (void* const to = static_cast<std::byte*>(out) + range.first * size_of(own.dtype); to != own.data)
                 std::memcpy(to, own.data, own.bytes());

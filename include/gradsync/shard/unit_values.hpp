@@ -6,6 +6,7 @@
 #include "../core/shared.hpp"
 #include "../engine/bucket_layout.hpp"
 #include "../engine/weights.hpp"
+#include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -73,7 +74,7 @@ public:
                 same = same && (parameters[i].value.count == 0 || distance(range, parameters[i].value) == layout.offsets[i]);
             if ((fits[b] = same)) buckets_[b].data = range.data;
         }
-        const List<std::uint64_t> all = gather_values(backend, fits);
+        const List<std::uint64_t> all = gather_values(host_of(backend), fits);
         for (std::size_t k = 0; k < all.size(); ++k)
             if (all[k] == 0) buckets_[k % plan.size()].data = nullptr;
         for (Unit& unit : units_)
@@ -126,7 +127,7 @@ public:
     /// All ranks, which must be threads of one process, use the memory of rank 0. After `place`. Collective.
     [[gnu::cold]] void share(B& backend, const char* who) {
         const std::uint64_t own[] = {process_number(), reinterpret_cast<std::uintptr_t>(this)};
-        const List<std::uint64_t> all = gather_values(backend, own);
+        const List<std::uint64_t> all = gather_values(host_of(backend), own);
         for (std::size_t k = 0; k < all.size(); k += 2)
             if (all[k] != all[0])
                 raise(Errc::invalid_argument,

@@ -2,7 +2,9 @@
 // The device passes, on fake streams: the host's kernels do the work.
 #include <gradsync/cuda/passes.hpp>
 
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include <gradsync/kernel/convert.hpp>
 #include <gradsync/kernel/elementwise.hpp>
@@ -41,6 +43,41 @@ void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* s
     gradsync_fake::enqueue(stream, [=] {
         for (std::size_t i = 0; i < count; ++i)
             sums[i] = kernel::sum_of_squares({const_cast<void*>(blocks[i].data), blocks[i].count, blocks[i].dtype, MemorySpace::host});
+    });
+}
+namespace {
+
+/// What step(rule, gradient, master, state) makes of every element.
+template <class Rule, class Step>
+void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules, const float* factor, cudaStream_t stream, Step step) {
+    for (std::size_t k = 0; k < slices.size(); ++k)
+        gradsync_fake::enqueue(
+            stream, [=, slice = slices[k], rule = rules[k], state = std::vector<void*>(slices[k].state.begin(), slices[k].state.end())] {
+                std::vector<float> gradient(slice.master.count);
+                kernel::convert(slice.gradient.data, slice.gradient.dtype, gradient.data(), DType::f32, gradient.size());
+                const float scale = factor == nullptr ? rule.gradient_scale : rule.gradient_scale * *factor;
+                for (std::size_t i = 0; i < gradient.size(); ++i)
+                    step(rule, gradient[i] * scale, static_cast<float*>(slice.master.data)[i],
+                         [&](std::size_t a) -> float& { return static_cast<float*>(state[a])[i]; });
+            });
+}
+
+}  // namespace
+
+void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream) {
+    step_slices(slices, rules, factor, stream, [](const AdamWRule& rule, float g, float& w, auto state) {
+        float &m = state(0), &v = state(1);
+        m = rule.beta1 * m + (1 - rule.beta1) * g;
+        v = rule.beta2 * v + (1 - rule.beta2) * (g * g);
+        w = rule.shrink * w - rule.step_size * m / (std::sqrt(v * rule.second_correction) + rule.epsilon);
+    });
+}
+void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, const float* factor, cudaStream_t stream) {
+    step_slices(slices, rules, factor, stream, [](const SgdRule& rule, float g, float& w, auto state) {
+        float& m = state(0);
+        g += rule.decay * w;
+        m = rule.momentum * m + g;
+        w -= rule.rate * (rule.nesterov ? g + rule.momentum * m : m);
     });
 }
 void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream) {

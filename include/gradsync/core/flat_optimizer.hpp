@@ -2,8 +2,8 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
-#include <span>
+
+#include "buffer_view.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -35,5 +35,26 @@ concept FlatOptimizer = std::movable<O> && requires(O& optimizer, const O& const
     optimizer.begin_step();
     optimizer.step(slice);
 };
+
+/// The unit of an optimizer step in device memory: contiguous elements of one parameter. All arrays have `master.count` elements. The memory
+/// is the library's; work that the step puts on its stream may use it.
+struct DeviceSlice {
+    std::size_t parameter = 0;          ///< index, to look up its learning rate and weight decay
+    std::size_t first = 0;              ///< index of the slice's first element in the parameter
+    BufferView master = {};             ///< master weights in f32 (f64 for f64), to be updated in place
+    ConstBufferView gradient = {};      ///< of any floating type; multiply it by the step's `gradient_scale`
+    std::span<void* const> state = {};  ///< `state_count()` arrays of the masters' type; all zero before the first step
+};
+
+/// A FlatOptimizer for a backend of device memory, whose streams are of type Stream. `step(slices, gradient_scale, stream)` puts the step of
+/// several slices on the stream, of which a bucket has one for each of its parameters, and does not wait. The library then rounds master
+/// weights to the type of the weights, to nearest. `gs::cuda::AdamW` is one.
+template <class O, class Stream>
+concept DeviceOptimizer =
+    std::movable<O> && requires(O& optimizer, const O& constant, std::span<const DeviceSlice> slices, double scale, Stream stream) {
+        { constant.state_count() } -> std::convertible_to<std::size_t>;
+        optimizer.begin_step();
+        optimizer.step(slices, scale, stream);
+    };
 
 }  // namespace gradsync::inline v0_2

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "../core/unique_handle.hpp"
+#include "../engine/verification.hpp"
+
+/// The files of a checkpoint of sharded training; checkpoint.hpp says what they hold.
+
+namespace gradsync::inline v0_2::detail {
+
+inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; a longer text means a damaged file
+inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '1'};
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
+    raise(Errc::storage, detail::text(path.string(), " ", what), {.operation = "checkpoint"});
+}
+
+using ShardFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+/// Writes a file, and removes it unless `finish()` succeeds.
+class ShardWriter {
+public:
+    explicit ShardWriter(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wb"), &std::fclose) {
+        if (!file_) fail();
+        bytes(shard_magic, sizeof shard_magic);
+    }
+    ~ShardWriter() {
+        if (!finished_) std::remove(path_.c_str());
+    }
+
+    void bytes(const void* data, std::size_t n) {
+        if (n != 0 && std::fwrite(data, n, 1, file_.get()) != 1) fail();
+        digest_.add(data, n);
+    }
+    void number(std::uint64_t x) { bytes(&x, sizeof x); }
+    void text(const std::string& text) {
+        number(text.size());
+        bytes(text.data(), text.size());
+    }
+    /// Writes the digest at the end of the file and returns it. The bytes are on disk then.
+    std::uint64_t finish() {
+        const std::uint64_t digest = digest_.value();
+        number(digest);
+        if (std::fflush(file_.get()) != 0 || ::fsync(::fileno(file_.get())) != 0 || std::fclose(file_.release()) != 0) fail();
+        finished_ = true;
+        return digest;
+    }
+
+private:
+    [[noreturn, gnu::cold]] void fail() const {
+        refuse_file(path_, detail::text("cannot be written: ", std::strerror(errno),
+                                        errno == ENOENT ? "; all ranks must see the directory" : "; the last checkpoint is still valid"));
+    }
+
+    std::filesystem::path path_;
+    ShardFile file_;
+    Digest digest_;
+    bool finished_ = false;
+};
+
+class ShardReader {
+public:
+    explicit ShardReader(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb"), &std::fclose) {
+        if (!file_ || ::fseeko(file_.get(), 0, SEEK_END) != 0)
+            refuse_file(path_, detail::text("cannot be read: ", std::strerror(errno), "; all ranks must see the same directory"));
+        size_ = static_cast<std::uint64_t>(::ftello(file_.get()));
+        std::rewind(file_.get());
+    }
+
+    std::uint64_t size() const noexcept { return size_; }
+
+    /// Refuses a file whose magic is another one: it "is not `what`".
+    void check_magic(const char* what) {
+        char magic[sizeof shard_magic];
+        bytes(magic, sizeof magic);
+        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path_, detail::text("is not ", what));
+    }
+    void bytes(void* data, std::size_t n) {
+        if (n != 0 && std::fread(data, n, 1, file_.get()) != 1) torn();
+    }
+    std::uint64_t number() {
+        std::uint64_t x = 0;
+        bytes(&x, sizeof x);
+        return x;
+    }
+    std::string text() {
+        const std::uint64_t size = number();
+        if (size > longest_text || size > size_) torn();
+        std::string text(size, '\0');
+        bytes(text.data(), size);
+        return text;
+    }
+    void skip(std::uint64_t n) {
+        if (::fseeko(file_.get(), static_cast<off_t>(n), SEEK_CUR) != 0) torn();
+    }
+    /// Throws unless the file is whole and ends with `digest`.
+    void verify(std::uint64_t digest) {
+        if (size_ < sizeof digest) torn();
+        std::rewind(file_.get());
+        List<char> piece(smaller<std::uint64_t>(size_, std::uint64_t{1} << 20));
+        Digest actual;
+        for (std::uint64_t left = size_ - sizeof digest; left != 0;) {
+            const std::size_t n = smaller<std::uint64_t>(left, piece.size());
+            bytes(piece.data(), n);
+            actual.add(piece.data(), n);
+            left -= n;
+        }
+        if (actual.value() != digest || number() != digest) torn();
+    }
+    [[noreturn]] void torn() const { refuse_file(path_, "is torn or damaged; use another checkpoint"); }
+
+private:
+    std::filesystem::path path_;
+    ShardFile file_;
+    std::uint64_t size_ = 0;
+};
+
+/// The list of files that make up a checkpoint.
+struct ShardManifest {
+    std::uint64_t generation = 0;
+    List<std::uint64_t> digests;  ///< by rank
+    std::string note;
+    std::uint64_t digest = 0;  ///< of the file that was read
+
+    static std::filesystem::path path(const std::filesystem::path& directory) { return directory / "manifest.gradsync"; }
+    std::filesystem::path file(const std::filesystem::path& directory, std::size_t rank) const {
+        return directory / text("shard-", generation, "-", rank, "-of-", digests.size(), ".gradsync");
+    }
+
+    static ShardManifest read(const std::filesystem::path& directory) {
+        ShardReader in(path(directory));
+        in.check_magic("the manifest of a sharded checkpoint");
+        ShardManifest manifest;
+        manifest.generation = in.number();
+        const std::uint64_t ranks = in.number();
+        if (ranks == 0 || ranks > 1u << 24) in.torn();
+        for (std::uint64_t r = 0; r < ranks; ++r) manifest.digests.push_back(in.number());
+        manifest.note = in.text();
+        manifest.digest = in.number();
+        in.verify(manifest.digest);
+        return manifest;
+    }
+
+    /// Atomic: readers see the old manifest or the new one.
+    void write(const std::filesystem::path& directory) const {
+        const std::filesystem::path temporary = path(directory).string() + ".new";
+        {
+            ShardWriter out(temporary);
+            out.number(generation);
+            out.number(digests.size());
+            for (const std::uint64_t of_part : digests) out.number(of_part);
+            out.text(note);
+            out.finish();
+        }
+        std::filesystem::rename(temporary, path(directory));
+        const Folder folder = open(directory);
+        if (folder) ::fsync(folder.get());
+    }
+
+    using Folder = UniqueHandle<int, ::close, -1>;
+    static Folder open(const std::filesystem::path& directory) {
+        return Folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    }
+    /// Keeps others from saving to the directory until the result goes, if its file system knows locks. Throws if another one does.
+    static Folder lock(const std::filesystem::path& directory) {
+        Folder folder = open(directory);
+        if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+            refuse_file(directory, "is where another job saves a checkpoint now; give each job a directory of its own");
+        return folder;
+    }
+
+    /// Throws unless this machine sees every rank's part.
+    void check_parts(const std::filesystem::path& directory) const {
+        for (std::size_t r = 0; r < digests.size(); ++r) {
+            const ShardFile part(std::fopen(file(directory, r).c_str(), "rb"), &std::fclose);
+            std::uint64_t end = 0;
+            if (!part || ::fseeko(part.get(), -static_cast<off_t>(sizeof end), SEEK_END) != 0 ||
+                std::fread(&end, sizeof end, 1, part.get()) != 1 || end != digests[r])
+                refuse_file(file(directory, r), text("of rank ", r, " cannot be seen from rank 0; all machines must share the directory"));
+        }
+    }
+    /// Removes the parts that this manifest does not name: those of older checkpoints, and of saves that were killed.
+    void remove_others(const std::filesystem::path& directory) const {
+        std::error_code ignored;
+        for (std::filesystem::directory_iterator at(directory, ignored), end; at != end; at.increment(ignored)) {
+            const std::string name = at->path().filename().string();
+            unsigned long long named, rank, ranks;
+            if (std::sscanf(name.c_str(), "shard-%llu-%llu-of-%llu", &named, &rank, &ranks) == 3 &&
+                name == text("shard-", named, "-", rank, "-of-", ranks, ".gradsync") && (named != generation || ranks != digests.size()) &&
+                at->symlink_status(ignored).type() == std::filesystem::file_type::regular)
+                std::filesystem::remove(at->path(), ignored);
+        }
+    }
+};
+
+}  // namespace gradsync::inline v0_2::detail

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 120
+// Sharded training in device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
+#include <gradsync/backend/nccl.hpp>
+#include <gradsync/backend/staging.hpp>
+#include <gradsync/backend/thread_backend.hpp>
+#include <gradsync/bucket/per_parameter.hpp>
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/device_sharding.hpp"
+#include "support/fake/fake.hpp"
+#include "support/rank_threads.hpp"
+#include "support/temporary_directory.hpp"
+
+using namespace gradsync;
+using gradsync_test::ShardedCase;
+using gradsync_test::ShardedTraining;
+
+namespace {
+
+using Staged = StagingBackend<ThreadBackend>;
+
+/// Rank 0's result; with all state on all ranks the others have the same.
+std::vector<float> agreed(const std::vector<std::vector<float>>& results) {
+    for (const auto& other : results) CHECK(other == results.front());
+    return results.front();
+}
+
+template <class Train>
+std::vector<float> on_host(int size, Train&& train) {
+    return agreed(run_threads(size, [&](ThreadBackend comm) { return train(comm); }));
+}
+template <class Train>
+std::vector<float> on_devices(int size, Train&& train) {
+    std::vector<std::vector<float>> results(static_cast<std::size_t>(size));
+    gradsync_test::run_rank_threads(
+        size, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}); },
+        [&](NcclBackend comm) {
+            const cuda::Stream stream = cuda::make_stream();
+            comm.set_stream(stream.get());
+            results[static_cast<std::size_t>(comm.rank())] = train(comm);
+        });
+    CHECK(gradsync_fake::misuses() == 0);
+    return agreed(results);
+}
+template <class Train>
+std::vector<float> staged(int size, Train&& train) {
+    return agreed(run_threads(size, [&](ThreadBackend host) {
+        const cuda::Stream stream = cuda::make_stream();
+        return train(Staged(host, {.stream = stream.get(), .piece_bytes = 4096}));
+    }));
+}
+
+}  // namespace
+
+TEST_CASE("sharding on devices: it trains as it does on the host") {
+    for (const ShardedCase& what : gradsync_test::sharded_cases())
+        for (const int size : {1, 2, 3, 4}) {
+            if (what.per_group != 0 && size % what.per_group != 0) continue;
+            CAPTURE(what.name);
+            CAPTURE(size);
+            const auto train = [&]<class B>(B comm) { return ShardedTraining<B>(comm, what).run(); };
+            const std::vector<float> expected = on_host(size, train);
+            CHECK(staged(size, train) == expected);
+            const std::vector<float> there = on_devices(size, train);
+            if (size < 3 && what.dtype == DType::f32) CHECK(there == expected);  // there is only one order
+            else CHECK(gradsync_test::distance(there, expected) < (what.dtype == DType::bf16 ? 0.05f : 2e-3f));
+        }
+}
+
+TEST_CASE("sharding on devices: the host reads a device's checkpoint, and a device the host's") {
+    const ShardedCase first{.name = "stage 1"}, then{.name = "stage 3", .stage = 3};
+    const gradsync_test::TemporaryDirectory of_host, of_device;
+    (void)on_host(3, [&](ThreadBackend comm) { return ShardedTraining<ThreadBackend>(comm, first, of_host.path()).run(); });
+    (void)staged(3, [&](Staged comm) { return ShardedTraining<Staged>(comm, first, of_device.path()).run(); });
+    const auto go_on = [&](const auto& path) { return [&]<class B>(B comm) { return ShardedTraining<B>(comm, then, {}, path).run(); }; };
+    const std::vector<float> expected = on_host(2, go_on(of_host.path()));
+    CHECK(on_host(2, go_on(of_device.path())) == expected);
+    CHECK(staged(2, go_on(of_host.path())) == expected);
+    CHECK(on_devices(2, go_on(of_device.path())) == expected);
+}
+
+TEST_CASE("sharding on devices: a step keeps no host waiting for the device") {
+    gradsync_test::Findings findings;
+    gradsync_test::run_rank_threads(
+        2, [](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}); },
+        [&](NcclBackend comm) {
+            const cuda::Stream stream = cuda::make_stream();
+            comm.set_stream(stream.get());
+            std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+            for (std::size_t i = 0; i < 6; ++i) weights.emplace_back(1000 * i + 1, 1.0f);
+            std::vector<ParameterView> views;
+            for (auto& w : weights) {
+                views.push_back({.name = "p" + std::to_string(views.size()), .value = w.view(), .gradient = w.view()});
+                views.back().gradient.data = nullptr;
+            }
+            const auto check = [&](const char* what, auto& sharded, auto&& use) {
+                const auto step = [&] {
+                    for (std::size_t i = 0; i < views.size(); ++i) use(i, [](BufferView) {});
+                    for (std::size_t i = views.size(); i-- > 0;)
+                        use(i, [&](BufferView value) {
+                            detail::passes_of(comm).copy(value, sharded.acquire_gradient(i));
+                            sharded.mark_ready(i);
+                        });
+                    sharded.finish();
+                    sharded.step();
+                };
+                sharded.broadcast_parameters();
+                step();  // connects the ranks, and takes memory
+                {
+                    const gradsync_fake::Busy forward(stream.get());
+                    step();
+                    step();
+                    findings.check(cudaStreamQuery(stream.get()) == cudaErrorNotReady, what);
+                }
+                cuda::check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
+                use(5, [&](BufferView value) {
+                    findings.check(gradsync_test::read(comm, value)[4000] < 1.0f, std::string(what) + ": weights do not shrink");
+                });
+            };
+            const auto by_parameter = [&](auto& sharded) { return [&](std::size_t i, auto&& f) { f(sharded.parameter_value(i)); }; };
+            const cuda::Sgd sgd({.learning_rate = 0.01, .momentum = 0});
+            const ShardingOptions options{.parameters = ParameterStorage::in_buckets};
+            const PerParameter buckets;  // two or three have memory at a time in stage 2
+            ShardedOptimizer one(comm, views, sgd, ShardingOptions{.reducer = {.gradients = GradientStorage::in_buckets}}, buckets);
+            check("stage 1 waited", one, by_parameter(one));
+            ShardedOptimizer two(comm, views, sgd, options, Zero2{}, buckets);
+            check("stage 2 waited", two, by_parameter(two));
+            ShardedParameters three(comm, views, sgd, Units({0, 0, 1, 1, 2, 2}));
+            check("stage 3 waited", three, [&](std::size_t i, auto&& f) {
+                const auto in_use = three.gather(three.unit_of(i));
+                f(three.parameter_value(i));
+            });
+            // Both stages of hybrid sharding are put on streams by the mark.
+            auto [group, replicas] = hybrid_groups(comm, 1);
+            ShardedOptimizer hybrid(group, views, sgd, options, Zero2{}, buckets, HybridReduceScatter<NcclBackend>(replicas));
+            check("hybrid sharding waited", hybrid, by_parameter(hybrid));
+        });
+    CHECK(gradsync_fake::misuses() == 0);
+}
+
+TEST_CASE("sharding on devices: what is refused") {
+    gradsync_test::run_rank_threads(
+        1, [](auto& rendezvous) { return NcclBackend(rendezvous, {}); },
+        [&](NcclBackend comm) {
+            gradsync_test::Numbers<NcclBackend> floats(100, 1), doubles(100, 1, DType::f64);
+            const auto views = [](auto& numbers) {
+                return std::vector<ParameterView>{{.name = "w", .value = numbers.view(), .gradient = numbers.view()}};
+            };
+            CHECK_THROWS_WITH_AS(
+                ShardedOptimizer(comm, views(floats), cuda::AdamW(), ShardingOptions{.parameters = ParameterStorage::shared}),
+                doctest::Contains("ParameterStorage::shared is for host memory; use in_buckets"), Error);
+            CHECK_THROWS_WITH_AS(cuda::AdamW({{}}, {0, 1}), doctest::Contains("a parameter is of group 1, and there are 1"), Error);
+        });
+}
