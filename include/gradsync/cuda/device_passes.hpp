@@ -62,6 +62,30 @@ public:
         std::vector<ConstBufferView> blocks_;
         std::vector<double*> results_;
     };
+    /// Times at which the device comes by points of the compute stream. `set` is for any thread, but for one at a time for each i.
+    class Stamps {
+    public:
+        explicit Stamps(Shared<const Engine> engine) noexcept : engine_(std::move(engine)) {}
+
+        void resize(std::size_t count) { events_ = List<cuda::Event>(count); }
+        void set(std::size_t i) {
+            if (events_[i].get() == nullptr) events_[i] = cuda::make_event(true);
+            cuda::check(cudaEventRecord(events_[i].get(), engine_->compute_stream()), "cudaEventRecord");
+        }
+        /// Waits for the device.
+        double seconds_between(std::size_t first, std::size_t i) {
+            float milliseconds = 0;
+            cuda::check(cudaEventSynchronize(events_[first].get()), "cudaEventSynchronize");
+            cuda::check(cudaEventSynchronize(events_[i].get()), "cudaEventSynchronize");
+            cuda::check(cudaEventElapsedTime(&milliseconds, events_[first].get(), events_[i].get()), "cudaEventElapsedTime");
+            return static_cast<double>(milliseconds) * 1e-3;
+        }
+
+    private:
+        Shared<const Engine> engine_;
+        List<cuda::Event> events_;
+    };
+    Stamps stamps() const { return Stamps(engine_); }
     SquareSums square_sums() const noexcept { return SquareSums(stream()); }
 
 private:

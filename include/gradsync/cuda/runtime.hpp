@@ -41,10 +41,10 @@ inline Stream make_stream(bool urgent = false) {
     return Stream(stream);
 }
 
-/// An event without timing, which makes it cheap.
-inline Event make_event() {
+/// An event, without a time unless `timed`, which makes it cheap.
+inline Event make_event(bool timed = false) {
     cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    check(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreateWithFlags");
     return Event(event);
 }
 

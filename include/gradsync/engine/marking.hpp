@@ -382,7 +382,7 @@ protected:
     const bool tracks_ = options_.gradients == GradientStorage::borrowed && any_tracked(gradients_.parameters());
     const bool checks_gradients_ = tracks_ || options_.non_finite != NonFinite::pass;
     std::atomic<bool> skips_{false};  ///< this rank's gradients have an element that is not finite
-    ReadyOrder ready_order_{BackendClock(backend_), bucket_policy_.plans_by_times()};
+    ReadyOrder<B> ready_order_{backend_, bucket_policy_.plans_by_times()};
     DeferredGather<B> gathers_;  ///< only if decoupled
     WrittenGradients written_{options_.check_writes ? gradients_.parameters().size() : 0};
 

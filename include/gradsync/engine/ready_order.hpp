@@ -6,11 +6,32 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// The times of marks, by the host's clock.
+class HostStamps {
+public:
+    explicit HostStamps(BackendClock clock) noexcept : clock_(clock) {}
+    void resize(std::size_t count) { seconds_.resize(count); }
+    void set(std::size_t i) { seconds_[i] = clock_.seconds(); }
+    double seconds_between(std::size_t first, std::size_t i) { return seconds_[i] - seconds_[first]; }
+
+private:
+    BackendClock clock_;
+    List<double> seconds_;
+};
+
+/// On a device gradients become ready when it comes by their marks.
+template <Backend B>
+auto stamps_of(B& backend) {
+    if constexpr (abilities_of<B>.device_passes) return passes_of(backend).stamps();
+    else return HostStamps(BackendClock(backend));
+}
+
 /// Records the order in which gradients become ready, and if the plan needs them (`timed`) the times; then the ranks agree on one order.
 /// `record` is for any thread; the rest is for one thread while no marks are under way.
+template <Backend B>
 class ReadyOrder {
 public:
-    ReadyOrder(BackendClock clock, bool timed) noexcept : clock_(clock), timed_(timed) {}
+    ReadyOrder(B& backend, bool timed) : stamps_(stamps_of(backend)), timed_(timed) {}
 
     /// Records `steps` steps: the order of the last one, and the mean of the times.
     void start(unsigned steps, std::size_t parameters) {
@@ -19,7 +40,8 @@ public:
         forget();
         steps_ = steps;
         if (!timed_) return;
-        now_ = sums_ = List<double>(parameters);
+        stamps_.resize(parameters);
+        sums_ = List<double>(parameters);
         counts_ = List<std::uint32_t>(parameters);
     }
     /// Is the current or coming step recorded?
@@ -27,9 +49,10 @@ public:
 
     void record(std::size_t i) {
         recorded_[count_.fetch_add(1, std::memory_order_relaxed) % recorded_.size()] = i;
-        if (timed_) now_[i] = clock_.seconds();
+        if (timed_) stamps_.set(i);
     }
-    void end_step() noexcept {
+    /// Waits for the device, if there is one.
+    void end_step() {
         if (timed_) add_up_times();
         if (--steps_ != 0) forget();
     }
@@ -37,7 +60,6 @@ public:
     /// The order by which all ranks plan: by the latest times of all ranks if `timed`, otherwise rank 0's order. `present`: the parameters
     /// that take part, in the order of the current plan. That order decides among equal times and for gradients that were not marked, and
     /// stays if nothing was recorded. Collective.
-    template <class B>
     List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
         List<std::uint64_t> order(present.size());
         for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];
@@ -64,12 +86,11 @@ public:
 
 private:
     /// Times count from the first gradient of a step.
-    void add_up_times() noexcept {
-        if (recorded().empty()) return;
-        double first = now_[recorded().front()];
-        for (const std::size_t i : recorded()) first = smaller(first, now_[i]);
+    void add_up_times() {
+        double first = 0;
+        for (const std::size_t i : recorded()) first = smaller(first, stamps_.seconds_between(recorded().front(), i));
         for (const std::size_t i : recorded()) {
-            sums_[i] += now_[i] - first;
+            sums_[i] += stamps_.seconds_between(recorded().front(), i) - first;
             ++counts_[i];
         }
     }
@@ -106,13 +127,13 @@ private:
             if (!seen[i]) order[n++] = i;
     }
 
-    BackendClock clock_;
+    decltype(stamps_of(std::declval<B&>())) stamps_;  ///< by parameter, of the current step; only if `timed`
     bool timed_;
     std::size_t parameters_ = 0;
     List<std::size_t> recorded_;
     std::atomic<std::size_t> count_{0};
     unsigned steps_ = 0;          ///< number of steps still to be recorded
-    List<double> now_, sums_;     ///< by parameter, in seconds: in the current step, and added up; only if `timed`
+    List<double> sums_;           ///< by parameter, in seconds; only if `timed`
     List<std::uint32_t> counts_;  ///< by parameter: recorded steps in which it became ready
     List<double> seconds_;
 };

@@ -2,6 +2,7 @@
 #include "fake.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +26,12 @@ public:
     void happen() {
         const std::lock_guard lock(mutex_);
         happened_ = true;
+        at_ = std::chrono::steady_clock::now();
         changed_.notify_all();
+    }
+    std::chrono::steady_clock::time_point at() {
+        const std::lock_guard lock(mutex_);
+        return at_;
     }
     bool happened() {
         const std::lock_guard lock(mutex_);
@@ -40,6 +46,7 @@ private:
     std::mutex mutex_;
     std::condition_variable changed_;
     bool happened_ = false;
+    std::chrono::steady_clock::time_point at_;
 };
 
 class Worker {
@@ -291,6 +298,12 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (const cudaError_t code = failures.take("cudaEventQuery")) return code;
     const std::lock_guard lock(event->mutex);
     return last_error = !event->recorded || event->recorded->happened() ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    for (const cudaEvent_t event : {from, to})
+        if (cudaEventQuery(event) != cudaSuccess || !event->recorded) return cudaErrorInvalidResourceHandle;
+    *milliseconds = std::chrono::duration<float, std::milli>(to->recorded->at() - from->recorded->at()).count();
+    return cudaSuccess;
 }
 // Of queries only: whether the real one remembers those is not documented.
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }

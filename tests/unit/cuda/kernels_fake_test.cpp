@@ -21,6 +21,7 @@
 #include <gradsync/kernel/elementwise.hpp>
 
 #include "elements.hpp"
+#include "optimizer_steps.hpp"
 #include "support/fake/fake.hpp"
 #include "support/fake/kernels.hpp"  // last but for the kernels: it has macros
 
@@ -92,4 +93,52 @@ TEST_CASE_TEMPLATE("8-bit floats: the library rounds as cuda_fp8.h does", F, gra
         CAPTURE(code);
         CHECK((ours == other || (std::isnan(ours) && std::isnan(other))));
     }
+}
+
+namespace {
+
+/// One launch of the kernel, as passes.cu makes it.
+template <class Kernel, class Optimizer>
+void step_on_fibers(gradsync_test::StepTest<Optimizer>& test, const Optimizer& optimizer, const float* factor) {
+    namespace kernels = gradsync::cuda::kernels;
+    kernels::TensorSteps<Kernel> steps;
+    REQUIRE(test.slices().size() <= static_cast<std::size_t>(steps.most));
+    static_assert(sizeof steps <= 4096);
+    steps.factor = factor;
+    steps.first_blocks[0] = 0;
+    int tensors = 0;
+    for (const gradsync::DeviceSlice& slice : test.slices()) {
+        auto& tensor = steps.tensors[tensors];
+        tensor = {Kernel{optimizer.rule(slice.parameter, 1)}, slice.gradient.dtype, static_cast<float*>(slice.master.data), {},
+                  slice.gradient.data, slice.master.count};
+        for (int s = 0; s < Kernel::states; ++s) tensor.states[s] = static_cast<float*>(slice.state[static_cast<std::size_t>(s)]);
+        const std::size_t blocks = (slice.master.count + kernels::step_chunk - 1) / kernels::step_chunk;
+        steps.first_blocks[tensors + 1] = steps.first_blocks[tensors] + static_cast<unsigned>(blocks);
+        ++tensors;
+    }
+    gradsync_fake::launch(nullptr, dim3(steps.first_blocks[tensors]), kernels::threads, [&] { kernels::step_tensors(steps); });
+    cudaStreamSynchronize(nullptr);
+}
+
+}  // namespace
+
+TEST_CASE("kernels of optimizers: a step of several tensors") {
+    namespace kernels = gradsync::cuda::kernels;
+    using namespace gradsync::cuda;
+    const float one_half = 0.5f;
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f8e4m3})
+        for (const float* factor : {static_cast<const float*>(nullptr), &one_half}) {
+            CAPTURE(name_of(dtype));
+            AdamW adamw({{.learning_rate = 0.01}, {.learning_rate = 0.02, .weight_decay = 0.1}}, {0, 1, 0, 1, 1});
+            adamw.begin_step();
+            gradsync_test::StepTest<AdamW> one(gradsync_test::tensor_sizes(9'000, 44), dtype);
+            step_on_fibers<kernels::AdamW<AdamWRule>>(one, adamw, factor);
+            CHECK(one.adamw_distance(one, adamw, factor == nullptr ? 1 : 0.5) < 1e-6);
+            for (const bool nesterov : {false, true}) {
+                Sgd sgd({.learning_rate = 0.1, .momentum = 0.5, .weight_decay = 0.01, .nesterov = nesterov});
+                gradsync_test::StepTest<Sgd> other(gradsync_test::tensor_sizes(5'000, 22), dtype);
+                step_on_fibers<kernels::Sgd<SgdRule>>(other, sgd, factor);
+                CHECK(other.sgd_distance(other, sgd, factor == nullptr ? 1 : 0.5) < 1e-6);
+            }
+        }
 }

@@ -16,6 +16,7 @@
 #include <gradsync/kernel/elementwise.hpp>
 
 #include "elements.hpp"
+#include "optimizer_steps.hpp"
 #include "support/device_memory.hpp"
 #include "support/gpu_ranks.hpp"
 
@@ -179,4 +180,37 @@ TEST_CASE("device passes: integers are refused") {
         }
         CHECK(text.find("not for i32") != std::string::npos);
     }
+}
+
+TEST_CASE("optimizers: a step of many tensors, for gradients of every type but f64") {
+    using namespace gradsync::cuda;
+    const float one_half = 0.5f;
+    const gradsync::cuda::DeviceMemory factor(sizeof one_half);
+    gradsync::cuda::check(cudaMemcpy(factor.data(), &one_half, sizeof one_half, cudaMemcpyHostToDevice), "cudaMemcpy");
+    for (const DType dtype : floating) {
+        if (dtype == DType::f64) continue;
+        CAPTURE(name_of(dtype));
+        for (const bool scaled : {false, true}) {
+            const auto prepare = [&](auto& optimizer) {
+                optimizer.begin_step();
+                optimizer.begin_step();
+                if (scaled) optimizer.scale_gradients_by(static_cast<const float*>(factor.data()));
+            };
+            AdamW adamw({{.learning_rate = 0.01}, {.learning_rate = 0.02, .beta1 = 0.8, .weight_decay = 0.1}}, {0, 1, 0, 1, 1});
+            prepare(adamw);
+            gradsync_test::StepTest<AdamW> one(gradsync_test::tensor_sizes(1'000'003, 100), dtype);
+            adamw.step(one.slices(), 1, nullptr);
+            CHECK(one.adamw_distance(one, adamw, scaled ? 0.5 : 1) < 1e-5);
+            for (const bool nesterov : {false, true}) {
+                Sgd sgd({.learning_rate = 0.1, .momentum = 0.5, .weight_decay = 0.01, .nesterov = nesterov});
+                prepare(sgd);
+                gradsync_test::StepTest<Sgd> other(gradsync_test::tensor_sizes(70'001, 50), dtype);
+                sgd.step(other.slices(), 1, nullptr);
+                CHECK(other.sgd_distance(other, sgd, scaled ? 0.5 : 1) < 1e-5);
+            }
+        }
+    }
+    gradsync_test::StepTest<Sgd> doubles({10}, DType::f64);
+    CHECK_THROWS_WITH_AS(Sgd().step(doubles.slices(), 1, nullptr), doctest::Contains("the device pass sgd is for floating types, not for f64"),
+                         gradsync::Error);
 }

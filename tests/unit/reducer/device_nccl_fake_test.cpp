@@ -6,6 +6,7 @@
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/flat.hpp>
+#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/core/packed.hpp>
@@ -15,10 +16,12 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -371,6 +374,31 @@ TEST_CASE("Reducer on devices: gradients that lie side by side by chance may mov
         const auto error = gradsync_test::error_of([&] { sync.rebind_gradient(0, elsewhere.view()); });
         findings.check(error && gradsync_test::mentions(*error, "is part of an arena in device memory"), error ? error->what() : "none");
     });
+}
+
+TEST_CASE("Reducer on devices: gradients become ready when the device comes by, and buckets are planned by that") {
+    gradsync_test::Findings findings;
+    gradsync_test::run_rank_threads(
+        2, [](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}); },
+        [&](NcclBackend comm) {
+            const cuda::Stream stream = cuda::make_stream();
+            comm.set_stream(stream.get());
+            gradsync_test::Numbers<NcclBackend> a(1000, 1), b(2000, 2), c(10, 3);
+            std::vector<ParameterView> views{{.gradient = a.view()}, {.gradient = b.view()}, {.gradient = c.view()}};
+            Reducer sync(comm, views, OptimalBuckets({.fixed = 1e-3, .per_byte = 1e-9}));
+            sync.record_order(2);
+            for (int step = 0; step < 2; ++step) {
+                sync.mark_ready(2);
+                // A backward; the host goes on at once.
+                gradsync_fake::enqueue(stream.get(), [] { std::this_thread::sleep_for(std::chrono::milliseconds(40)); });
+                sync.mark_ready(1);
+                sync.mark_ready(0);
+                sync.finish();
+            }
+            (void)sync.rebuild_buckets();
+            const auto& seconds = sync.statistics().ready_seconds;
+            findings.check(seconds.size() == 3 && seconds[2] == 0 && seconds[1] >= 0.04 && seconds[0] >= seconds[1], "times of the host");
+        });
 }
 
 TEST_CASE("Reducer on devices: check_writes is refused, and GRADSYNC_CHECKS has no effect") {
