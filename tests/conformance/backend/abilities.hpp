@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -253,6 +254,30 @@ void check_abilities() {
                 passes.write(sent.data(), view);
                 passes.read(view, got.data());
                 findings.check(got == sent, where + "what was written is not what is read");
+            });
+        }
+    }
+    if constexpr (abilities.own_stream) {
+        SUBCASE("own_stream: two communicators work one after the other, and no host moves them on") {
+            each_world<L>([](Backend backend, Findings& findings) {
+                const std::string where = at(backend.rank(), backend.size());
+                Backend second = backend.duplicate();
+                const auto before = backend.stream();
+                second.use_own_stream();
+                findings.check(second.stream() != before && backend.stream() == before, where + "it has changed another stream");
+                std::vector<float> numbers(50'000, 1);
+                auto memory = backend.allocate(numbers.size() * sizeof(float));
+                const gradsync::BufferView view{memory.data(), numbers.size(), DType::f32, Backend::memory_space};
+                backend.passes().write(numbers.data(), view);
+                for (int round = 0; round < 3; ++round) {
+                    Work first = backend.all_reduce(view, gradsync::ReduceOp::sum);
+                    first.wait_on(second.stream());
+                    Work then = second.all_reduce(view, gradsync::ReduceOp::sum);
+                    then.wait_on(backend.stream());
+                }
+                backend.passes().read(view, numbers.data());
+                findings.check(numbers == std::vector<float>(numbers.size(), static_cast<float>(std::pow(backend.size(), 6))),
+                               where + "a wrong sum of sums");
             });
         }
     }

@@ -109,8 +109,12 @@ void step_on_fibers(gradsync_test::StepTest<Optimizer>& test, const Optimizer& o
     int tensors = 0;
     for (const gradsync::DeviceSlice& slice : test.slices()) {
         auto& tensor = steps.tensors[tensors];
-        tensor = {Kernel{optimizer.rule(slice.parameter, 1)}, slice.gradient.dtype, static_cast<float*>(slice.master.data), {},
-                  slice.gradient.data, slice.master.count};
+        tensor = {Kernel{optimizer.rule(slice.parameter, 1)},
+                  slice.gradient.dtype,
+                  static_cast<float*>(slice.master.data),
+                  {},
+                  slice.gradient.data,
+                  slice.master.count};
         for (int s = 0; s < Kernel::states; ++s) tensor.states[s] = static_cast<float*>(slice.state[static_cast<std::size_t>(s)]);
         const std::size_t blocks = (slice.master.count + kernels::step_chunk - 1) / kernels::step_chunk;
         steps.first_blocks[tensors + 1] = steps.first_blocks[tensors] + static_cast<unsigned>(blocks);

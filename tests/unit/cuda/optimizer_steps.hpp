@@ -46,7 +46,8 @@ public:
             slice.master = add(gradsync::DType::f32, [&](std::size_t k) { return static_cast<float>((k * 7 + i) % 23) * 0.1f - 1; });
             slice.gradient = add(gradient_type, [&](std::size_t k) { return static_cast<float>((k * 5 + i) % 17) * 0.25f - 2; });
             for (std::size_t s = 0; s < states; ++s)
-                tensor.pointers.push_back(add(gradsync::DType::f32, [&](std::size_t k) { return static_cast<float>((k + s) % 5) * 0.05f; }).data);
+                tensor.pointers.push_back(
+                    add(gradsync::DType::f32, [&](std::size_t k) { return static_cast<float>((k + s) % 5) * 0.05f; }).data);
             slice.state = tensor.pointers;
             offsets_.push_back(offset);
         }
@@ -63,11 +64,14 @@ public:
             const auto rule = optimizer.rule(i, 1);
             const std::size_t n = slices_[i].master.count;
             std::vector<float> gradient(n);
-            gradsync::kernel::copy(on_host(tensor.host[1].data() + offsets_[i] * size_of(slices_[i].gradient.dtype), n, slices_[i].gradient.dtype),
-                                   gradsync::buffer(gradient));
+            gradsync::kernel::copy(
+                on_host(tensor.host[1].data() + offsets_[i] * size_of(slices_[i].gradient.dtype), n, slices_[i].gradient.dtype),
+                gradsync::buffer(gradient));
             std::vector<std::vector<std::byte>> there;
             for (const DeviceMemory& memory : tensor.device) there.push_back(memory.read());
-            const auto number = [&](std::vector<std::byte>& bytes, std::size_t k) -> float& { return reinterpret_cast<float*>(bytes.data())[k]; };
+            const auto number = [&](std::vector<std::byte>& bytes, std::size_t k) -> float& {
+                return reinterpret_cast<float*>(bytes.data())[k];
+            };
             for (std::size_t k = offsets_[i]; k < n + offsets_[i]; ++k)
                 step(rule, gradient[k - offsets_[i]] * static_cast<float>(factor), number(tensor.host[0], k),
                      [&](std::size_t s) -> float& { return number(tensor.host[2 + s], k); });
@@ -98,7 +102,9 @@ public:
     }
 
 private:
-    static gradsync::BufferView on_host(void* data, std::size_t count, gradsync::DType dtype) { return {data, count, dtype, gradsync::MemorySpace::host}; }
+    static gradsync::BufferView on_host(void* data, std::size_t count, gradsync::DType dtype) {
+        return {data, count, dtype, gradsync::MemorySpace::host};
+    }
 
     struct Tensor {
         std::vector<std::vector<std::byte>> host;  ///< masters, gradients, states

@@ -211,6 +211,6 @@ TEST_CASE("optimizers: a step of many tensors, for gradients of every type but f
         }
     }
     gradsync_test::StepTest<Sgd> doubles({10}, DType::f64);
-    CHECK_THROWS_WITH_AS(Sgd().step(doubles.slices(), 1, nullptr), doctest::Contains("the device pass sgd is for floating types, not for f64"),
-                         gradsync::Error);
+    CHECK_THROWS_WITH_AS(Sgd().step(doubles.slices(), 1, nullptr),
+                         doctest::Contains("the device pass sgd is for floating types, not for f64"), gradsync::Error);
 }

@@ -14,14 +14,13 @@
 
 #include <doctest/doctest.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "support/device_training.hpp"
+#include "support/gate.hpp"
 #include "support/gpu_ranks.hpp"
 
 using namespace gradsync;
@@ -45,35 +44,6 @@ std::vector<float> on_host(Train&& train) {
     return run_threads(gradsync_test::gpu_ranks().size, [&](ThreadBackend comm) { return train(comm); }).front();
 }
 
-/// Nothing that is put on the stream afterwards starts before the gate is opened, or has been shut for ten seconds.
-class Gate {
-public:
-    explicit Gate(cudaStream_t stream) : stream_(stream) {
-        const auto wait = [](void* self) {
-            auto& gate = *static_cast<Gate*>(self);
-            for (int i = 0; i < 10'000 && !gate.open_; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            gate.passed_ = true;
-        };
-        cuda::check(cudaLaunchHostFunc(stream, wait, this), "cudaLaunchHostFunc");
-    }
-    Gate(const Gate&) = delete;
-    Gate& operator=(const Gate&) = delete;
-    ~Gate() {
-        open_ = true;
-        cudaStreamSynchronize(stream_);  // nobody looks at it any more, even if the device has failed
-    }
-    /// False: somebody waited for what is behind it.
-    bool open() {
-        const bool shut = !passed_;
-        open_ = true;
-        return shut;
-    }
-
-private:
-    cudaStream_t stream_;
-    std::atomic<bool> open_{false}, passed_{false};
-};
-
 template <class Buckets, class Overlap>
 void check_that_no_host_waits(NcclBackend& whole, cudaStream_t stream, ReducerOptions options) {
     NcclBackend comm = whole.duplicate();
@@ -96,7 +66,7 @@ void check_that_no_host_waits(NcclBackend& whole, cudaStream_t stream, ReducerOp
     };
     step();  // connects the ranks, and takes memory
     cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    Gate gate(stream);
+    gradsync_test::Gate gate(stream);
     step();
     step();
     CHECK(gate.open());

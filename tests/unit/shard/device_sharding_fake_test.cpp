@@ -4,7 +4,6 @@
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/backend/thread_backend.hpp>
-#include <gradsync/bucket/per_parameter.hpp>
 
 #include <doctest/doctest.h>
 
@@ -91,54 +90,14 @@ TEST_CASE("sharding on devices: a step keeps no host waiting for the device") {
         [&](NcclBackend comm) {
             const cuda::Stream stream = cuda::make_stream();
             comm.set_stream(stream.get());
-            std::vector<gradsync_test::Numbers<NcclBackend>> weights;
-            for (std::size_t i = 0; i < 6; ++i) weights.emplace_back(1000 * i + 1, 1.0f);
-            std::vector<ParameterView> views;
-            for (auto& w : weights) {
-                views.push_back({.name = "p" + std::to_string(views.size()), .value = w.view(), .gradient = w.view()});
-                views.back().gradient.data = nullptr;
-            }
-            const auto check = [&](const char* what, auto& sharded, auto&& use) {
-                const auto step = [&] {
-                    for (std::size_t i = 0; i < views.size(); ++i) use(i, [](BufferView) {});
-                    for (std::size_t i = views.size(); i-- > 0;)
-                        use(i, [&](BufferView value) {
-                            detail::passes_of(comm).copy(value, sharded.acquire_gradient(i));
-                            sharded.mark_ready(i);
-                        });
-                    sharded.finish();
-                    sharded.step();
-                };
-                sharded.broadcast_parameters();
-                step();  // connects the ranks, and takes memory
+            gradsync_test::check_that_sharding_keeps_no_host(comm, stream.get(), [&](const char* what, auto&& steps) {
                 {
                     const gradsync_fake::Busy forward(stream.get());
-                    step();
-                    step();
+                    steps();
                     findings.check(cudaStreamQuery(stream.get()) == cudaErrorNotReady, what);
                 }
                 cuda::check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
-                use(5, [&](BufferView value) {
-                    findings.check(gradsync_test::read(comm, value)[4000] < 1.0f, std::string(what) + ": weights do not shrink");
-                });
-            };
-            const auto by_parameter = [&](auto& sharded) { return [&](std::size_t i, auto&& f) { f(sharded.parameter_value(i)); }; };
-            const cuda::Sgd sgd({.learning_rate = 0.01, .momentum = 0});
-            const ShardingOptions options{.parameters = ParameterStorage::in_buckets};
-            const PerParameter buckets;  // two or three have memory at a time in stage 2
-            ShardedOptimizer one(comm, views, sgd, ShardingOptions{.reducer = {.gradients = GradientStorage::in_buckets}}, buckets);
-            check("stage 1 waited", one, by_parameter(one));
-            ShardedOptimizer two(comm, views, sgd, options, Zero2{}, buckets);
-            check("stage 2 waited", two, by_parameter(two));
-            ShardedParameters three(comm, views, sgd, Units({0, 0, 1, 1, 2, 2}));
-            check("stage 3 waited", three, [&](std::size_t i, auto&& f) {
-                const auto in_use = three.gather(three.unit_of(i));
-                f(three.parameter_value(i));
             });
-            // Both stages of hybrid sharding are put on streams by the mark.
-            auto [group, replicas] = hybrid_groups(comm, 1);
-            ShardedOptimizer hybrid(group, views, sgd, options, Zero2{}, buckets, HybridReduceScatter<NcclBackend>(replicas));
-            check("hybrid sharding waited", hybrid, by_parameter(hybrid));
         });
     CHECK(gradsync_fake::misuses() == 0);
 }

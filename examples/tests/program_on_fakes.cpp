@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
-// The first program as g++ compiles it, without a device: on one rank, as it is, and on three that are threads.
+// A program for devices as g++ compiles it, without one: on one rank, as it is, and on three that are threads.
 #include "support/fake/kernels.hpp"
 
 #define main as_it_is
-#include "first_program.cpp"  // examples/cuda/first_program.cu with launches over the fakes
+#include GRADSYNC_PROGRAM  // a .cu file of examples/cuda with launches over the fakes
 #undef main
 
 #include <atomic>
