@@ -67,9 +67,8 @@ public:
     void mark_ready(std::size_t i) { engine_->mark_ready(i); }
 
     /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are complete), or throws as
-    /// Reducer::finish does. Further calls before `step()`
-    /// add the averages of further micro-batches (not in stage 1). The step then uses their mean, or their sum with Averaging::sum.
-    /// Collective.
+    /// Reducer::finish does. Further calls before `step()` add the averages of further micro-batches (not in stage 1). The step then uses
+    /// their mean, or their sum with Averaging::sum. Collective.
     void finish() {
         check_usable("finish");
         if (micro_batches_ != 0 && (engine_options_.gradients != GradientStorage::pooled || steps_in_backward()))
