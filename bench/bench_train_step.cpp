@@ -19,8 +19,8 @@
 //                             weights for all ranks, which are threads
 //     timeline                as buckets_25MB, while a Timeline keeps what happens
 //
-// BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory) or mpi_messages (processes that send
-// messages). The strategies of one model, backend and number of ranks that the filter selects take turns, a step each, all
+// BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory), mpi_messages (processes that send
+// messages) or tcp (TcpBackend, processes that share memory). The strategies of one model, backend and number of ranks that the filter selects take turns, a step each, all
 // ranks starting together; a step of `independent` stands directly before and after each of them, and the two and the
 // mean of these are a pair. `timeline` is paired with buckets_25MB in the same way, in a contest of its own; and among
 // threads some more of its steps are metered: how long the Timeline itself took (see watch_meter.hpp).
@@ -220,7 +220,7 @@ void add_all() {
     for (const std::string& model : models()) {
         for (int ranks : {1, 2, 4}) add({model, "threads", ranks}, measure_threads);
 #ifdef GRADSYNC_BENCH_MPIEXEC
-        for (const char* backend : {"mpi", "mpi_messages"})
+        for (const char* backend : {"mpi", "mpi_messages", "tcp"})
             for (int ranks : {1, 2, 4}) add({model, backend, ranks}, measure_mpi);
 #endif
     }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 // Steps of a training whose ranks are processes, for bench_train_step, which starts it under mpirun:
 //
-//     bench_mpi_train_step MODEL mpi|mpi_messages SECONDS LEAST ROUNDS pin|no-pin REFERENCE [STRATEGY...]
+//     bench_mpi_train_step MODEL mpi|mpi_messages|tcp SECONDS LEAST ROUNDS pin|no-pin REFERENCE [STRATEGY...]
 //
 // Prints lines STRATEGY/WHAT NUMBER: seconds of a step, the slowest rank's, one a round, and reference, those of the
 // strategy REFERENCE before and after it; and, of the rank where it is most, exposed, communication and state_bytes.
 
 #include <gradsync/backend/mpi.hpp>  // first: it includes mpi.h without the C++ bindings
+#include <gradsync/backend/tcp.hpp>
+#include <gradsync/bootstrap/mpi_rendezvous.hpp>
 
 #include <cstddef>
 #include <cstdio>
@@ -25,10 +27,10 @@ using namespace bench;
 void run(const std::vector<std::string>& arguments) {
     if (arguments.size() < 7)
         throw std::runtime_error(
-            "usage: bench_mpi_train_step MODEL mpi|mpi_messages SECONDS LEAST ROUNDS pin|no-pin "
+            "usage: bench_mpi_train_step MODEL mpi|mpi_messages|tcp SECONDS LEAST ROUNDS pin|no-pin "
             "REFERENCE [STRATEGY...]");
     const std::string& model = arguments[0];
-    const bool shares = arguments[1] == "mpi";
+    const std::string& backend = arguments[1];
     ContestOptions options = contest_options_of({arguments.begin() + 2, arguments.begin() + 6});
     options.reference = 0;
     const std::vector<std::string> names(arguments.begin() + 6, arguments.end());
@@ -38,8 +40,14 @@ void run(const std::vector<std::string>& arguments) {
     trainees.push_back(make_trainee(model, ranks.rank));
     for (const std::string& name : names) {
         const Strategy& each = strategy(name);
-        const gradsync::MpiOptions backend{.shared_memory = shares};
-        learn(*trainees[0], model, each, gradsync::MpiBackend(MPI_COMM_WORLD, backend), gradsync::MpiBackend(MPI_COMM_SELF, backend));
+        if (backend == "tcp") {
+            gradsync::MpiRendezvous all(MPI_COMM_WORLD), one(MPI_COMM_SELF);
+            learn(*trainees[0], model, each, gradsync::TcpBackend(all), gradsync::TcpBackend(one));
+        } else {
+            const gradsync::MpiOptions options_of_mpi{.shared_memory = backend == "mpi"};
+            learn(*trainees[0], model, each, gradsync::MpiBackend(MPI_COMM_WORLD, options_of_mpi),
+                  gradsync::MpiBackend(MPI_COMM_SELF, options_of_mpi));
+        }
     }
 
     auto steps = train_steps(names.size(), trainees, [](int) { MPI_Barrier(MPI_COMM_WORLD); });

@@ -162,6 +162,7 @@ private:
         constexpr std::chrono::seconds moment{2};
         auto deadline = Clock::now() + timeout() + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
         for (bool leader_is_here = rank() == 0;; ::usleep(2'000)) {
+            const auto looked = Clock::now();  // a process that was stopped since then has to look again before it names others
             missing.erase_if([&](int r) {
                 Blob words;
                 if (read(failure, r, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), r);
@@ -180,7 +181,7 @@ private:
             if (Blob words; rank() != 0 && read(failure, 0, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), 0);
             if (job_ != 0 && rank() != 0 && is_gone())
                 refuse(Errc::peer_left, "the folder is gone: rank 0 has given up, or somebody has removed it", 0);
-            if (Clock::now() >= deadline)
+            if (looked >= deadline)
                 fail({Errc::timeout, missing.front(),
                       bootstrap::text(bootstrap::list_ranks(missing),
                                       exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
