@@ -105,6 +105,10 @@ function(gradsync_add_test_program prefix)
     string(JOIN "_with_" name ${name} ${test_LIBRARIES})
   endif()
   string(MAKE_C_IDENTIFIER ${name} target)
+  if(TARGET ${target}_test) # of other compile options
+    string(JOIN "_with_" target ${target} ${test_COMPILE_OPTIONS})
+    string(MAKE_C_IDENTIFIER ${target} target)
+  endif()
   string(APPEND target _test)
 
   add_executable(${target} ${arg_FILES})
