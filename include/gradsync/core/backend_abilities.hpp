@@ -46,8 +46,8 @@ struct BackendAbilities {
     /// depend on one another. A Reducer groups buckets of the backward (and gathers of OverlapForward) that follow one another in the plan:
     /// at most 32, and at most `group_bytes()` bytes together, the same on all ranks.
     bool groups = false;
-    /// For a backend whose memory is not the host's: `passes()` returns an object with the functions of HostPasses, which work in order on
-    /// the compute stream `stream()`; `host()` returns the same ranks as a backend of host memory, for values that they agree on.
+    /// For a backend whose memory is not the host's: `passes()` returns an object with the functions of DevicePasses (cuda/device_passes.hpp),
+    /// which work in order on the compute stream `stream()`; `host()` returns the same ranks as a backend of host memory, for values that they agree on.
     bool device_passes = false;
 };
 
