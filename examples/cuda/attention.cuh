@@ -43,20 +43,14 @@ struct alignas(16) Rows {
     std::uint16_t at[tile][D + 8];
 };
 
-/// Rows first_row to first_row + 63 of `from`; zeros beyond the last, and beyond the head. By all threads of the block.
+/// Starts to copy rows first_row to first_row + 63 of `from`; zeros beyond the last, and beyond the head. By all threads of the block.
 template <unsigned D>
 __device__ void load_rows(Rows<D>& to, const __nv_bfloat16* from, Size stride, const AttentionPlace& p, unsigned first_row) {
     if (p.head_size == D) {
-        using Eight = Pack<std::uint16_t, 8>;
         for (unsigned i = threadIdx.x; i < tile * D / 8; i += attention_threads) {
             const unsigned row = i / (D / 8), column = i % (D / 8) * 8;
-            Eight values{};
-            if (first_row + row < p.length) {
-                const __nv_bfloat16* const place = from + (Size{first_row} + row) * stride + column;
-                check_aligned<Eight>(place);
-                values = *reinterpret_cast<const Eight*>(place);
-            }
-            *reinterpret_cast<Eight*>(&to.at[row][column]) = values;
+            const bool there = first_row + row < p.length;
+            start_copy<16>(&to.at[row][column], from + (there ? (Size{first_row} + row) * stride + column : 0), there);
         }
     } else {
         for (unsigned i = threadIdx.x; i < tile * D; i += attention_threads) {
@@ -67,6 +61,29 @@ __device__ void load_rows(Rows<D>& to, const __nv_bfloat16* from, Size stride, c
             to.at[row][column] = value;
         }
     }
+}
+
+/// Tiles in shared memory at a time: while a block computes with one, the next is on its way, if there is room for two.
+template <unsigned D>
+inline constexpr unsigned buffers = D <= 64 ? 2 : 1;
+
+/// Before a loop over tiles, of which load(t) starts to copy number t to buffer t % buffers: waits for what was started already, which may be
+/// in buffer (begin + 1) % buffers.
+template <unsigned D, class Load>
+__device__ void begin_tiles(unsigned begin, Load&& load) {
+    if (buffers<D> > 1) load(begin);
+    end_copies();
+    await_copies<0>();
+    __syncthreads();
+}
+/// Waits for tile t, and starts the next one.
+template <unsigned D, class Load>
+__device__ void await_tile(unsigned t, unsigned end, Load&& load) {
+    __syncthreads();  // the last tile was read
+    if (const unsigned next = t + buffers<D> - 1; next < end) load(next);
+    end_copies();
+    await_copies<buffers<D> - 1>();
+    __syncthreads();
 }
 
 /// Sixteen rows of a tile, the first factor of a product.
@@ -158,27 +175,28 @@ __device__ inline float quad_maximum(float x) {
 template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
     attention_forward(AttentionPlace p, const __nv_bfloat16* qkv, float* logarithms, __nv_bfloat16* out) {
-    __shared__ Rows<D> keys, values;
+    __shared__ Rows<D> keys[buffers<D>], values[buffers<D>];
     const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();  // those with most to do come first
     const unsigned first_row = threadIdx.x / warp * 16;           // of the warp's, in its tile
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
     const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
-    load_rows(keys, q, stride, p, own * tile);  // the queries pass through memory that is free yet
-    __syncthreads();
+    const auto load = [&](unsigned t) {
+        load_rows(keys[t % buffers<D>], k, stride, p, t * tile);
+        load_rows(values[t % buffers<D>], v, stride, p, t * tile);
+    };
+    load_rows(keys[1 % buffers<D>], q, stride, p, own * tile);  // the queries pass through memory that is not in use yet
+    begin_tiles<D>(0, load);
     Sixteen<D> queries;
-    queries.load(keys, first_row);
+    queries.load(keys[1 % buffers<D>], first_row);
 
     float sums[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, normaliser[2] = {0, 0};
     for (unsigned t = 0; t <= own; ++t) {
-        __syncthreads();  // the last tile was read
-        load_rows(keys, k, stride, p, t * tile);
-        load_rows(values, v, stride, p, t * tile);
-        __syncthreads();
+        await_tile<D>(t, own + 1, load);
         Square scores[tile / 16];
 #pragma unroll
         for (unsigned c = 0; c < tile / 16; ++c) {
-            dot(scores[c], queries, keys, c * 16);
+            dot(scores[c], queries, keys[t % buffers<D>], c * 16);
             if (t != own) continue;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -194,7 +212,7 @@ __global__ void __launch_bounds__(attention_threads)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) largest = fmaxf(largest, fmaxf(scores[c][half][2 * r], scores[c][half][2 * r + 1]));
             largest = quad_maximum(largest);  // every query sees the first key
-            const float shrink = exp2f((top[r] - largest) * p.exponent());
+            const float shrink = power_of_two((top[r] - largest) * p.exponent());
             top[r] = largest;
             normaliser[r] *= shrink;
 #pragma unroll
@@ -209,12 +227,12 @@ __global__ void __launch_bounds__(attention_threads)
                 for (int half = 0; half < 2; ++half)
 #pragma unroll
                     for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                        scores[c][half][e] = exp2f(scores[c][half][e] * p.exponent() - offset);
+                        scores[c][half][e] = power_of_two(scores[c][half][e] * p.exponent() - offset);
                         normaliser[r] += scores[c][half][e];
                     }
         }
 #pragma unroll
-        for (unsigned c = 0; c < tile / 16; ++c) accumulate<D>(sums, scores[c], values, c * 16);
+        for (unsigned c = 0; c < tile / 16; ++c) accumulate<D>(sums, scores[c], values[t % buffers<D>], c * 16);
     }
     for (int r = 0; r < 2; ++r) normaliser[r] = quad_sum(normaliser[r]);
     store_rows<D>(out + p.first(1), p.width(), p, own * tile + first_row, sums, 1 / normaliser[0], 1 / normaliser[1]);
@@ -242,18 +260,22 @@ template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
     attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
                                const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
-    __shared__ Rows<D> keys, values;
+    __shared__ Rows<D> keys[buffers<D>], values[buffers<D>];
     const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();
     const unsigned first_row = threadIdx.x / warp * 16;
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
     const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
-    load_rows(keys, q, stride, p, own * tile);  // through memory that is free yet
-    load_rows(values, dout + p.first(1), p.width(), p, own * tile);
-    __syncthreads();
+    const auto load = [&](unsigned t) {
+        load_rows(keys[t % buffers<D>], k, stride, p, t * tile);
+        load_rows(values[t % buffers<D>], v, stride, p, t * tile);
+    };
+    load_rows(keys[1 % buffers<D>], q, stride, p, own * tile);  // through memory that is not in use yet
+    load_rows(values[1 % buffers<D>], dout + p.first(1), p.width(), p, own * tile);
+    begin_tiles<D>(0, load);
     Sixteen<D> queries, gradients;
-    queries.load(keys, first_row);
-    gradients.load(values, first_row);
+    queries.load(keys[1 % buffers<D>], first_row);
+    gradients.load(values[1 % buffers<D>], first_row);
     float logarithm[2] = {}, own_dot[2] = {};
     for (int r = 0; r < 2; ++r)
         if (const unsigned row = own * tile + first_row + row_of(2 * r); row < p.length) {
@@ -263,25 +285,22 @@ __global__ void __launch_bounds__(attention_threads)
 
     float sums[D / 8][4] = {};
     for (unsigned t = 0; t <= own; ++t) {
-        __syncthreads();
-        load_rows(keys, k, stride, p, t * tile);
-        load_rows(values, v, stride, p, t * tile);
-        __syncthreads();
+        await_tile<D>(t, own + 1, load);
 #pragma unroll
         for (unsigned c = 0; c < tile / 16; ++c) {
             if (t == own && c * 16 > first_row) continue;  // the whole warp: no query of it sees any of these keys
             Square scores, dweights;
-            dot(scores, queries, keys, c * 16);
-            dot(dweights, gradients, values, c * 16);
+            dot(scores, queries, keys[t % buffers<D>], c * 16);
+            dot(dweights, gradients, values[t % buffers<D>], c * 16);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const bool seen = t != own || c * 16 + column_of(half, e) <= first_row + row_of(e);
-                    const float weight = seen ? exp2f(scores[half][e] * p.exponent() - logarithm[e / 2]) : 0.0f;
+                    const float weight = seen ? power_of_two(scores[half][e] * p.exponent() - logarithm[e / 2]) : 0.0f;
                     scores[half][e] = weight * (dweights[half][e] - own_dot[e / 2]);
                 }
-            accumulate<D>(sums, scores, keys, c * 16);
+            accumulate<D>(sums, scores, keys[t % buffers<D>], c * 16);
         }
     }
     store_rows<D>(dqkv + p.first(3), stride, p, own * tile + first_row, sums, p.scale, p.scale);
@@ -292,47 +311,51 @@ template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
     attention_backward_keys(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
                             const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
-    __shared__ Rows<D> queries, gradients;
-    __shared__ float logarithm[tile], own_dot[tile];
+    __shared__ Rows<D> queries[buffers<D>], gradients[buffers<D>];
+    __shared__ float logarithm[buffers<D>][tile], own_dot[buffers<D>][tile];
     const unsigned own = blockIdx.x % p.tiles();
     const unsigned first_row = threadIdx.x / warp * 16;
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
-    load_rows(queries, q + p.width(), stride, p, own * tile);  // the keys and the values, through memory that is free yet
-    load_rows(gradients, q + 2 * p.width(), stride, p, own * tile);
-    __syncthreads();
+    const auto load = [&](unsigned t) {
+        const unsigned to = t % buffers<D>;
+        load_rows(queries[to], q, stride, p, t * tile);
+        load_rows(gradients[to], dout + p.first(1), p.width(), p, t * tile);
+        if (threadIdx.x >= tile) return;
+        const bool there = t * tile + threadIdx.x < p.length;
+        const Size place = Size{p.head()} * p.length + (there ? t * tile + threadIdx.x : 0);
+        start_copy<4>(&logarithm[to][threadIdx.x], logarithms + place, there);
+        start_copy<4>(&own_dot[to][threadIdx.x], dots + place, there);
+    };
+    const unsigned spare = (own + 1) % buffers<D>;  // the keys and the values pass through memory that is not in use yet
+    load_rows(queries[spare], q + p.width(), stride, p, own * tile);
+    load_rows(gradients[spare], q + 2 * p.width(), stride, p, own * tile);
+    begin_tiles<D>(own, load);
     Sixteen<D> keys, values;
-    keys.load(queries, first_row);
-    values.load(gradients, first_row);
+    keys.load(queries[spare], first_row);
+    values.load(gradients[spare], first_row);
 
     float dkeys[D / 8][4] = {}, dvalues[D / 8][4] = {};
     for (unsigned t = own; t < p.tiles(); ++t) {
-        __syncthreads();
-        load_rows(queries, q, stride, p, t * tile);
-        load_rows(gradients, dout + p.first(1), p.width(), p, t * tile);
-        if (threadIdx.x < tile) {
-            const unsigned query = t * tile + threadIdx.x;
-            logarithm[threadIdx.x] = query < p.length ? logarithms[Size{p.head()} * p.length + query] : 0.0f;
-            own_dot[threadIdx.x] = query < p.length ? dots[Size{p.head()} * p.length + query] : 0.0f;
-        }
-        __syncthreads();
+        await_tile<D>(t, p.tiles(), load);
+        const unsigned in = t % buffers<D>;
 #pragma unroll
         for (unsigned c = 0; c < tile / 16; ++c) {
             if (t == own && c * 16 + 15 < first_row) continue;  // the whole warp: none of these queries sees any key of it
             Square weights, dscores;
-            dot(weights, keys, queries, c * 16);
-            dot(dscores, values, gradients, c * 16);
+            dot(weights, keys, queries[in], c * 16);
+            dot(dscores, values, gradients[in], c * 16);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const unsigned query = c * 16 + column_of(half, e);
                     const bool seen = (t != own || query >= first_row + row_of(e)) && t * tile + query < p.length;
-                    weights[half][e] = seen ? exp2f(weights[half][e] * p.exponent() - logarithm[query]) : 0.0f;
-                    dscores[half][e] = weights[half][e] * (dscores[half][e] - own_dot[query]);
+                    weights[half][e] = seen ? power_of_two(weights[half][e] * p.exponent() - logarithm[in][query]) : 0.0f;
+                    dscores[half][e] = weights[half][e] * (dscores[half][e] - own_dot[in][query]);
                 }
-            accumulate<D>(dvalues, weights, gradients, c * 16);
-            accumulate<D>(dkeys, dscores, queries, c * 16);
+            accumulate<D>(dvalues, weights, gradients[in], c * 16);
+            accumulate<D>(dkeys, dscores, queries[in], c * 16);
         }
     }
     __nv_bfloat16* const dk = dqkv + p.first(3) + p.width();

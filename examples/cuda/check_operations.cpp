@@ -427,6 +427,7 @@ int compare_all(Precision precision, bool small, bool trainings) {
     }
     for (const Size head : {8, 16, 24, 32, 40, 64, 97, 130}) compare_attention(compare, {2, 70, 2, head});
     compare_attention(compare, {1, 130, 2, 128});
+    compare_attention(compare, {1, 230, 1, 64});  // several tiles in turn
     compare_attention(compare, {1, 1, 1, 1});
     compare_ends(compare, 3, 100, 5);
     compare_ends(compare, 2, 33 * factor, 40 * factor);

@@ -49,6 +49,11 @@ T shuffle(T own, unsigned lane) {
 void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 void load_matrices(std::uint32_t (&to)[4], const std::uint16_t* row, bool transposed);
 
+/// cp.async: what a copy goes to is NaNs until the thread waits for its group.
+void start_copy(void* to, const void* from, unsigned bytes, bool there);
+void end_copies();
+void await_copies(unsigned pending);
+
 /// As devices do where a T is loaded or stored; the host would let it pass.
 void refuse_misaligned(const void* address, std::size_t alignment);
 template <class T>
