@@ -224,9 +224,9 @@ struct CpuOps {
         });
     }
 
-    /// `weights`: what `attention` kept, and `out` what it computed.
+    /// `weights`: what `attention` kept, and `out` what it computed. sums[3, heads, head_size] = the sum of dqkv's rows.
     static void attention_backward(const AttentionShape& s, const Factor* qkv, const float* weights, const Factor*, const Factor* dout,
-                                   Factor* dqkv, float* scratch) {
+                                   Factor* dqkv, float* sums, float* scratch) {
         const Size width = s.width(), length = s.length, row = 3 * width;
         for_each_head(s, [&](Size token, Size head) {
             const Size at = token * row + head * s.head_size;
@@ -253,6 +253,7 @@ struct CpuOps {
             });
             weights += length * length;
         });
+        column_sum(s.sequences * length, row, dqkv, sums);
     }
 
     // ---- the two ends: bytes in, loss out

@@ -259,8 +259,7 @@ private:
 
         stream_backward(b.projection, tokens, d, a.attended.data(), dbranch_.data(), gradients);
         ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data(), dbranch_.data(),
-                                dwide_.data(), scratch_.data());
-        ops_.column_sum(tokens, 3 * d, dwide_.data(), gradients.gradient(b.qkv.bias));
+                                dwide_.data(), gradients.gradient(b.qkv.bias), scratch_.data());
         gradients.ready(b.qkv.bias);
         weight_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
         norm_backward(b.norm1, tokens, stream_[i].data(), a.mean1.data(), a.inverse1.data(), gradients);

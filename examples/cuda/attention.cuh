@@ -33,6 +33,10 @@ struct AttentionPlace {
     __device__ Size first(unsigned parts) const {
         return Size{head() / heads} * length * parts * width() + Size{head() % heads} * head_size;
     }
+    /// The first of the head's columns in sums[sequences, tiles, parts, heads, head_size], for tile `own`.
+    __device__ Size sums_of(unsigned own) const {
+        return (Size{head() / heads} * tiles() + own) * 3 * width() + Size{head() % heads} * head_size;
+    }
     /// exp2(score * this) is exp(score * scale).
     __device__ float exponent() const { return scale * 1.44269504f; }
 };
@@ -63,12 +67,12 @@ __device__ void load_rows(Rows<D>& to, const __nv_bfloat16* from, Size stride, c
     }
 }
 
-/// Tiles in shared memory at a time: while a block computes with one, the next is on its way, if there is room for two.
+/// Tiles in shared memory at a time. If there is room for two, the next one is copied while the block computes with the first.
 template <unsigned D>
 inline constexpr unsigned buffers = D <= 64 ? 2 : 1;
 
-/// Before a loop over tiles, of which load(t) starts to copy number t to buffer t % buffers: waits for what was started already, which may be
-/// in buffer (begin + 1) % buffers.
+/// Comes before a loop over tiles from `begin` on. load(t) starts to copy tile t to buffer t % buffers. Waits for all copies; those that the
+/// block has started itself may be in buffer (begin + 1) % buffers.
 template <unsigned D, class Load>
 __device__ void begin_tiles(unsigned begin, Load&& load) {
     if (buffers<D> > 1) load(begin);
@@ -161,6 +165,27 @@ __device__ void store_rows(__nv_bfloat16* to, Size stride, const AttentionPlace&
     }
 }
 
+/// to[head_size] = factor times the sum of the block's rows. Rows beyond the last are zeros.
+template <unsigned D>
+__device__ void store_sums(float* to, const AttentionPlace& p, const float (&rows)[D / 8][4], float factor) {
+    __shared__ float of_warps[tile / 16][D];
+#pragma unroll
+    for (unsigned n = 0; n < D / 8; ++n)
+#pragma unroll
+        for (unsigned e = 0; e < 2; ++e) {
+            float sum = rows[n][e] + rows[n][2 + e];
+            for (unsigned distance = 4; distance < warp; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+            if (lane() < 4) of_warps[threadIdx.x / warp][n * 8 + 2 * lane() + e] = sum;
+        }
+    __syncthreads();
+    for (unsigned column = threadIdx.x; column < p.head_size; column += attention_threads) {
+        float sum = 0;
+        for (unsigned w = 0; w < tile / 16; ++w) sum += of_warps[w][column];
+        to[column] = factor * sum;
+    }
+    __syncthreads();
+}
+
 /// Over the four lanes that share rows; on each of them.
 __device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -242,24 +267,12 @@ __global__ void __launch_bounds__(attention_threads)
             logarithms[Size{p.head()} * p.length + row] = top[r] * p.exponent() + log2f(normaliser[r]);
 }
 
-/// dots[heads of all sequences, length]: of each query's output and its gradient. A warp for each row of [tokens, heads].
-template <class = void>
-__global__ void __launch_bounds__(threads)
-    attention_dots(Size rows, AttentionPlace p, const __nv_bfloat16* out, const __nv_bfloat16* dout, float* dots) {
-    const Size row = warp_row();
-    if (row >= rows) return;
-    float sum = 0;
-    for (Size j = lane(); j < p.head_size; j += warp) sum += load(out + row * p.head_size + j) * load(dout + row * p.head_size + j);
-    sum = warp_sum(sum);
-    const Size token = row / p.heads, head = row % p.heads;
-    if (lane() == 0) dots[(token / p.length * p.heads + head) * p.length + token % p.length] = sum;
-}
-
-/// The queries' part of dqkv, which is as qkv is.
+/// The queries' part of dqkv, which is as qkv is, and of its sums (`AttentionPlace::sums_of`). dots[heads of all sequences, length]: of each
+/// query's output and its gradient.
 template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
-    attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
-                               const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
+    attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const __nv_bfloat16* out,
+                               const __nv_bfloat16* dout, float* dots, __nv_bfloat16* dqkv, float* dqkv_sums) {
     __shared__ Rows<D> keys[buffers<D>], values[buffers<D>];
     const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();
     const unsigned first_row = threadIdx.x / warp * 16;
@@ -270,18 +283,31 @@ __global__ void __launch_bounds__(attention_threads)
         load_rows(keys[t % buffers<D>], k, stride, p, t * tile);
         load_rows(values[t % buffers<D>], v, stride, p, t * tile);
     };
-    load_rows(keys[1 % buffers<D>], q, stride, p, own * tile);  // through memory that is not in use yet
-    load_rows(values[1 % buffers<D>], dout + p.first(1), p.width(), p, own * tile);
+    Rows<D>&free_keys = keys[1 % buffers<D>], &free_values = values[1 % buffers<D>];  // until the loop begins
+    load_rows(free_keys, out + p.first(1), p.width(), p, own * tile);
+    load_rows(free_values, dout + p.first(1), p.width(), p, own * tile);
     begin_tiles<D>(0, load);
     Sixteen<D> queries, gradients;
-    queries.load(keys[1 % buffers<D>], first_row);
-    gradients.load(values[1 % buffers<D>], first_row);
+    queries.load(free_keys, first_row);  // the output at first
+    gradients.load(free_values, first_row);
     float logarithm[2] = {}, own_dot[2] = {};
-    for (int r = 0; r < 2; ++r)
-        if (const unsigned row = own * tile + first_row + row_of(2 * r); row < p.length) {
-            logarithm[r] = logarithms[Size{p.head()} * p.length + row];
-            own_dot[r] = dots[Size{p.head()} * p.length + row];
-        }
+#pragma unroll
+    for (unsigned d = 0; d < D / 16; ++d)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own_dot[i % 2] += dot_of(queries.pairs[d][i], gradients.pairs[d][i]);
+    for (int r = 0; r < 2; ++r) {
+        own_dot[r] = quad_sum(own_dot[r]);
+        const unsigned row = own * tile + first_row + row_of(2 * r);
+        if (row >= p.length) continue;
+        logarithm[r] = logarithms[Size{p.head()} * p.length + row];
+        if (lane() % 4 == 0) dots[Size{p.head()} * p.length + row] = own_dot[r];
+    }
+    __syncthreads();
+    load_rows(free_keys, q, stride, p, own * tile);
+    end_copies();
+    await_copies<0>();
+    __syncthreads();
+    queries.load(free_keys, first_row);
 
     float sums[D / 8][4] = {};
     for (unsigned t = 0; t <= own; ++t) {
@@ -304,13 +330,14 @@ __global__ void __launch_bounds__(attention_threads)
         }
     }
     store_rows<D>(dqkv + p.first(3), stride, p, own * tile + first_row, sums, p.scale, p.scale);
+    store_sums<D>(dqkv_sums + p.sums_of(own), p, sums, p.scale);
 }
 
-/// The keys' and the values' parts: the same with rows and columns changed over.
+/// The keys' and the values' parts: the same with rows and columns changed over. Comes after the queries' part, which leaves `dots`.
 template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
     attention_backward_keys(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
-                            const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
+                            const __nv_bfloat16* dout, __nv_bfloat16* dqkv, float* dqkv_sums) {
     __shared__ Rows<D> queries[buffers<D>], gradients[buffers<D>];
     __shared__ float logarithm[buffers<D>][tile], own_dot[buffers<D>][tile];
     const unsigned own = blockIdx.x % p.tiles();
@@ -350,7 +377,7 @@ __global__ void __launch_bounds__(attention_threads)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const unsigned query = c * 16 + column_of(half, e);
-                    const bool seen = (t != own || query >= first_row + row_of(e)) && t * tile + query < p.length;
+                    const bool seen = t != own || query >= first_row + row_of(e);  // beyond the last are zeros
                     weights[half][e] = seen ? power_of_two(weights[half][e] * p.exponent() - logarithm[in][query]) : 0.0f;
                     dscores[half][e] = weights[half][e] * (dscores[half][e] - own_dot[in][query]);
                 }
@@ -361,6 +388,8 @@ __global__ void __launch_bounds__(attention_threads)
     __nv_bfloat16* const dk = dqkv + p.first(3) + p.width();
     store_rows<D>(dk, stride, p, own * tile + first_row, dkeys, p.scale, p.scale);
     store_rows<D>(dk + p.width(), stride, p, own * tile + first_row, dvalues, 1, 1);
+    store_sums<D>(dqkv_sums + p.sums_of(own) + p.width(), p, dkeys, p.scale);
+    store_sums<D>(dqkv_sums + p.sums_of(own) + 2 * p.width(), p, dvalues, 1);
 }
 
 }  // namespace gradsync_train::kernels

@@ -266,11 +266,13 @@ void compare_attention(Comparison& compare, AttentionShape shape) {
     compare(name, true, [&](auto& s) {
         auto *qkv = s.random_factors(tokens * 3 * width), *dout = s.random_factors(tokens * width);
         auto *out = s.output_factors(tokens * width), *dqkv = s.output_factors(tokens * 3 * width);
-        float *kept = s.output(s.ops.attention_memory(shape)), *scratch = s.output(s.ops.attention_scratch(shape));
+        float *sums = s.output(3 * width), *kept = s.output(s.ops.attention_memory(shape)),
+              *scratch = s.output(s.ops.attention_scratch(shape));
         s.ops.attention(shape, qkv, kept, out);
-        s.ops.attention_backward(shape, qkv, kept, out, dout, dqkv, scratch);
+        s.ops.attention_backward(shape, qkv, kept, out, dout, dqkv, sums, scratch);
         s.result("out", tokens * width, out);
         s.result("dqkv", tokens * 3 * width, dqkv);
+        s.result("sums of dqkv", 3 * width, sums);
     });
 }
 

@@ -418,18 +418,21 @@ void CudaOps::attention(const AttentionShape& s, const Factor* qkv, float* kept,
 }
 
 void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out, const Factor* dout,
-                                 Factor* dqkv, float*) const {
+                                 Factor* dqkv, float* sums, float*) const {
     Context& c = *context_;
     if (is_fused(c.precision, s)) {
         const auto as_bfloat16 = [](const Factor* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
-        const Size rows = s.sequences * s.length * s.heads;
-        float* const dots = c.dots.get<float>(rows, stream());
-        c.launch(count_of(rows, kernels::warps), kernels::attention_dots<>, rows, place_of(s), as_bfloat16(out), as_bfloat16(dout), dots);
-        return with_head_size(s.head_size, [&](auto size) {
-            for (const auto kernel : {kernels::attention_backward_queries<size>, kernels::attention_backward_keys<size>})
-                launch(stream(), attention_blocks(s), kernels::attention_threads, kernel, place_of(s), as_bfloat16(qkv), kept,
-                       static_cast<const float*>(dots), as_bfloat16(dout), reinterpret_cast<__nv_bfloat16*>(dqkv));
+        float* const dots = c.dots.get<float>(s.sequences * s.length * s.heads, stream());
+        const Size pieces = s.sequences * count_of(s.length, kernels::tile);
+        float* const of_pieces = c.pieces.get<float>(pieces * 3 * s.width(), stream());
+        auto* const to = reinterpret_cast<__nv_bfloat16*>(dqkv);
+        with_head_size(s.head_size, [&](auto size) {
+            launch(stream(), attention_blocks(s), kernels::attention_threads, kernels::attention_backward_queries<size>, place_of(s),
+                   as_bfloat16(qkv), kept, as_bfloat16(out), as_bfloat16(dout), dots, to, of_pieces);
+            launch(stream(), attention_blocks(s), kernels::attention_threads, kernels::attention_backward_keys<size>, place_of(s),
+                   as_bfloat16(qkv), kept, static_cast<const float*>(dots), as_bfloat16(dout), to, of_pieces);
         });
+        return c.add_pieces<1>(pieces, 3 * s.width(), of_pieces, {sums});
     }
     const AttentionSizes z(s);
     c.with_factors([&]<class T>(T*, cudaDataType_t type) {
@@ -464,6 +467,7 @@ void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, con
         c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::join_heads<T>, kernels::HeadPlace{s, z.part}, 3 * s.width(), dq,
                  reinterpret_cast<T*>(dqkv));
     });
+    column_sum(z.tokens, 3 * s.width(), dqkv, sums);
 }
 
 // ---- the two ends

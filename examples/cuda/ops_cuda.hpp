@@ -148,7 +148,7 @@ public:
     static Size attention_scratch(const AttentionShape&) { return 0; }
     void attention(const AttentionShape& s, const Factor* qkv, float* kept, Factor* out) const;
     void attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out, const Factor* dout,
-                            Factor* dqkv, float* scratch) const;
+                            Factor* dqkv, float* sums, float* scratch) const;
 
     // ---- the two ends
 

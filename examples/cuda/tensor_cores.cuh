@@ -22,6 +22,16 @@ __device__ inline Pair pair_of(float first, float second) {
     return bits;
 }
 
+/// The product of the first two plus that of the second two.
+__device__ inline float dot_of(Pair a, Pair b) {
+    const auto number = [](Pair bits) {
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        return x;
+    };
+    return number(a << 16) * number(b << 16) + number(a & 0xffff0000u) * number(b & 0xffff0000u);
+}
+
 #ifdef __CUDACC__
 
 /// c[16, 8] += a[16, 16] b[16, 8]
