@@ -67,6 +67,8 @@ public:
             gradient_.push_back(workspace_.factors(config.sequences * widths_[i]));
         }
         scores_ = workspace_.floats(config.sequences * classes);
+        dscores_ = workspace_.rounding(config.sequences * classes);
+        factors_ = {workspace_, parameters_};
     }
 
     const Config& config() const { return config_; }
@@ -86,7 +88,7 @@ public:
     /// Mean loss in nats a byte; leaves what `backward` needs.
     typename Ops::Loss forward(const Batch& batch) {
         float* scores = logits(batch.sequences, config_.context, batch.inputs);
-        return ops_.cross_entropy(batch.sequences, classes, ops_.load(batch.targets, targets_), scores);
+        return ops_.cross_entropy(batch.sequences, classes, ops_.load(batch.targets, targets_), scores, dscores_);
     }
 
     /// The scores of the byte after each sequence: [sequences, 256].
@@ -99,7 +101,8 @@ public:
         for (std::size_t i = 0; i < weights_.size(); ++i) {
             const UnitUse use{access_, 1 + i};
             const std::size_t in = widths_[i], out = widths_[i + 1];
-            const float *weight = parameters_.value(weights_[i]), *bias = parameters_.value(biases_[i]);
+            const float* const bias = parameters_.value(biases_[i]);
+            const auto* const weight = factors_.round(ops_, parameters_, weights_[i]);
             if (i + 1 == weights_.size()) {
                 ops_.linear(sequences, in, out, after_[i].data(), weight, bias, nullptr, scores_.data());
             } else {
@@ -118,7 +121,7 @@ public:
             const typename Ops::Factor* dy = nullptr;
             if (i + 1 == weights_.size()) {  // cross_entropy left the gradient of the scores in their place
                 ops_.column_sum(n, out, scores_.data(), gradients.gradient(biases_[i]));
-                dy = ops_.as_factors(n * out, scores_.data());
+                dy = ops_.rounded(scores_.data(), dscores_);
             } else {
                 dy = gradient_[i + 1].data();
                 ops_.bias_gelu_backward(n, out, parameters_.value(biases_[i]), before_[i + 1].data(), gradient_[i + 1].data(),
@@ -127,7 +130,7 @@ public:
             gradients.ready(biases_[i]);
             ops_.linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.gradient(weights_[i]));
             gradients.ready(weights_[i]);
-            ops_.linear_input_gradient(n, in, out, dy, parameters_.value(weights_[i]), gradient_[i].data());
+            ops_.linear_input_gradient(n, in, out, dy, factors_.rounded(ops_, parameters_, weights_[i]), gradient_[i].data());
         }
         // The embedding's gradient does not depend on its weights.
         ops_.fill(classes * config_.embedding, 0.0f, gradients.gradient(embedding_));
@@ -148,6 +151,8 @@ private:
     std::vector<std::size_t> weights_, biases_;
     // By width: before and after GELU, and the gradient of the latter.
     std::vector<typename Ops::Factors> before_, after_, gradient_;
+    typename Ops::Factors dscores_;
+    WeightFactors<Ops> factors_;
     typename Ops::Floats scores_;
 };
 

@@ -8,7 +8,8 @@
 // Where arrays are, is theirs:
 //   Floats, floats(n)           numbers, zeros at first; everything else takes and gives plain pointers to them
 //   Factors, factors(n)         numbers in the type in which matrix products take them, `Factor*`: activations and their gradients
-//   as_factors(n, x)            numbers as factors: where they are, or rounded; until it is called again
+//   rounding(n)                 Factors with room for n rounded numbers; empty if factors are numbers
+//   as_factors(n, x, room)      numbers as factors: rounded into `room`, or where they are; rounded(x, room): the same, once more
 //   factor_bytes()              of one of them
 //   Bytes, bytes(n)             room for the bytes of a batch
 //   load(batch, room)           where functions find these bytes; loaded(batch, room): the same, once more
@@ -17,7 +18,7 @@
 //   Loss, value(loss)           a loss, which may still be under way, and the number, which is waited for
 //   finish()                    on a device: waits for all that is under way
 //
-// `linear` and `embed` give, `column_sum` and `embed_backward_add` take, and `read` and `write` move either numbers or factors. A
+// `linear` and `embed` give, `column_sum` takes, and `read` and `write` move either numbers or factors. A
 // residual is added only to numbers, by what adds a bias.
 
 #include <cmath>

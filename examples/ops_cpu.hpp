@@ -49,7 +49,9 @@ struct CpuOps {
 
     static Floats floats(Size n) { return Floats(n); }
     static Factors factors(Size n) { return Factors(n); }
-    static const Factor* as_factors(Size, const float* x) { return x; }
+    static Factors rounding(Size) { return {}; }
+    static const Factor* as_factors(Size, const float* x, Factors&) { return x; }
+    static const Factor* rounded(const float* x, const Factors&) { return x; }
     static constexpr Size factor_bytes() { return sizeof(Factor); }
     static Bytes bytes(Size) { return {}; }
     static const Byte* load(std::span<const Byte> batch, Bytes&) { return batch.data(); }
@@ -88,7 +90,7 @@ struct CpuOps {
     // ---- linear layers: weight[out, in]
 
     /// y[n, out] = x[n, in] weight^T (+ bias[out] (+ residual[n, out])): `residual`, or both, may be null.
-    static void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual,
+    static void linear(Size n, Size in, Size out, const Factor* x, const Factor* weight, const float* bias, const float* residual,
                        float* y) {
         matmul(CblasNoTrans, CblasTrans, n, out, in, x, in, weight, in, y, out);
         if (residual != nullptr) return add_bias_residual(n, out, bias, residual, y);
@@ -97,7 +99,7 @@ struct CpuOps {
     }
 
     /// dx[n, in] = dy[n, out] weight
-    static void linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const float* weight, Factor* dx) {
+    static void linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* weight, Factor* dx) {
         matmul(CblasNoTrans, CblasNoTrans, n, in, out, dy, out, weight, in, dx, in);
     }
 
@@ -163,13 +165,16 @@ struct CpuOps {
         }
     }
 
-    /// Adds to dx: the residual stream's gradient flows past the norm as well as through it.
+    /// Adds to dx: the residual stream's gradient flows past the norm as well as through it. sums[columns] = the sum of dx's rows. The
+    /// unnamed room gets dx as factors.
     static void layer_norm_backward_add(Size rows, Size columns, const float* __restrict x, const float* __restrict gain,
                                         const float* __restrict mean, const float* __restrict inverse, const Factor* __restrict dy,
-                                        float* __restrict dx, float* __restrict dgain, float* __restrict dbias) {
+                                        float* __restrict dx, Factors&, float* __restrict dgain, float* __restrict dbias,
+                                        float* __restrict sums) {
         const auto n = static_cast<float>(columns);
         std::fill_n(dgain, columns, 0.0f);
         std::fill_n(dbias, columns, 0.0f);
+        const float* const all = dx;
         for (Size row = 0; row < rows; ++row, x += columns, dy += columns, dx += columns) {
             const float m = mean[row], r = inverse[row];
             float sum = 0, projection = 0;
@@ -187,6 +192,7 @@ struct CpuOps {
 #pragma omp simd
             for (Size j = 0; j < columns; ++j) dx[j] += r * (dy[j] * gain[j] - sum - (x[j] - m) * r * projection);
         }
+        column_sum(rows, columns, all, sums);
     }
 
     // ---- causal attention
@@ -218,9 +224,9 @@ struct CpuOps {
         });
     }
 
-    /// `weights`: what `attention` kept, and `out` what it computed.
+    /// `weights`: what `attention` kept, and `out` what it computed. sums[3, heads, head_size] = the sum of dqkv's rows.
     static void attention_backward(const AttentionShape& s, const Factor* qkv, const float* weights, const Factor*, const Factor* dout,
-                                   Factor* dqkv, float* scratch) {
+                                   Factor* dqkv, float* sums, float* scratch) {
         const Size width = s.width(), length = s.length, row = 3 * width;
         for_each_head(s, [&](Size token, Size head) {
             const Size at = token * row + head * s.head_size;
@@ -247,6 +253,7 @@ struct CpuOps {
             });
             weights += length * length;
         });
+        column_sum(s.sequences * length, row, dqkv, sums);
     }
 
     // ---- the two ends: bytes in, loss out
@@ -260,7 +267,7 @@ struct CpuOps {
     }
 
     /// Adds to dtable: bytes repeat, and a tied table already holds the output layer's share.
-    static void embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) {
+    static void embed_backward_add(Size tokens, Size width, const Byte* bytes, const Factor* dout, float* dtable) {
         for (Size t = 0; t < tokens; ++t) add(width, dout + t * width, dtable + bytes[t] * width);
     }
 
@@ -270,8 +277,8 @@ struct CpuOps {
         for (Size t = length; t < tokens; t += length) add(length * width, dout + t * width, dpositions);
     }
 
-    /// The mean of -log softmax(logits)[target] over the rows, in nats; the logits become its gradient.
-    static Loss cross_entropy(Size rows, Size classes, const Byte* targets, float* logits) {
+    /// The mean of -log softmax(logits)[target] over the rows, in nats; the logits become its gradient. The unnamed room gets it as factors.
+    static Loss cross_entropy(Size rows, Size classes, const Byte* targets, float* logits, Factors&) {
         double loss = 0;
         const auto share = 1.0f / static_cast<float>(rows);
         for (Size row = 0; row < rows; ++row, logits += classes) {

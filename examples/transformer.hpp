@@ -82,6 +82,10 @@ public:
         dstream_ = workspace_.floats(tokens * d);
         dbranch_ = workspace_.factors(tokens * d);
         dwide_ = workspace_.factors(tokens * hidden_);
+        dlogits_ = workspace_.rounding(tokens * classes);
+        dstream_factors_ = workspace_.rounding(tokens * d);
+        dstream_sums_ = workspace_.floats(d);
+        weights_ = {workspace_, parameters_};
         scratch_ = workspace_.floats(ops.attention_scratch(shape(config.sequences, config.context)));
     }
 
@@ -109,7 +113,7 @@ public:
     /// Mean loss in nats a byte; leaves what `backward` needs.
     typename Ops::Loss forward(const Batch& batch) {
         float* scores = logits(batch.sequences, batch.length, batch.inputs);
-        return ops_.cross_entropy(batch.sequences * batch.length, classes, ops_.load(batch.targets, targets_), scores);
+        return ops_.cross_entropy(batch.sequences * batch.length, classes, ops_.load(batch.targets, targets_), scores, dlogits_);
     }
 
     /// The scores of the byte after each prefix: [sequences, length, 256], for any length up to the context.
@@ -126,7 +130,7 @@ public:
         }
         const UnitUse use{access_, last_unit()};
         ops_.layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(), inverse_.data());
-        ops_.linear(tokens, d, classes, normalised_.data(), parameters_.value(output_), nullptr, nullptr, logits_.data());
+        ops_.linear(tokens, d, classes, normalised_.data(), weights_.round(ops_, parameters_, output_), nullptr, nullptr, logits_.data());
         return logits_.data();
     }
 
@@ -134,10 +138,10 @@ public:
         const std::size_t tokens = batch.sequences * batch.length, d = config_.width;
         {
             const UnitUse use{access_, last_unit()};
-            const typename Ops::Factor* const dlogits = ops_.as_factors(tokens * classes, logits_.data());
+            const Factor* const dlogits = ops_.rounded(logits_.data(), dlogits_);
             ops_.linear_weight_gradient(tokens, d, classes, dlogits, normalised_.data(), gradients.gradient(output_));
             gradients.ready(output_);
-            ops_.linear_input_gradient(tokens, d, classes, dlogits, parameters_.value(output_), dbranch_.data());
+            ops_.linear_input_gradient(tokens, d, classes, dlogits, weights_.rounded(ops_, parameters_, output_), dbranch_.data());
             ops_.fill(tokens * d, 0.0f, dstream_.data());
             norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
         }
@@ -153,7 +157,8 @@ public:
         ops_.positions_backward(tokens, batch.length, d, dstream_.data(), gradients.gradient(positions_));
         gradients.ready(positions_);
         if (!config_.tied) ops_.fill(classes * d, 0.0f, gradients.gradient(table_));
-        ops_.embed_backward_add(tokens, d, ops_.loaded(batch.inputs, inputs_), dstream_.data(), gradients.gradient(table_));
+        ops_.embed_backward_add(tokens, d, ops_.loaded(batch.inputs, inputs_), ops_.rounded(dstream_.data(), dstream_factors_),
+                                gradients.gradient(table_));
         gradients.ready(table_);
     }
 
@@ -214,6 +219,7 @@ private:
 
     const float* gain(Layer layer) const { return parameters_.value(layer.weight); }
     const float* bias(Layer layer) const { return parameters_.value(layer.bias); }
+    const Factor* weight(Layer layer) { return weights_.round(ops_, parameters_, layer.weight); }
 
     AttentionShape shape(std::size_t sequences, std::size_t length) const {
         return {sequences, length, config_.heads, config_.width / config_.heads};
@@ -229,14 +235,14 @@ private:
         float* y = stream_[i + 1].data();
 
         ops_.layer_norm(tokens, d, x, gain(b.norm1), bias(b.norm1), a.normalised1.data(), a.mean1.data(), a.inverse1.data());
-        ops_.linear(tokens, d, 3 * d, a.normalised1.data(), gain(b.qkv), bias(b.qkv), nullptr, a.qkv.data());
+        ops_.linear(tokens, d, 3 * d, a.normalised1.data(), weight(b.qkv), bias(b.qkv), nullptr, a.qkv.data());
         ops_.attention(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data());
-        ops_.linear(tokens, d, d, a.attended.data(), gain(b.projection), bias(b.projection), x, a.middle.data());
+        ops_.linear(tokens, d, d, a.attended.data(), weight(b.projection), bias(b.projection), x, a.middle.data());
 
         ops_.layer_norm(tokens, d, a.middle.data(), gain(b.norm2), bias(b.norm2), a.normalised2.data(), a.mean2.data(), a.inverse2.data());
-        ops_.linear(tokens, d, hidden_, a.normalised2.data(), gain(b.expand), nullptr, nullptr, a.expanded.data());
+        ops_.linear(tokens, d, hidden_, a.normalised2.data(), weight(b.expand), nullptr, nullptr, a.expanded.data());
         ops_.bias_gelu(tokens, hidden_, bias(b.expand), a.expanded.data(), a.activated.data());
-        ops_.linear(tokens, hidden_, d, a.activated.data(), gain(b.contract), bias(b.contract), a.middle.data(), y);
+        ops_.linear(tokens, hidden_, d, a.activated.data(), weight(b.contract), bias(b.contract), a.middle.data(), y);
     }
 
     /// dstream_ holds the gradient of the block's output, and afterwards of its input.
@@ -245,39 +251,39 @@ private:
         Activations& a = activations(i);
         const std::size_t tokens = sequences * length, d = config_.width;
 
-        linear_backward(b.contract, tokens, hidden_, d, dstream_.data(), a.activated.data(), dwide_.data(), gradients);
+        stream_backward(b.contract, tokens, hidden_, a.activated.data(), dwide_.data(), gradients);
         ops_.bias_gelu_backward(tokens, hidden_, bias(b.expand), a.expanded.data(), dwide_.data(), gradients.gradient(b.expand.bias));
         gradients.ready(b.expand.bias);
         weight_backward(b.expand, tokens, d, hidden_, dwide_.data(), a.normalised2.data(), dbranch_.data(), gradients);
         norm_backward(b.norm2, tokens, a.middle.data(), a.mean2.data(), a.inverse2.data(), gradients);
 
-        linear_backward(b.projection, tokens, d, d, dstream_.data(), a.attended.data(), dbranch_.data(), gradients);
+        stream_backward(b.projection, tokens, d, a.attended.data(), dbranch_.data(), gradients);
         ops_.attention_backward(shape(sequences, length), a.qkv.data(), a.attention.data(), a.attended.data(), dbranch_.data(),
-                                dwide_.data(), scratch_.data());
-        linear_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
+                                dwide_.data(), gradients.gradient(b.qkv.bias), scratch_.data());
+        gradients.ready(b.qkv.bias);
+        weight_backward(b.qkv, tokens, d, 3 * d, dwide_.data(), a.normalised1.data(), dbranch_.data(), gradients);
         norm_backward(b.norm1, tokens, stream_[i].data(), a.mean1.data(), a.inverse1.data(), gradients);
     }
 
-    /// `Gradient`: float or Factor.
-    template <class Gradient>
-    void linear_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Gradient* dy, const Factor* x, Factor* dx,
-                         GradientStore& gradients) {
-        ops_.column_sum(n, out, dy, gradients.gradient(layer.bias));
+    /// For a layer that adds to the residual stream.
+    void stream_backward(Layer layer, std::size_t n, std::size_t in, const Factor* x, Factor* dx, GradientStore& gradients) {
+        ops_.column_sum(1, config_.width, dstream_sums_.data(), gradients.gradient(layer.bias));
         gradients.ready(layer.bias);
-        weight_backward(layer, n, in, out, ops_.as_factors(n * out, dy), x, dx, gradients);
+        weight_backward(layer, n, in, config_.width, ops_.rounded(dstream_.data(), dstream_factors_), x, dx, gradients);
     }
 
     void weight_backward(Layer layer, std::size_t n, std::size_t in, std::size_t out, const Factor* dy, const Factor* x, Factor* dx,
                          GradientStore& gradients) {
         ops_.linear_weight_gradient(n, in, out, dy, x, gradients.gradient(layer.weight));
         gradients.ready(layer.weight);
-        ops_.linear_input_gradient(n, in, out, dy, parameters_.value(layer.weight), dx);
+        ops_.linear_input_gradient(n, in, out, dy, weights_.rounded(ops_, parameters_, layer.weight), dx);
     }
 
-    /// From dbranch_, the gradient of the norm's output, to dstream_, that of its input.
+    /// From dbranch_, the gradient of the norm's output, to dstream_, that of its input, with its factors and the sum of its rows.
     void norm_backward(Layer layer, std::size_t tokens, const float* x, const float* mean, const float* inverse, GradientStore& gradients) {
         ops_.layer_norm_backward_add(tokens, config_.width, x, gain(layer), mean, inverse, dbranch_.data(), dstream_.data(),
-                                     gradients.gradient(layer.weight), gradients.gradient(layer.bias));
+                                     dstream_factors_, gradients.gradient(layer.weight), gradients.gradient(layer.bias),
+                                     dstream_sums_.data());
         gradients.ready(layer.bias);
         gradients.ready(layer.weight);
     }
@@ -297,8 +303,9 @@ private:
     std::vector<Activations> activations_;  // one a block; a single one when recomputing
     Factors normalised_;
     Floats mean_, inverse_, logits_;
-    Floats dstream_, scratch_;
-    Factors dbranch_, dwide_;
+    Floats dstream_, dstream_sums_, scratch_;
+    Factors dbranch_, dwide_, dlogits_, dstream_factors_;
+    WeightFactors<Ops> weights_;
 };
 
 }  // namespace gradsync_train

@@ -33,6 +33,10 @@ struct AttentionPlace {
     __device__ Size first(unsigned parts) const {
         return Size{head() / heads} * length * parts * width() + Size{head() % heads} * head_size;
     }
+    /// The first of the head's columns in sums[sequences, tiles, parts, heads, head_size], for tile `own`.
+    __device__ Size sums_of(unsigned own) const {
+        return (Size{head() / heads} * tiles() + own) * 3 * width() + Size{head() % heads} * head_size;
+    }
     /// exp2(score * this) is exp(score * scale).
     __device__ float exponent() const { return scale * 1.44269504f; }
 };
@@ -43,20 +47,14 @@ struct alignas(16) Rows {
     std::uint16_t at[tile][D + 8];
 };
 
-/// Rows first_row to first_row + 63 of `from`; zeros beyond the last, and beyond the head. By all threads of the block.
+/// Starts to copy rows first_row to first_row + 63 of `from`; zeros beyond the last, and beyond the head. By all threads of the block.
 template <unsigned D>
 __device__ void load_rows(Rows<D>& to, const __nv_bfloat16* from, Size stride, const AttentionPlace& p, unsigned first_row) {
     if (p.head_size == D) {
-        using Eight = Pack<std::uint16_t, 8>;
         for (unsigned i = threadIdx.x; i < tile * D / 8; i += attention_threads) {
             const unsigned row = i / (D / 8), column = i % (D / 8) * 8;
-            Eight values{};
-            if (first_row + row < p.length) {
-                const __nv_bfloat16* const place = from + (Size{first_row} + row) * stride + column;
-                check_aligned<Eight>(place);
-                values = *reinterpret_cast<const Eight*>(place);
-            }
-            *reinterpret_cast<Eight*>(&to.at[row][column]) = values;
+            const bool there = first_row + row < p.length;
+            start_copy<16>(&to.at[row][column], from + (there ? (Size{first_row} + row) * stride + column : 0), there);
         }
     } else {
         for (unsigned i = threadIdx.x; i < tile * D; i += attention_threads) {
@@ -67,6 +65,29 @@ __device__ void load_rows(Rows<D>& to, const __nv_bfloat16* from, Size stride, c
             to.at[row][column] = value;
         }
     }
+}
+
+/// Tiles in shared memory at a time. If there is room for two, the next one is copied while the block computes with the first.
+template <unsigned D>
+inline constexpr unsigned buffers = D <= 64 ? 2 : 1;
+
+/// Comes before a loop over tiles from `begin` on. load(t) starts to copy tile t to buffer t % buffers. Waits for all copies; those that the
+/// block has started itself may be in buffer (begin + 1) % buffers.
+template <unsigned D, class Load>
+__device__ void begin_tiles(unsigned begin, Load&& load) {
+    if (buffers<D> > 1) load(begin);
+    end_copies();
+    await_copies<0>();
+    __syncthreads();
+}
+/// Waits for tile t, and starts the next one.
+template <unsigned D, class Load>
+__device__ void await_tile(unsigned t, unsigned end, Load&& load) {
+    __syncthreads();  // the last tile was read
+    if (const unsigned next = t + buffers<D> - 1; next < end) load(next);
+    end_copies();
+    await_copies<buffers<D> - 1>();
+    __syncthreads();
 }
 
 /// Sixteen rows of a tile, the first factor of a product.
@@ -144,6 +165,27 @@ __device__ void store_rows(__nv_bfloat16* to, Size stride, const AttentionPlace&
     }
 }
 
+/// to[head_size] = factor times the sum of the block's rows. Rows beyond the last are zeros.
+template <unsigned D>
+__device__ void store_sums(float* to, const AttentionPlace& p, const float (&rows)[D / 8][4], float factor) {
+    __shared__ float of_warps[tile / 16][D];
+#pragma unroll
+    for (unsigned n = 0; n < D / 8; ++n)
+#pragma unroll
+        for (unsigned e = 0; e < 2; ++e) {
+            float sum = rows[n][e] + rows[n][2 + e];
+            for (unsigned distance = 4; distance < warp; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+            if (lane() < 4) of_warps[threadIdx.x / warp][n * 8 + 2 * lane() + e] = sum;
+        }
+    __syncthreads();
+    for (unsigned column = threadIdx.x; column < p.head_size; column += attention_threads) {
+        float sum = 0;
+        for (unsigned w = 0; w < tile / 16; ++w) sum += of_warps[w][column];
+        to[column] = factor * sum;
+    }
+    __syncthreads();
+}
+
 /// Over the four lanes that share rows; on each of them.
 __device__ inline float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -158,27 +200,28 @@ __device__ inline float quad_maximum(float x) {
 template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
     attention_forward(AttentionPlace p, const __nv_bfloat16* qkv, float* logarithms, __nv_bfloat16* out) {
-    __shared__ Rows<D> keys, values;
+    __shared__ Rows<D> keys[buffers<D>], values[buffers<D>];
     const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();  // those with most to do come first
     const unsigned first_row = threadIdx.x / warp * 16;           // of the warp's, in its tile
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
     const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
-    load_rows(keys, q, stride, p, own * tile);  // the queries pass through memory that is free yet
-    __syncthreads();
+    const auto load = [&](unsigned t) {
+        load_rows(keys[t % buffers<D>], k, stride, p, t * tile);
+        load_rows(values[t % buffers<D>], v, stride, p, t * tile);
+    };
+    load_rows(keys[1 % buffers<D>], q, stride, p, own * tile);  // the queries pass through memory that is not in use yet
+    begin_tiles<D>(0, load);
     Sixteen<D> queries;
-    queries.load(keys, first_row);
+    queries.load(keys[1 % buffers<D>], first_row);
 
     float sums[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, normaliser[2] = {0, 0};
     for (unsigned t = 0; t <= own; ++t) {
-        __syncthreads();  // the last tile was read
-        load_rows(keys, k, stride, p, t * tile);
-        load_rows(values, v, stride, p, t * tile);
-        __syncthreads();
+        await_tile<D>(t, own + 1, load);
         Square scores[tile / 16];
 #pragma unroll
         for (unsigned c = 0; c < tile / 16; ++c) {
-            dot(scores[c], queries, keys, c * 16);
+            dot(scores[c], queries, keys[t % buffers<D>], c * 16);
             if (t != own) continue;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -194,7 +237,7 @@ __global__ void __launch_bounds__(attention_threads)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) largest = fmaxf(largest, fmaxf(scores[c][half][2 * r], scores[c][half][2 * r + 1]));
             largest = quad_maximum(largest);  // every query sees the first key
-            const float shrink = exp2f((top[r] - largest) * p.exponent());
+            const float shrink = power_of_two((top[r] - largest) * p.exponent());
             top[r] = largest;
             normaliser[r] *= shrink;
 #pragma unroll
@@ -209,12 +252,12 @@ __global__ void __launch_bounds__(attention_threads)
                 for (int half = 0; half < 2; ++half)
 #pragma unroll
                     for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                        scores[c][half][e] = exp2f(scores[c][half][e] * p.exponent() - offset);
+                        scores[c][half][e] = power_of_two(scores[c][half][e] * p.exponent() - offset);
                         normaliser[r] += scores[c][half][e];
                     }
         }
 #pragma unroll
-        for (unsigned c = 0; c < tile / 16; ++c) accumulate<D>(sums, scores[c], values, c * 16);
+        for (unsigned c = 0; c < tile / 16; ++c) accumulate<D>(sums, scores[c], values[t % buffers<D>], c * 16);
     }
     for (int r = 0; r < 2; ++r) normaliser[r] = quad_sum(normaliser[r]);
     store_rows<D>(out + p.first(1), p.width(), p, own * tile + first_row, sums, 1 / normaliser[0], 1 / normaliser[1]);
@@ -224,120 +267,129 @@ __global__ void __launch_bounds__(attention_threads)
             logarithms[Size{p.head()} * p.length + row] = top[r] * p.exponent() + log2f(normaliser[r]);
 }
 
-/// dots[heads of all sequences, length]: of each query's output and its gradient. A warp for each row of [tokens, heads].
-template <class = void>
-__global__ void __launch_bounds__(threads)
-    attention_dots(Size rows, AttentionPlace p, const __nv_bfloat16* out, const __nv_bfloat16* dout, float* dots) {
-    const Size row = warp_row();
-    if (row >= rows) return;
-    float sum = 0;
-    for (Size j = lane(); j < p.head_size; j += warp) sum += load(out + row * p.head_size + j) * load(dout + row * p.head_size + j);
-    sum = warp_sum(sum);
-    const Size token = row / p.heads, head = row % p.heads;
-    if (lane() == 0) dots[(token / p.length * p.heads + head) * p.length + token % p.length] = sum;
-}
-
-/// The queries' part of dqkv, which is as qkv is.
+/// The queries' part of dqkv, which is as qkv is, and of its sums (`AttentionPlace::sums_of`). dots[heads of all sequences, length]: of each
+/// query's output and its gradient.
 template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
-    attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
-                               const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
-    __shared__ Rows<D> keys, values;
+    attention_backward_queries(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const __nv_bfloat16* out,
+                               const __nv_bfloat16* dout, float* dots, __nv_bfloat16* dqkv, float* dqkv_sums) {
+    __shared__ Rows<D> keys[buffers<D>], values[buffers<D>];
     const unsigned own = p.tiles() - 1 - blockIdx.x % p.tiles();
     const unsigned first_row = threadIdx.x / warp * 16;
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
     const __nv_bfloat16 *const k = q + p.width(), *const v = k + p.width();
-    load_rows(keys, q, stride, p, own * tile);  // through memory that is free yet
-    load_rows(values, dout + p.first(1), p.width(), p, own * tile);
-    __syncthreads();
+    const auto load = [&](unsigned t) {
+        load_rows(keys[t % buffers<D>], k, stride, p, t * tile);
+        load_rows(values[t % buffers<D>], v, stride, p, t * tile);
+    };
+    Rows<D>&free_keys = keys[1 % buffers<D>], &free_values = values[1 % buffers<D>];  // until the loop begins
+    load_rows(free_keys, out + p.first(1), p.width(), p, own * tile);
+    load_rows(free_values, dout + p.first(1), p.width(), p, own * tile);
+    begin_tiles<D>(0, load);
     Sixteen<D> queries, gradients;
-    queries.load(keys, first_row);
-    gradients.load(values, first_row);
+    queries.load(free_keys, first_row);  // the output at first
+    gradients.load(free_values, first_row);
     float logarithm[2] = {}, own_dot[2] = {};
-    for (int r = 0; r < 2; ++r)
-        if (const unsigned row = own * tile + first_row + row_of(2 * r); row < p.length) {
-            logarithm[r] = logarithms[Size{p.head()} * p.length + row];
-            own_dot[r] = dots[Size{p.head()} * p.length + row];
-        }
+#pragma unroll
+    for (unsigned d = 0; d < D / 16; ++d)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own_dot[i % 2] += dot_of(queries.pairs[d][i], gradients.pairs[d][i]);
+    for (int r = 0; r < 2; ++r) {
+        own_dot[r] = quad_sum(own_dot[r]);
+        const unsigned row = own * tile + first_row + row_of(2 * r);
+        if (row >= p.length) continue;
+        logarithm[r] = logarithms[Size{p.head()} * p.length + row];
+        if (lane() % 4 == 0) dots[Size{p.head()} * p.length + row] = own_dot[r];
+    }
+    __syncthreads();
+    load_rows(free_keys, q, stride, p, own * tile);
+    end_copies();
+    await_copies<0>();
+    __syncthreads();
+    queries.load(free_keys, first_row);
 
     float sums[D / 8][4] = {};
     for (unsigned t = 0; t <= own; ++t) {
-        __syncthreads();
-        load_rows(keys, k, stride, p, t * tile);
-        load_rows(values, v, stride, p, t * tile);
-        __syncthreads();
+        await_tile<D>(t, own + 1, load);
 #pragma unroll
         for (unsigned c = 0; c < tile / 16; ++c) {
             if (t == own && c * 16 > first_row) continue;  // the whole warp: no query of it sees any of these keys
             Square scores, dweights;
-            dot(scores, queries, keys, c * 16);
-            dot(dweights, gradients, values, c * 16);
+            dot(scores, queries, keys[t % buffers<D>], c * 16);
+            dot(dweights, gradients, values[t % buffers<D>], c * 16);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const bool seen = t != own || c * 16 + column_of(half, e) <= first_row + row_of(e);
-                    const float weight = seen ? exp2f(scores[half][e] * p.exponent() - logarithm[e / 2]) : 0.0f;
+                    const float weight = seen ? power_of_two(scores[half][e] * p.exponent() - logarithm[e / 2]) : 0.0f;
                     scores[half][e] = weight * (dweights[half][e] - own_dot[e / 2]);
                 }
-            accumulate<D>(sums, scores, keys, c * 16);
+            accumulate<D>(sums, scores, keys[t % buffers<D>], c * 16);
         }
     }
     store_rows<D>(dqkv + p.first(3), stride, p, own * tile + first_row, sums, p.scale, p.scale);
+    store_sums<D>(dqkv_sums + p.sums_of(own), p, sums, p.scale);
 }
 
-/// The keys' and the values' parts: the same with rows and columns changed over.
+/// The keys' and the values' parts: the same with rows and columns changed over. Comes after the queries' part, which leaves `dots`.
 template <unsigned D>
 __global__ void __launch_bounds__(attention_threads)
     attention_backward_keys(AttentionPlace p, const __nv_bfloat16* qkv, const float* logarithms, const float* dots,
-                            const __nv_bfloat16* dout, __nv_bfloat16* dqkv) {
-    __shared__ Rows<D> queries, gradients;
-    __shared__ float logarithm[tile], own_dot[tile];
+                            const __nv_bfloat16* dout, __nv_bfloat16* dqkv, float* dqkv_sums) {
+    __shared__ Rows<D> queries[buffers<D>], gradients[buffers<D>];
+    __shared__ float logarithm[buffers<D>][tile], own_dot[buffers<D>][tile];
     const unsigned own = blockIdx.x % p.tiles();
     const unsigned first_row = threadIdx.x / warp * 16;
     const Size stride = 3 * p.width();
     const __nv_bfloat16* const q = qkv + p.first(3);
-    load_rows(queries, q + p.width(), stride, p, own * tile);  // the keys and the values, through memory that is free yet
-    load_rows(gradients, q + 2 * p.width(), stride, p, own * tile);
-    __syncthreads();
+    const auto load = [&](unsigned t) {
+        const unsigned to = t % buffers<D>;
+        load_rows(queries[to], q, stride, p, t * tile);
+        load_rows(gradients[to], dout + p.first(1), p.width(), p, t * tile);
+        if (threadIdx.x >= tile) return;
+        const bool there = t * tile + threadIdx.x < p.length;
+        const Size place = Size{p.head()} * p.length + (there ? t * tile + threadIdx.x : 0);
+        start_copy<4>(&logarithm[to][threadIdx.x], logarithms + place, there);
+        start_copy<4>(&own_dot[to][threadIdx.x], dots + place, there);
+    };
+    const unsigned spare = (own + 1) % buffers<D>;  // the keys and the values pass through memory that is not in use yet
+    load_rows(queries[spare], q + p.width(), stride, p, own * tile);
+    load_rows(gradients[spare], q + 2 * p.width(), stride, p, own * tile);
+    begin_tiles<D>(own, load);
     Sixteen<D> keys, values;
-    keys.load(queries, first_row);
-    values.load(gradients, first_row);
+    keys.load(queries[spare], first_row);
+    values.load(gradients[spare], first_row);
 
     float dkeys[D / 8][4] = {}, dvalues[D / 8][4] = {};
     for (unsigned t = own; t < p.tiles(); ++t) {
-        __syncthreads();
-        load_rows(queries, q, stride, p, t * tile);
-        load_rows(gradients, dout + p.first(1), p.width(), p, t * tile);
-        if (threadIdx.x < tile) {
-            const unsigned query = t * tile + threadIdx.x;
-            logarithm[threadIdx.x] = query < p.length ? logarithms[Size{p.head()} * p.length + query] : 0.0f;
-            own_dot[threadIdx.x] = query < p.length ? dots[Size{p.head()} * p.length + query] : 0.0f;
-        }
-        __syncthreads();
+        await_tile<D>(t, p.tiles(), load);
+        const unsigned in = t % buffers<D>;
 #pragma unroll
         for (unsigned c = 0; c < tile / 16; ++c) {
             if (t == own && c * 16 + 15 < first_row) continue;  // the whole warp: none of these queries sees any key of it
             Square weights, dscores;
-            dot(weights, keys, queries, c * 16);
-            dot(dscores, values, gradients, c * 16);
+            dot(weights, keys, queries[in], c * 16);
+            dot(dscores, values, gradients[in], c * 16);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const unsigned query = c * 16 + column_of(half, e);
-                    const bool seen = (t != own || query >= first_row + row_of(e)) && t * tile + query < p.length;
-                    weights[half][e] = seen ? exp2f(weights[half][e] * p.exponent() - logarithm[query]) : 0.0f;
-                    dscores[half][e] = weights[half][e] * (dscores[half][e] - own_dot[query]);
+                    const bool seen = t != own || query >= first_row + row_of(e);  // beyond the last are zeros
+                    weights[half][e] = seen ? power_of_two(weights[half][e] * p.exponent() - logarithm[in][query]) : 0.0f;
+                    dscores[half][e] = weights[half][e] * (dscores[half][e] - own_dot[in][query]);
                 }
-            accumulate<D>(dvalues, weights, gradients, c * 16);
-            accumulate<D>(dkeys, dscores, queries, c * 16);
+            accumulate<D>(dvalues, weights, gradients[in], c * 16);
+            accumulate<D>(dkeys, dscores, queries[in], c * 16);
         }
     }
     __nv_bfloat16* const dk = dqkv + p.first(3) + p.width();
     store_rows<D>(dk, stride, p, own * tile + first_row, dkeys, p.scale, p.scale);
     store_rows<D>(dk + p.width(), stride, p, own * tile + first_row, dvalues, 1, 1);
+    store_sums<D>(dqkv_sums + p.sums_of(own) + p.width(), p, dkeys, p.scale);
+    store_sums<D>(dqkv_sums + p.sums_of(own) + 2 * p.width(), p, dvalues, 1);
 }
 
 }  // namespace gradsync_train::kernels

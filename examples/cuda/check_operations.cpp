@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -143,7 +144,9 @@ void compare_layers(Comparison& compare, Matrices m) {
     const std::string shape = " " + std::to_string(n) + " x " + std::to_string(in) + " -> " + std::to_string(out);
     compare("linear" + shape, true, [&](auto& s) {
         auto *x = s.random_factors(n * in), *dy = s.random_factors(n * out);
-        float *weight = s.random(out * in), *bias = s.random(out + 1) + 1, *residual = s.random(n * out);
+        float *weights = s.random(out * in), *bias = s.random(out + 1) + 1, *residual = s.random(n * out);
+        auto room = s.ops.rounding(out * in);
+        const auto* const weight = s.ops.as_factors(out * in, weights, room);
         float *y = s.output(n * out), *biased = s.output(n * out), *sum = s.output(n * out), *dweight = s.output(out * in);
         auto *y_factors = s.output_factors(n * out), *biased_factors = s.output_factors(n * out), *dx = s.output_factors(n * in);
         s.ops.linear(n, in, out, x, weight, nullptr, nullptr, y);
@@ -160,14 +163,14 @@ void compare_layers(Comparison& compare, Matrices m) {
         s.result("y with a bias, factors", n * out, biased_factors);
         s.result("dx", n * in, dx);
         s.result("dweight", out * in, dweight);
+        s.result("weights as factors", out * in, s.ops.rounded(weights, room));
     });
     compare("sums" + text(n, out), true, [&](auto& s) {
-        float *sums = s.output(out), *sums_of_factors = s.output(out), *x = s.random(n * out);
-        s.ops.column_sum(n, out, x, sums);
+        float *sums = s.output(out), *sums_of_factors = s.output(out);
+        s.ops.column_sum(n, out, s.random(n * out), sums);
         s.ops.column_sum(n, out, s.random_factors(n * out), sums_of_factors);
         s.result("of numbers", out, sums);
         s.result("of factors", out, sums_of_factors);
-        s.result("numbers as factors", n * out, s.ops.as_factors(n * out, x));
     });
     compare("gelu" + text(n, out), true, [&](auto& s) {
         auto *x = s.random_factors(n * out, 3), *y = s.output_factors(n * out), *dy = s.random_factors(n * out);
@@ -176,18 +179,6 @@ void compare_layers(Comparison& compare, Matrices m) {
         s.ops.bias_gelu_backward(n, out, bias, x, dy, dbias);
         s.result("y", n * out, y);
         s.result("dx", n * out, dy);
-        s.result("dbias", out, dbias);
-    });
-    compare("layer norm" + text(n, out), true, [&](auto& s) {
-        if (out == 1) return;  // nothing but rounding errors
-        float *x = s.random(n * out, 2), *gain = s.random(out), *bias = s.random(out), *dx = s.random(n * out);
-        auto *dy = s.random_factors(n * out), *y = s.output_factors(n * out);
-        float *mean = s.output(n), *inverse = s.output(n), *dgain = s.output(out), *dbias = s.output(out);
-        s.ops.layer_norm(n, out, x, gain, bias, y, mean, inverse);
-        s.ops.layer_norm_backward_add(n, out, x, gain, mean, inverse, dy, dx, dgain, dbias);
-        s.result("y", n * out, y);
-        s.result("dx", n * out, dx);
-        s.result("dgain", out, dgain);
         s.result("dbias", out, dbias);
     });
     if (!compare.exact()) return;  // the rest has nothing to do with precision
@@ -213,13 +204,37 @@ void compare_layers(Comparison& compare, Matrices m) {
         s.result("first", n * out, first);
         s.result("second", n * out, second);
     });
-    compare("cross entropy" + text(n, out), false, [&](auto& s) {
-        if (out > 256) return;
-        float* logits = s.random(n * out, 4);
-        const auto loss = s.ops.cross_entropy(n, out, s.bytes(n, static_cast<unsigned>(out), 1), logits);
-        const auto value = static_cast<float>(s.ops.value(loss));
+}
+
+/// What goes row by row. `odd`: where parameters lie that are not aligned to four numbers.
+void compare_rows(Comparison& compare, Size n, Size columns, Size odd) {
+    compare("layer norm" + text(n, columns), true, [&](auto& s) {
+        if (columns == 1) return;  // nothing but rounding errors
+        float *x = s.random(n * columns, 2), *dx = s.random(n * columns);
+        float *gain = s.random(columns + odd) + odd, *bias = s.random(columns + odd) + odd;
+        auto *dy = s.random_factors(n * columns), *y = s.output_factors(n * columns);
+        float *mean = s.output(n), *inverse = s.output(n), *dgain = s.output(columns), *dbias = s.output(columns);
+        float* const sums = s.output(columns);
+        auto room = s.ops.rounding(n * columns);
+        s.ops.layer_norm(n, columns, x, gain, bias, y, mean, inverse);
+        s.ops.layer_norm_backward_add(n, columns, x, gain, mean, inverse, dy, dx, room, dgain, dbias, sums);
+        s.result("y", n * columns, y);
+        s.result("mean", n, mean);
+        s.result("inverse", n, inverse);
+        s.result("dx", n * columns, dx);
+        s.result("dx, factors", n * columns, s.ops.rounded(dx, room));
+        s.result("dgain", columns, dgain);
+        s.result("dbias", columns, dbias);
+        s.result("sums", columns, sums);
+    });
+    compare("cross entropy" + text(n, columns), true, [&](auto& s) {
+        float* logits = s.random(n * columns, 4);
+        auto room = s.ops.rounding(n * columns);
+        const auto* const targets = s.bytes(n, static_cast<unsigned>(std::min<Size>(columns, 256)), 1);
+        const auto value = static_cast<float>(s.ops.value(s.ops.cross_entropy(n, columns, targets, logits, room)));
         s.results.push_back({"loss", {value}});
-        s.result("dlogits", n * out, logits);
+        s.result("dlogits", n * columns, logits);
+        s.result("dlogits, factors", n * columns, s.ops.rounded(logits, room));
     });
 }
 
@@ -227,21 +242,19 @@ void compare_ends(Comparison& compare, Size sequences, Size length, Size width) 
     const Size tokens = sequences * length;
     compare("embedding" + text(tokens, width), true, [&](auto& s) {
         const auto* bytes = s.bytes(tokens, 7, 36);
-        float *table = s.random(256 * width), *positions = s.random(length * width), *dout = s.random(tokens * width);
+        float *table = s.random(256 * width), *positions = s.random(length * width);
         auto *factors = s.output_factors(tokens * width), *dfactors = s.random_factors(tokens * width);
         float *out = s.output(tokens * width), *plain = s.output(tokens * width);
-        float *dtable = s.random(256 * width), *of_factors = s.random(256 * width), *dpositions = s.output(length * width);
+        float *dtable = s.random(256 * width), *dpositions = s.output(length * width);
         s.ops.embed(tokens, length, width, bytes, table, positions, out);
         s.ops.embed(tokens, length, width, bytes, table, nullptr, plain);
         s.ops.embed(tokens, length, width, bytes, table, nullptr, factors);
-        s.ops.embed_backward_add(tokens, width, bytes, dout, dtable);
-        s.ops.embed_backward_add(tokens, width, bytes, dfactors, of_factors);
-        s.ops.positions_backward(tokens, length, width, dout, dpositions);
+        s.ops.embed_backward_add(tokens, width, bytes, dfactors, dtable);
+        s.ops.positions_backward(tokens, length, width, s.random(tokens * width), dpositions);
         s.result("out", tokens * width, out);
         s.result("without positions", tokens * width, plain);
         s.result("factors", tokens * width, factors);
         s.result("dtable", 256 * width, dtable);
-        s.result("dtable of factors", 256 * width, of_factors);
         s.result("dpositions", length * width, dpositions);
     });
 }
@@ -253,11 +266,13 @@ void compare_attention(Comparison& compare, AttentionShape shape) {
     compare(name, true, [&](auto& s) {
         auto *qkv = s.random_factors(tokens * 3 * width), *dout = s.random_factors(tokens * width);
         auto *out = s.output_factors(tokens * width), *dqkv = s.output_factors(tokens * 3 * width);
-        float *kept = s.output(s.ops.attention_memory(shape)), *scratch = s.output(s.ops.attention_scratch(shape));
+        float *sums = s.output(3 * width), *kept = s.output(s.ops.attention_memory(shape)),
+              *scratch = s.output(s.ops.attention_scratch(shape));
         s.ops.attention(shape, qkv, kept, out);
-        s.ops.attention_backward(shape, qkv, kept, out, dout, dqkv, scratch);
+        s.ops.attention_backward(shape, qkv, kept, out, dout, dqkv, sums, scratch);
         s.result("out", tokens * width, out);
         s.result("dqkv", tokens * 3 * width, dqkv);
+        s.result("sums of dqkv", 3 * width, sums);
     });
 }
 
@@ -388,14 +403,33 @@ int compare_all(Precision precision, bool small, bool trainings) {
     for (const Matrices m :
          {Matrices{1, 1, 1}, Matrices{3, 5, 2}, Matrices{40, 33, 67}, Matrices{70 * factor, 16, 256}, Matrices{9, 8, 300 * factor}})
         compare_layers(compare, m);
+    // Rows that are kept as a whole and those that are not, in packs and not; more rows than one block takes.
+    for (const auto [rows, columns, odd] : {std::array<Size, 3>{1, 1, 0},
+                                            {3, 2, 0},
+                                            {40, 67, 0},
+                                            {70 * factor, 256, 0},
+                                            {9, 768, 0},
+                                            {5, 256, 0},
+                                            {5, 257, 0},
+                                            {7, 523, 0},
+                                            {6, 768, 1},
+                                            {33, 1024, 0},
+                                            {5, 1028, 0},
+                                            {9, 3076, 0},
+                                            {6, 4096, 0},
+                                            {3, 4100, 0},
+                                            {8200, 5, 0}})
+        compare_rows(compare, rows, columns, odd);
     Random random{precision == Precision::f32 ? 5u : 6u};
     for (int i = 0; i < (small ? 2 : 20); ++i) {
         const auto any = [&](Size most) { return 1 + random.next() % most; };
         compare_layers(compare, {any(50 * factor), any(40 * factor), any(40 * factor)});
+        compare_rows(compare, any(50 * factor), 3 + any(200 * factor), 0);
         compare_attention(compare, {any(3), any(20 * factor), any(4), any(5 * factor)});
     }
     for (const Size head : {8, 16, 24, 32, 40, 64, 97, 130}) compare_attention(compare, {2, 70, 2, head});
     compare_attention(compare, {1, 130, 2, 128});
+    compare_attention(compare, {1, 230, 1, 64});  // several tiles in turn
     compare_attention(compare, {1, 1, 1, 1});
     compare_ends(compare, 3, 100, 5);
     compare_ends(compare, 2, 33 * factor, 40 * factor);

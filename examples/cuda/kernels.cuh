@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
-// The kernels of CudaOps but attention's, which are in attention.cuh (ops_cuda.cu says what is launched when). They are plain:
+// The kernels of CudaOps but those in attention.cuh and layer_norm.cuh (ops_cuda.cu says what is launched when). They are plain:
 // arrays in device memory, row-major, one pass each; factors are of type T, f32 or bf16, all else and every sum is f32. Sums are added up
 // in one order, so that a step gives the same bits every time.
 //
@@ -155,9 +155,22 @@ __device__ void rows_of(Size rows, Use&& use) {
     for (Size row = begin; row < end; ++row) use(row);
 }
 
-/// GELU by the error function; the CPU's (vector_math.hpp) agrees to 2e-7.
-__device__ inline float normal_cumulative(float x) { return 0.5f * erfcf(-0.70710678f * x); }
-__device__ inline float gelu_derivative(float x) { return normal_cumulative(x) + x * 0.39894228f * expf(-0.5f * x * x); }
+/// GELU by the error function, as the CPU's (vector_math.hpp): the normal distribution at x by Abramowitz and Stegun 7.1.26, to 2e-7.
+struct Normal {
+    float density, cumulative;
+};
+__device__ inline Normal normal(float x) {
+    const float gaussian = exp2f(-0.72134752f * x * x);
+    const float t = __fdividef(1.0f, 1.0f + 0.23164189f * fabsf(x));
+    const float polynomial = (((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f;
+    const float tail = 0.5f * polynomial * t * gaussian;
+    return {0.39894228f * gaussian, x < 0.0f ? tail : 1.0f - tail};
+}
+__device__ inline float gelu(float x) { return x * normal(x).cumulative; }
+__device__ inline float gelu_derivative(float x) {
+    const Normal at = normal(x);
+    return at.cumulative + x * at.density;
+}
 
 /// y = gelu(x + bias)
 template <int n, class T>
@@ -171,24 +184,20 @@ __global__ void __launch_bounds__(threads) bias_gelu(Size rows, Size columns, co
         float values[n];
         load_pack(x + row * columns + j, values);
 #pragma unroll
-        for (int e = 0; e < n; ++e) {
-            const float before = values[e] + b[e];
-            values[e] = before * normal_cumulative(before);
-        }
+        for (int e = 0; e < n; ++e) values[e] = gelu(values[e] + b[e]);
         store_pack(y + row * columns + j, values);
     });
 }
 
-/// Sums over rows in two steps: each block leaves those of its rows, [gridDim.y, columns], and `add_pieces` adds them up.
-/// `term.get(row, j, i, values)` is asked once for the elements from column j on, which are those from i on in all.
-template <int n, class Term>
-__global__ void __launch_bounds__(threads) column_sum(Size rows, Size columns, Term term, float* sums) {
+/// Sums over rows in two steps: each block leaves those of its rows, sums[gridDim.y, columns], and `add_pieces` adds them up.
+template <int n, class T>
+__global__ void __launch_bounds__(threads) column_sum(Size rows, Size columns, const T* x, float* sums) {
     const Size j = element_index() * n;
     if (j >= columns) return;
     float sum[n] = {};
     rows_of(rows, [&](Size row) {
         float values[n];
-        term.get(row, j, row * columns + j, values);
+        load_pack(x + row * columns + j, values);
 #pragma unroll
         for (int e = 0; e < n; ++e) sum[e] += values[e];
     });
@@ -196,129 +205,84 @@ __global__ void __launch_bounds__(threads) column_sum(Size rows, Size columns, T
     for (int e = 0; e < n; ++e) sums[blockIdx.y * columns + j + e] = sum[e];
 }
 
-/// A lane for each column, and a warp for every eighth piece.
-template <class = void>
-__global__ void __launch_bounds__(threads) add_pieces(Size pieces, Size columns, const float* of_pieces, float* sums) {
+/// dy *= gelu'(x + bias); sums as `column_sum` of the result.
+template <int n, class T>
+__global__ void __launch_bounds__(threads) bias_gelu_backward(Size rows, Size columns, const float* bias, const T* x, T* dy, float* sums) {
+    const Size j = element_index() * n;
+    if (j >= columns) return;
+    float b[n], sum[n] = {};
+#pragma unroll
+    for (int e = 0; e < n; ++e) b[e] = bias[j + e];
+    rows_of(rows, [&](Size row) {
+        float before[n], values[n];
+        load_pack(x + row * columns + j, before);
+        load_pack(dy + row * columns + j, values);
+#pragma unroll
+        for (int e = 0; e < n; ++e) {
+            values[e] *= gelu_derivative(before[e] + b[e]);
+            sum[e] += values[e];
+        }
+        store_pack(dy + row * columns + j, values);
+    });
+#pragma unroll
+    for (int e = 0; e < n; ++e) sums[blockIdx.y * columns + j + e] = sum[e];
+}
+
+/// Where the sums of `parts` arrays of columns go.
+template <Size parts>
+struct Sums {
+    float* to[parts];
+};
+
+/// of_pieces[pieces, parts, columns]: a lane for each column, and a warp for every eighth piece.
+template <Size parts>
+__global__ void __launch_bounds__(threads) add_pieces(Size pieces, Size columns, const float* of_pieces, Sums<parts> sums) {
     __shared__ float of_warps[warps][warp];
     const Size j = Size{blockIdx.x} * warp + lane();
     const unsigned own = threadIdx.x / warp;
     float sum = 0;
-    if (j < columns)
-        for (Size piece = own; piece < pieces; piece += warps) sum += of_pieces[piece * columns + j];
+    if (j < parts * columns) {
+#pragma unroll 8
+        for (Size piece = own; piece < pieces; piece += warps) sum += of_pieces[piece * parts * columns + j];
+    }
     of_warps[own][lane()] = sum;
     __syncthreads();
-    if (own != 0 || j >= columns) return;
+    if (own != 0 || j >= parts * columns) return;
     for (unsigned w = 1; w < warps; ++w) sum += of_warps[w][lane()];
-    sums[j] = sum;
+#pragma unroll
+    for (Size part = 0; part < parts; ++part)
+        if (j / columns == part) sums.to[part][j % columns] = sum;
 }
-
-template <class T>
-struct PlainTerm {
-    const T* x;
-    template <int n>
-    __device__ void get(Size, Size, Size i, float (&values)[n]) const {
-        load_pack(x + i, values);
-    }
-};
-
-/// dy *= gelu'(x + bias), on the way.
-template <class T>
-struct GeluBackwardTerm {
-    const float* bias;
-    const T* x;
-    T* dy;
-    template <int n>
-    __device__ void get(Size, Size j, Size i, float (&values)[n]) const {
-        float before[n];
-        load_pack(x + i, before);
-        load_pack(dy + i, values);
-#pragma unroll
-        for (int e = 0; e < n; ++e) values[e] *= gelu_derivative(before[e] + bias[j + e]);
-        store_pack(dy + i, values);
-    }
-};
-
-/// Of the gain of a layer norm.
-template <class T>
-struct GainTerm {
-    const float *x, *mean, *inverse;
-    const T* dy;
-    template <int n>
-    __device__ void get(Size row, Size, Size i, float (&values)[n]) const {
-        float before[n];
-        load_pack(x + i, before);
-        load_pack(dy + i, values);
-#pragma unroll
-        for (int e = 0; e < n; ++e) values[e] *= (before[e] - mean[row]) * inverse[row];
-    }
-};
 
 // ---- rows: a warp for each
 
-template <int n, class T>
-__global__ void __launch_bounds__(threads)
-    layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, T* y, float* mean, float* inverse) {
-    const Size row = warp_row();
-    if (row >= rows) return;
-    x += row * columns;
-    y += row * columns;
-    float sum = 0, squares = 0, values[n];
-    for (Size j = lane() * n; j < columns; j += warp * n) {
-        load_pack(x + j, values);
-#pragma unroll
-        for (int e = 0; e < n; ++e) sum += values[e];
-    }
-    const float m = warp_sum(sum) / static_cast<float>(columns);
-    for (Size j = lane() * n; j < columns; j += warp * n) {
-        load_pack(x + j, values);
-#pragma unroll
-        for (int e = 0; e < n; ++e) squares += (values[e] - m) * (values[e] - m);
-    }
-    const float r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(columns) + 1e-5f);
-    if (lane() == 0) {
-        mean[row] = m;
-        inverse[row] = r;
-    }
-    for (Size j = lane() * n; j < columns; j += warp * n) {
-        load_pack(x + j, values);
-#pragma unroll
-        for (int e = 0; e < n; ++e) values[e] = (values[e] - m) * r * gain[j + e] + bias[j + e];
-        store_pack(y + j, values);
-    }
-}
+/// A warp's row, n numbers at a time. The lanes keep its first 256 n numbers; each call of `each` reads the others again.
+template <int n>
+struct Row {
+    static constexpr unsigned packs = 8;  // that a lane keeps
 
-/// dx += what flows through the norm; the gain's and the bias's gradients are column sums.
-template <int n, class T>
-__global__ void __launch_bounds__(threads) layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain,
-                                                                   const float* mean, const float* inverse, const T* dy, float* dx) {
-    const Size row = warp_row();
-    if (row >= rows) return;
-    x += row * columns;
-    dy += row * columns;
-    dx += row * columns;
-    const float m = mean[row], r = inverse[row];
-    float sum = 0, projection = 0, before[n], gradient[n], result[n];
-    for (Size j = lane() * n; j < columns; j += warp * n) {
-        load_pack(x + j, before);
-        load_pack(dy + j, gradient);
+    __device__ Row(const float* x_, Size columns_) : x(x_), columns(columns_) {
 #pragma unroll
-        for (int e = 0; e < n; ++e) {
-            const float d = gradient[e] * gain[j + e];
-            sum += d;
-            projection += d * ((before[e] - m) * r);
+        for (unsigned p = 0; p < packs; ++p)
+            if (const Size j = (p * warp + lane()) * n; j < columns) load_pack(x + j, kept[p]);
+    }
+    /// Calls use(j, values) for all numbers of this lane: n from column j on.
+    template <class Use>
+    __device__ void each(Use&& use) const {
+#pragma unroll
+        for (unsigned p = 0; p < packs; ++p)
+            if (const Size j = (p * warp + lane()) * n; j < columns) use(j, kept[p]);
+        for (Size j = (packs * warp + lane()) * n; j < columns; j += warp * n) {
+            float values[n];
+            load_pack(x + j, values);
+            use(j, values);
         }
     }
-    sum = warp_sum(sum) / static_cast<float>(columns);
-    projection = warp_sum(projection) / static_cast<float>(columns);
-    for (Size j = lane() * n; j < columns; j += warp * n) {
-        load_pack(x + j, before);
-        load_pack(dy + j, gradient);
-        load_pack(dx + j, result);
-#pragma unroll
-        for (int e = 0; e < n; ++e) result[e] += r * (gradient[e] * gain[j + e] - sum - (before[e] - m) * r * projection);
-        store_pack(dx + j, result);
-    }
-}
+
+    const float* x;
+    Size columns;
+    float kept[packs][n];
+};
 
 /// Scores become weights: row `row` is that of query row % length, which sees the keys up to its own; the others get 0.
 /// `copy`: where the weights go once more, for matrix products; may be `scores` itself.
@@ -363,35 +327,45 @@ __global__ void __launch_bounds__(threads)
     for (Size j = lane(); j < length; j += warp) store(out + j, j < seen ? scale * weights[j] * (gradient[j] - dot) : 0.0f);
 }
 
-/// losses[row] = -log softmax(logits)[target]; the logits become the gradient of the rows' mean.
-template <class = void>
+/// losses[row] = -log softmax(logits)[target]; the logits become the gradient of the rows' mean, also stored in `rounded` unless that is
+/// null.
+template <int n>
 __global__ void __launch_bounds__(threads)
-    cross_entropy(Size rows, Size classes, const std::uint8_t* targets, float* logits, float* losses) {
+    cross_entropy(Size rows, Size classes, const std::uint8_t* targets, float* logits, __nv_bfloat16* rounded, float* losses) {
     const Size row = warp_row();
     if (row >= rows) return;
-    logits += row * classes;
-    const Size target = targets[row];
-    const float target_score = logits[target];
-    float top = logits[0];
-    for (Size j = lane(); j < classes; j += warp) top = logits[j] > top ? logits[j] : top;
+    const Row<n> own(logits + row * classes, classes);
+    float top = -3.4e38f, sum = 0;
+    own.each([&](Size, const float(&values)[n]) {
+#pragma unroll
+        for (int e = 0; e < n; ++e) top = values[e] > top ? values[e] : top;
+    });
     top = warp_maximum(top);
-    __syncwarp();  // no lane reads what another one writes from here on
-    float sum = 0;
-    for (Size j = lane(); j < classes; j += warp) {
-        const float e = expf(logits[j] - top);
-        logits[j] = e;
-        sum += e;
-    }
+    own.each([&](Size, const float(&values)[n]) {
+#pragma unroll
+        for (int e = 0; e < n; ++e) sum += expf(values[e] - top);
+    });
     sum = warp_sum(sum);
     const float share = 1.0f / static_cast<float>(rows), scale = share / sum;
-    for (Size j = lane(); j < classes; j += warp) logits[j] = logits[j] * scale - (j == target ? share : 0.0f);
-    if (lane() == 0) losses[row] = logf(sum) + top - target_score;
+    const Size target = targets[row];
+    own.each([&](Size j, const float(&values)[n]) {
+        float gradient[n];
+#pragma unroll
+        for (int e = 0; e < n; ++e) {
+            const bool hit = j + e == target;
+            gradient[e] = expf(values[e] - top) * scale - (hit ? share : 0.0f);
+            if (hit) losses[row] = logf(sum) + top - values[e];
+        }
+        store_pack(logits + row * classes + j, gradient);
+        if (rounded != nullptr) store_pack(rounded + row * classes + j, gradient);
+    });
 }
 
 /// *result = the mean of `losses`. One block.
 template <class = void>
 __global__ void __launch_bounds__(threads) mean(Size n, const float* losses, double* result) {
     double own = 0;
+#pragma unroll 8
     for (Size i = threadIdx.x; i < n; i += threads) own += static_cast<double>(losses[i]);
     const double sum = block_sum(own);
     if (threadIdx.x == 0) *result = sum / static_cast<double>(n);
@@ -449,28 +423,15 @@ __global__ void __launch_bounds__(threads)
     });
 }
 
-/// table[byte] += the rows of dout whose byte it is, in order: block y looks for byte y, 256 at a time.
+/// out[tokens, 256]: 1 at each token's byte, else 0.
 template <class T>
-__global__ void __launch_bounds__(threads)
-    embed_backward_add(Size tokens, Size width, const std::uint8_t* bytes, const T* dout, float* dtable) {
-    __shared__ unsigned found[warps];  // a bit for each
-    const Size j = element_index();
-    const unsigned byte = blockIdx.y;
-    float sum = j < width ? dtable[byte * width + j] : 0.0f;
-    for (Size begin = 0; begin < tokens; begin += threads) {
-        const Size own = begin + threadIdx.x;
-        const unsigned matches = __ballot_sync(0xffffffffu, own < tokens && bytes[own] == byte);
-        if (lane() == 0) found[threadIdx.x / warp] = matches;
-        __syncthreads();
-        for (unsigned w = 0; w < warps; ++w) {
-            for (unsigned left = found[w]; left != 0; left &= left - 1) {
-                const Size t = begin + w * warp + static_cast<unsigned>(__ffs(static_cast<int>(left)) - 1);
-                if (j < width) sum += load(dout + t * width + j);
-            }
-        }
-        __syncthreads();
+__global__ void __launch_bounds__(threads) one_hot(Size tokens, const std::uint8_t* bytes, T* out) {
+    for (Size i = element_index(); i < tokens * 32; i += element_stride()) {
+        float x[8];
+#pragma unroll
+        for (unsigned e = 0; e < 8; ++e) x[e] = bytes[i / 32] == i % 32 * 8 + e ? 1.0f : 0.0f;
+        store_pack(out + 8 * i, x);
     }
-    if (j < width) dtable[byte * width + j] = sum;
 }
 
 }  // namespace gradsync_train::kernels

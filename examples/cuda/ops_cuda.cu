@@ -18,6 +18,7 @@
 #include "attention.cuh"
 #include "kernels.cuh"
 #include "launch.cuh"
+#include "layer_norm.cuh"
 #include "matmul.hpp"
 
 namespace gradsync_train {
@@ -42,12 +43,20 @@ dim3 grid_for(Size rows, Size columns, Size most, Size pack = 1) {
 }
 constexpr Size any_number = 65535;
 
-/// Calls `use` with how many numbers of a row a kernel takes at a time, as a constant: all rows begin where packs do, or none but
-/// the first may.
-template <class Use>
+/// Calls `use` with how many numbers of a row a kernel takes at a time, as a constant: `most`, if all rows begin where packs of so many
+/// do, else 4 or 1.
+template <int most, class Use>
 void with_pack(Size columns, Use&& use) {
-    if (columns % 4 == 0) use(std::integral_constant<int, 4>());
+    if (columns % most == 0) use(std::integral_constant<int, most>());
+    else if constexpr (most > 4) with_pack<4>(columns, use);
     else use(std::integral_constant<int, 1>());
+}
+
+/// For kernels that load a gain, and perhaps a bias, in packs: parameters may lie anywhere.
+template <class Use>
+void with_pack_of(Size columns, const float* gain, const float* bias, Use&& use) {
+    const auto places = reinterpret_cast<std::uintptr_t>(gain) | reinterpret_cast<std::uintptr_t>(bias);
+    with_pack<4>(places % 16 == 0 ? columns : 1, use);
 }
 
 }  // namespace
@@ -76,7 +85,7 @@ struct CudaOps::Context {
     const Precision precision;
     gs::cuda::Stream stream = gs::cuda::make_stream();
     Matmul matmul;
-    Scratch rounded, weight, bias, pieces, heads, scores, rounded_scores, head_gradients, dots;
+    Scratch bias, pieces, hot, heads, scores, rounded_scores, head_gradients, dots;
     gs::cuda::DeviceMemory loss{sizeof(double)}, factor{sizeof(float)};
     std::vector<Loss> cells;
     Size next_cell = 0;
@@ -95,12 +104,11 @@ struct CudaOps::Context {
         else use(static_cast<float*>(nullptr), CUDA_R_32F);
     }
 
-    /// `n` numbers as factors: where they are, or rounded in `scratch`.
-    const Factor* factors(Size n, const float* x, Scratch& scratch) {
+    /// `n` numbers as factors: where they are, or rounded into `room`.
+    const Factor* factors(Size n, const float* x, void* room) {
         if (precision == Precision::f32) return reinterpret_cast<const Factor*>(x);
-        auto* const room = scratch.get<__nv_bfloat16>(n, stream.get());
-        launch(blocks_for(count_of(n, 4)), kernels::to_bfloat16<>, n, x, room);
-        return reinterpret_cast<const Factor*>(room);
+        launch(blocks_for(count_of(n, 4)), kernels::to_bfloat16<>, n, x, static_cast<__nv_bfloat16*>(room));
+        return static_cast<const Factor*>(room);
     }
 
     /// A bias as a product of `type` adds it, aligned as matrices are.
@@ -124,16 +132,22 @@ struct CudaOps::Context {
         });
     }
 
-    /// sums[columns] = the sum over the rows of `term`; in pieces, if there are many rows.
-    template <class Term>
-    void sum_columns(Size rows, Size columns, Term term, float* sums) {
-        with_pack(columns, [&](auto pack) {
-            const dim3 grid = grid_for(rows, columns, std::min<Size>(256, count_of(rows, 32)), pack);
-            if (grid.y == 1) return launch(grid, kernels::column_sum<pack, Term>, rows, columns, term, sums);
-            float* const of_pieces = pieces.get<float>(grid.y * columns, stream.get());
-            launch(grid, kernels::column_sum<pack, Term>, rows, columns, term, of_pieces);
-            launch(count_of(columns, kernels::warp), kernels::add_pieces<>, Size{grid.y}, columns, of_pieces, sums);
+    /// Pieces of rows whose sums are added up in a second step.
+    static Size pieces_of(Size rows) { return std::min<Size>(256, count_of(rows, 32)); }
+
+    /// sums[columns]: what a kernel, `start(grid, pack, to)`, has added up for each piece in to[grid.y, columns].
+    template <class Start>
+    void sum_columns(Size rows, Size columns, float* sums, Start&& start) {
+        with_pack<8>(columns, [&](auto pack) {
+            const dim3 grid = grid_for(rows, columns, pieces_of(rows), pack);
+            float* const to = grid.y == 1 ? sums : pieces.get<float>(grid.y * columns, stream.get());
+            start(grid, pack, to);
+            if (grid.y > 1) add_pieces<1>(grid.y, columns, to, {sums});
         });
+    }
+    template <Size parts>
+    void add_pieces(Size count, Size columns, const float* of_pieces, kernels::Sums<parts> sums) {
+        launch(count_of(parts * columns, kernels::warp), kernels::add_pieces<parts>, count, columns, of_pieces, sums);
     }
 
     /// A cell that nobody waits for.
@@ -184,7 +198,7 @@ void CudaOps::copy_to_device(Size n, const float* from, float* to) const {
     gs::cuda::check(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
-const CudaOps::Factor* CudaOps::as_factors(Size n, const float* x) const { return context_->factors(n, x, context_->rounded); }
+const CudaOps::Factor* CudaOps::as_factors(Size n, const float* x, Factors& room) const { return context_->factors(n, x, room.data()); }
 
 CudaOps::Size CudaOps::factor_bytes() const { return context_->precision == Precision::bf16 ? sizeof(__nv_bfloat16) : sizeof(float); }
 
@@ -250,20 +264,17 @@ const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradie
 
 // ---- linear layers
 
-void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual,
+void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const Factor* weight, const float* bias, const float* residual,
                      float* y) const {
-    Context& c = *context_;
-    c.product(n, out, in, x, false, c.factors(in * out, weight, c.weight), true, y, bias, residual);
+    context_->product(n, out, in, x, false, weight, true, y, bias, residual);
 }
 
-void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t, Factor* y) const {
-    Context& c = *context_;
-    c.product(n, out, in, x, false, c.factors(in * out, weight, c.weight), true, y, bias);
+void CudaOps::linear(Size n, Size in, Size out, const Factor* x, const Factor* weight, const float* bias, std::nullptr_t, Factor* y) const {
+    context_->product(n, out, in, x, false, weight, true, y, bias);
 }
 
-void CudaOps::linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const float* weight, Factor* dx) const {
-    Context& c = *context_;
-    c.product(n, in, out, dy, false, c.factors(in * out, weight, c.weight), false, dx);
+void CudaOps::linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* weight, Factor* dx) const {
+    context_->product(n, in, out, dy, false, weight, false, dx);
 }
 
 void CudaOps::linear_weight_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* x, float* dweight) const {
@@ -271,18 +282,22 @@ void CudaOps::linear_weight_gradient(Size n, Size in, Size out, const Factor* dy
 }
 
 void CudaOps::column_sum(Size rows, Size columns, const float* x, float* sums) const {
-    context_->sum_columns(rows, columns, kernels::PlainTerm<float>{x}, sums);
+    context_->sum_columns(rows, columns, sums, [&](dim3 grid, auto pack, float* to) {
+        context_->launch(grid, kernels::column_sum<pack, float>, rows, columns, x, to);
+    });
 }
 
 void CudaOps::column_sum(Size rows, Size columns, const Factor* x, float* sums) const {
     context_->with_factors([&]<class T>(T*, cudaDataType_t) {
-        context_->sum_columns(rows, columns, kernels::PlainTerm<T>{reinterpret_cast<const T*>(x)}, sums);
+        context_->sum_columns(rows, columns, sums, [&](dim3 grid, auto pack, float* to) {
+            context_->launch(grid, kernels::column_sum<pack, T>, rows, columns, reinterpret_cast<const T*>(x), to);
+        });
     });
 }
 
 void CudaOps::bias_gelu(Size rows, Size columns, const float* bias, const Factor* x, Factor* y) const {
     context_->with_factors([&]<class T>(T*, cudaDataType_t) {
-        with_pack(columns, [&](auto pack) {
+        with_pack<8>(columns, [&](auto pack) {
             context_->launch(grid_for(rows, columns, any_number, pack), kernels::bias_gelu<pack, T>, rows, columns, bias,
                              reinterpret_cast<const T*>(x), reinterpret_cast<T*>(y));
         });
@@ -291,8 +306,10 @@ void CudaOps::bias_gelu(Size rows, Size columns, const float* bias, const Factor
 
 void CudaOps::bias_gelu_backward(Size rows, Size columns, const float* bias, const Factor* x, Factor* dy, float* dbias) const {
     context_->with_factors([&]<class T>(T*, cudaDataType_t) {
-        const kernels::GeluBackwardTerm<T> term{bias, reinterpret_cast<const T*>(x), reinterpret_cast<T*>(dy)};
-        context_->sum_columns(rows, columns, term, dbias);
+        context_->sum_columns(rows, columns, dbias, [&](dim3 grid, auto pack, float* to) {
+            context_->launch(grid, kernels::bias_gelu_backward<pack, T>, rows, columns, bias, reinterpret_cast<const T*>(x),
+                             reinterpret_cast<T*>(dy), to);
+        });
     });
 }
 
@@ -301,7 +318,7 @@ void CudaOps::bias_gelu_backward(Size rows, Size columns, const float* bias, con
 void CudaOps::layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, Factor* y, float* mean,
                          float* inverse) const {
     context_->with_factors([&]<class T>(T*, cudaDataType_t) {
-        with_pack(columns, [&](auto pack) {
+        with_pack_of(columns, gain, bias, [&](auto pack) {
             context_->launch(count_of(rows, kernels::warps), kernels::layer_norm<pack, T>, rows, columns, x, gain, bias,
                              reinterpret_cast<T*>(y), mean, inverse);
         });
@@ -309,16 +326,19 @@ void CudaOps::layer_norm(Size rows, Size columns, const float* x, const float* g
 }
 
 void CudaOps::layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean, const float* inverse,
-                                      const Factor* dy, float* dx, float* dgain, float* dbias) const {
-    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
-        const T* const own = reinterpret_cast<const T*>(dy);
-        with_pack(columns, [&](auto pack) {
-            context_->launch(count_of(rows, kernels::warps), kernels::layer_norm_backward_add<pack, T>, rows, columns, x, gain, mean,
-                             inverse, own, dx);
+                                      const Factor* dy, float* dx, Factors& rounded, float* dgain, float* dbias, float* sums) const {
+    Context& c = *context_;
+    const Size pieces = Context::pieces_of(rows);
+    float* const of_pieces = c.pieces.get<float>(pieces * 3 * columns, stream());
+    c.with_factors([&]<class T>(T*, cudaDataType_t) {
+        with_pack_of(columns, gain, nullptr, [&](auto pack) {
+            const Size needed = count_of(columns, pack * kernels::warp) * kernels::warp;
+            launch(stream(), dim3(1, static_cast<unsigned>(pieces)), static_cast<unsigned>(std::min<Size>(kernels::threads, needed)),
+                   kernels::layer_norm_backward_add<pack, T>, rows, columns, x, gain, mean, inverse, reinterpret_cast<const T*>(dy), dx,
+                   reinterpret_cast<T*>(rounded.data()), of_pieces);
         });
-        context_->sum_columns(rows, columns, kernels::GainTerm<T>{x, mean, inverse, own}, dgain);
-        context_->sum_columns(rows, columns, kernels::PlainTerm<T>{own}, dbias);
     });
+    c.add_pieces<3>(pieces, columns, of_pieces, {dgain, dbias, sums});
 }
 
 // ---- attention
@@ -398,18 +418,21 @@ void CudaOps::attention(const AttentionShape& s, const Factor* qkv, float* kept,
 }
 
 void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out, const Factor* dout,
-                                 Factor* dqkv, float*) const {
+                                 Factor* dqkv, float* sums, float*) const {
     Context& c = *context_;
     if (is_fused(c.precision, s)) {
         const auto as_bfloat16 = [](const Factor* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
-        const Size rows = s.sequences * s.length * s.heads;
-        float* const dots = c.dots.get<float>(rows, stream());
-        c.launch(count_of(rows, kernels::warps), kernels::attention_dots<>, rows, place_of(s), as_bfloat16(out), as_bfloat16(dout), dots);
-        return with_head_size(s.head_size, [&](auto size) {
-            for (const auto kernel : {kernels::attention_backward_queries<size>, kernels::attention_backward_keys<size>})
-                launch(stream(), attention_blocks(s), kernels::attention_threads, kernel, place_of(s), as_bfloat16(qkv), kept,
-                       static_cast<const float*>(dots), as_bfloat16(dout), reinterpret_cast<__nv_bfloat16*>(dqkv));
+        float* const dots = c.dots.get<float>(s.sequences * s.length * s.heads, stream());
+        const Size pieces = s.sequences * count_of(s.length, kernels::tile);
+        float* const of_pieces = c.pieces.get<float>(pieces * 3 * s.width(), stream());
+        auto* const to = reinterpret_cast<__nv_bfloat16*>(dqkv);
+        with_head_size(s.head_size, [&](auto size) {
+            launch(stream(), attention_blocks(s), kernels::attention_threads, kernels::attention_backward_queries<size>, place_of(s),
+                   as_bfloat16(qkv), kept, as_bfloat16(out), as_bfloat16(dout), dots, to, of_pieces);
+            launch(stream(), attention_blocks(s), kernels::attention_threads, kernels::attention_backward_keys<size>, place_of(s),
+                   as_bfloat16(qkv), kept, static_cast<const float*>(dots), as_bfloat16(dout), to, of_pieces);
         });
+        return c.add_pieces<1>(pieces, 3 * s.width(), of_pieces, {sums});
     }
     const AttentionSizes z(s);
     c.with_factors([&]<class T>(T*, cudaDataType_t type) {
@@ -426,15 +449,15 @@ void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, con
         float* const dv = dk + z.part;
         const Size rows = z.length * z.head;
 
-        const Matrix w{c.factors(z.batch * z.square, kept, c.rounded_scores), z.length, true, z.square};
+        T* rounded = nullptr;
+        if constexpr (!std::is_same_v<T, float>) rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());
+        const Matrix w{c.factors(z.batch * z.square, kept, rounded), z.length, true, z.square};
         c.matmul(type, {z.length, z.head, z.length, z.batch}, w, {d, z.head, false, rows}, {dv, CUDA_R_32F, z.head, rows}, stream());
 
         float* const dscores = c.scores.get<float>(z.batch * z.square, stream());
         c.matmul(type, {z.length, z.length, z.head, z.batch}, {d, z.head, false, rows}, {v, z.head, true, rows},
                  {dscores, CUDA_R_32F, z.length, z.square}, stream());
-        T* rounded = nullptr;
-        if constexpr (std::is_same_v<T, float>) rounded = dscores;
-        else rounded = c.rounded_scores.get<T>(z.batch * z.square, stream());  // after the weights, which are done with
+        if constexpr (std::is_same_v<T, float>) rounded = dscores;  // else after the weights, which are done with
         c.launch(count_of(z.batch * z.length, kernels::warps), kernels::causal_softmax_backward<T>, z.batch * z.length, z.length, z.scale,
                  kept, dscores, rounded);
         c.matmul(type, {z.length, z.head, z.length, z.batch}, {rounded, z.length, false, z.square}, {k, z.head, false, rows},
@@ -444,6 +467,7 @@ void CudaOps::attention_backward(const AttentionShape& s, const Factor* qkv, con
         c.launch(grid_for(z.tokens, 3 * s.width(), any_number), kernels::join_heads<T>, kernels::HeadPlace{s, z.part}, 3 * s.width(), dq,
                  reinterpret_cast<T*>(dqkv));
     });
+    column_sum(z.tokens, 3 * s.width(), dqkv, sums);
 }
 
 // ---- the two ends
@@ -459,13 +483,13 @@ void CudaOps::embed(Size tokens, Size length, Size width, const Byte* bytes, con
     });
 }
 
-void CudaOps::embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) const {
-    context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<float>, tokens, width, bytes, dout, dtable);
-}
+/// A matrix product, so that each row of dout is read once, however often its byte comes.
 void CudaOps::embed_backward_add(Size tokens, Size width, const Byte* bytes, const Factor* dout, float* dtable) const {
-    context_->with_factors([&]<class T>(T*, cudaDataType_t) {
-        context_->launch(dim3(count_of(width, kernels::threads), 256), kernels::embed_backward_add<T>, tokens, width, bytes,
-                         reinterpret_cast<const T*>(dout), dtable);
+    Context& c = *context_;
+    c.with_factors([&]<class T>(T*, cudaDataType_t) {
+        T* const hot = c.hot.get<T>(tokens * 256, stream());
+        c.launch(blocks_for(tokens * 32), kernels::one_hot<T>, tokens, bytes, hot);
+        c.product(256, width, tokens, reinterpret_cast<const Factor*>(hot), true, dout, false, dtable, nullptr, dtable);
     });
 }
 
@@ -473,11 +497,14 @@ void CudaOps::positions_backward(Size tokens, Size length, Size width, const flo
     column_sum(tokens / length, length * width, dout, dpositions);
 }
 
-CudaOps::Loss CudaOps::cross_entropy(Size rows, Size classes, const Byte* targets, float* logits) const {
+CudaOps::Loss CudaOps::cross_entropy(Size rows, Size classes, const Byte* targets, float* logits, Factors& rounded) const {
     Context& c = *context_;
     float* const losses = c.pieces.get<float>(rows, stream());
     auto* const mean = static_cast<double*>(c.loss.data());
-    c.launch(count_of(rows, kernels::warps), kernels::cross_entropy<>, rows, classes, targets, logits, losses);
+    with_pack<4>(classes, [&](auto pack) {
+        c.launch(count_of(rows, kernels::warps), kernels::cross_entropy<pack>, rows, classes, targets, logits,
+                 reinterpret_cast<__nv_bfloat16*>(rounded.data()), losses);
+    });
     c.launch(1, kernels::mean<>, rows, losses, mean);
     Loss loss = c.free_cell();
     gs::cuda::check(cudaMemcpyAsync(loss->memory.data(), mean, sizeof *mean, cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
-// The operations on a CUDA device: cuBLASLt for matrix products, kernels of our own (kernels.cuh, attention.cuh) for the rest. What each
+// The operations on a CUDA device: cuBLASLt for matrix products, kernels of our own (*.cuh) for the rest. What each
 // computes is said in ops_cpu.hpp. All of it comes in order on one stream; nothing waits for it but `read`, `write`,
 // `value`, and a `load` that is several batches ahead.
 //
@@ -39,6 +39,7 @@ public:
         Factors() = default;
         explicit Factors(Size bytes) : memory_(bytes) {}
         Factor* data() { return static_cast<Factor*>(memory_.data()); }
+        const Factor* data() const { return static_cast<const Factor*>(memory_.data()); }
 
     private:
         gradsync::cuda::DeviceMemory memory_;
@@ -94,9 +95,12 @@ public:
 
     Floats floats(Size n) const { return Floats(n); }
     Factors factors(Size n) const { return Factors(n * factor_bytes()); }
-    const Factor* as_factors(Size n, const float* x) const;
-    const Factor* as_factors(Size, const Factor* x) const { return x; }
     Size factor_bytes() const;
+    Factors rounding(Size n) const { return factor_bytes() == sizeof(float) ? Factors() : factors(n); }
+    const Factor* as_factors(Size n, const float* x, Factors& room) const;
+    const Factor* rounded(const float* x, const Factors& room) const {
+        return factor_bytes() == sizeof(float) ? reinterpret_cast<const Factor*>(x) : room.data();
+    }
     Bytes bytes(Size n) const { return Bytes(n); }
     const Byte* load(std::span<const Byte> batch, Bytes& room) const;
     const Byte* loaded(std::span<const Byte>, const Bytes& room) const { return static_cast<const Byte*>(room.device_.data()); }
@@ -120,10 +124,10 @@ public:
 
     // ---- linear layers
 
-    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, const float* residual, float* y) const;
+    void linear(Size n, Size in, Size out, const Factor* x, const Factor* weight, const float* bias, const float* residual, float* y) const;
     /// There is no residual.
-    void linear(Size n, Size in, Size out, const Factor* x, const float* weight, const float* bias, std::nullptr_t, Factor* y) const;
-    void linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const float* weight, Factor* dx) const;
+    void linear(Size n, Size in, Size out, const Factor* x, const Factor* weight, const float* bias, std::nullptr_t, Factor* y) const;
+    void linear_input_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* weight, Factor* dx) const;
     void linear_weight_gradient(Size n, Size in, Size out, const Factor* dy, const Factor* x, float* dweight) const;
     void column_sum(Size rows, Size columns, const float* x, float* sums) const;
     void column_sum(Size rows, Size columns, const Factor* x, float* sums) const;
@@ -135,7 +139,7 @@ public:
     void layer_norm(Size rows, Size columns, const float* x, const float* gain, const float* bias, Factor* y, float* mean,
                     float* inverse) const;
     void layer_norm_backward_add(Size rows, Size columns, const float* x, const float* gain, const float* mean, const float* inverse,
-                                 const Factor* dy, float* dx, float* dgain, float* dbias) const;
+                                 const Factor* dy, float* dx, Factors& rounded, float* dgain, float* dbias, float* sums) const;
 
     // ---- causal attention, all heads at once. In bf16, for heads of up to 128, weights are never in memory:
     // ---- what is kept is a number for each query and head. Else all weights are, and what is above the diagonal too.
@@ -144,16 +148,15 @@ public:
     static Size attention_scratch(const AttentionShape&) { return 0; }
     void attention(const AttentionShape& s, const Factor* qkv, float* kept, Factor* out) const;
     void attention_backward(const AttentionShape& s, const Factor* qkv, const float* kept, const Factor* out, const Factor* dout,
-                            Factor* dqkv, float* scratch) const;
+                            Factor* dqkv, float* sums, float* scratch) const;
 
     // ---- the two ends
 
     void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions, float* out) const;
     void embed(Size tokens, Size length, Size width, const Byte* bytes, const float* table, const float* positions, Factor* out) const;
-    void embed_backward_add(Size tokens, Size width, const Byte* bytes, const float* dout, float* dtable) const;
     void embed_backward_add(Size tokens, Size width, const Byte* bytes, const Factor* dout, float* dtable) const;
     void positions_backward(Size tokens, Size length, Size width, const float* dout, float* dpositions) const;
-    Loss cross_entropy(Size rows, Size classes, const Byte* targets, float* logits) const;
+    Loss cross_entropy(Size rows, Size classes, const Byte* targets, float* logits, Factors& rounded) const;
 
 private:
     struct Context;

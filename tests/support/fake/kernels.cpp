@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -68,6 +69,15 @@ public:
         await(warp.barrier, 32);
         return values.data();
     }
+
+    struct Copy {
+        void* to;
+        const void* from;
+        unsigned bytes;
+        bool there;
+    };
+    /// This thread's groups of copies; the last is not complete.
+    std::deque<std::vector<Copy>>& copies() { return copies_[place().thread.x]; }
 
 private:
     struct Fiber {
@@ -129,6 +139,7 @@ private:
         for (;; leave(false)) {
             while (begun_ < threads_) {
                 running_->thread = place().thread.x = begun_++;
+                copies().assign(1, {});
                 (*kernel_)();
                 ++news_;
             }
@@ -139,7 +150,8 @@ private:
     const std::function<void()>* kernel_ = nullptr;
     Barrier block_;
     std::vector<Warp> warps_;
-    std::size_t news_ = 0;  ///< barriers that were passed, threads that have ended
+    std::array<std::deque<std::vector<Copy>>, 1024> copies_;  // by thread
+    std::size_t news_ = 0;                                    ///< barriers that were passed, threads that have ended
     std::jmp_buf scheduler_;
     Fiber* running_ = nullptr;
     std::vector<std::unique_ptr<Fiber>> all_;
@@ -204,6 +216,22 @@ void load_matrices(std::uint32_t (&to)[4], const std::uint16_t* row, bool transp
         };
         const unsigned own = lane / 4, pair = lane % 4 * 2;
         to[matrix] = transposed ? element(pair, own) | element(pair + 1, own) << 16 : element(own, pair) | element(own, pair + 1) << 16;
+    }
+}
+
+void start_copy(void* to, const void* from, unsigned bytes, bool there) {
+    refuse_misaligned(to, bytes);
+    refuse_misaligned(from, bytes);
+    std::memset(to, 0xff, bytes);
+    current_block().copies().back().push_back({to, from, bytes, there});
+}
+void end_copies() { current_block().copies().emplace_back(); }
+void await_copies(unsigned pending) {
+    for (auto& groups = current_block().copies(); groups.size() > pending + 1; groups.pop_front()) {
+        for (const Block::Copy& copy : groups.front()) {
+            if (copy.there) std::memcpy(copy.to, copy.from, copy.bytes);
+            else std::memset(copy.to, 0, copy.bytes);
+        }
     }
 }
 

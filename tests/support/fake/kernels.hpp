@@ -10,7 +10,7 @@
 #include <type_traits>
 
 /// Kernels without a device: what nvcc compiles for one, g++ compiles with this before it, as it is. A block's threads are fibers of the
-/// stream's own thread; blocks come one after another. What threads do together (shuffles, ballots, barriers) is done together: if some of
+/// stream's own thread; blocks come one after another. What threads do together (shuffles, barriers) is done together: if some of
 /// them do not come, the program says so and aborts. What one thread writes and another reads without a barrier is not noticed.
 
 #undef __shared__
@@ -49,6 +49,11 @@ T shuffle(T own, unsigned lane) {
 void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 void load_matrices(std::uint32_t (&to)[4], const std::uint16_t* row, bool transposed);
 
+/// cp.async: what a copy goes to is NaNs until the thread waits for its group.
+void start_copy(void* to, const void* from, unsigned bytes, bool there);
+void end_copies();
+void await_copies(unsigned pending);
+
 /// As devices do where a T is loaded or stored; the host would let it pass.
 void refuse_misaligned(const void* address, std::size_t alignment);
 template <class T>
@@ -75,10 +80,4 @@ T __shfl_down_sync(unsigned, T own, int distance) {
     const unsigned lane = threadIdx.x % 32, from = lane + static_cast<unsigned>(distance);
     return gradsync_fake::shuffle(own, from < 32 ? from : lane);
 }
-inline unsigned __ballot_sync(unsigned, bool own) {
-    const unsigned long long* const all = gradsync_fake::exchange(own);
-    unsigned ballot = 0;
-    for (unsigned lane = 0; lane < 32; ++lane) ballot |= static_cast<unsigned>(all[lane]) << lane;
-    return ballot;
-}
-inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline float __fdividef(float a, float b) { return a / b; }
