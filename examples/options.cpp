@@ -78,9 +78,10 @@ void complete(Options& o) {
             throw UsageError(flag + " does not go with --overlap forward, which splits an all-reduce in two; use --overlap backward");
     }
     if (o.device == "cuda") {
-        if (o.shard != "none") {
-            throw UsageError("--shard " + o.shard + " is for --device cpu; sharding is for the host's memory so far");
+        if (o.overlap == "step") {
+            throw UsageError("--overlap step is for --device cpu, where ranks read one another's memory; use --overlap backward");
         }
+        if (o.shared_weights) throw UsageError("--shared-weights is for --device cpu, whose ranks share memory; leave it out");
         if (o.buckets == "optimal") {
             throw UsageError(
                 "--buckets optimal is for --device cpu; when gradients become ready on a device the host does "

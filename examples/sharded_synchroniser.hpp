@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Sharded training: every rank keeps its shards of the optimizer's state (ZeRO stage 1), of the gradients too (2), and
-// of the weights (3, FSDP). The calls are those of plain_synchroniser.hpp; the optimizer is the library's to call.
+// of the weights (3, FSDP). The calls are those of plain_synchroniser.hpp; the optimizer is the library's to call. On devices weights, gradients
+// and state are in their memory.
 
 #include <algorithm>
 #include <cstddef>
@@ -46,6 +47,7 @@ public:
         guard_.reset();
         if (pools || last_) sharded_.finish();
     }
+    /// To clip, the host waits for the norm: it is a sum over the ranks.
     void step(double learning_rate) override {
         const double scale = clip_ > 0 ? gradsync::clip_factor(sharded_.gradient_norm(), clip_) : 1.0;
         sharded_.optimizer().set_learning_rate(learning_rate);
@@ -83,7 +85,7 @@ protected:
     /// Neither weights nor gradients are the trainer's.
     static std::vector<gs::ParameterView> views(const Parameters& parameters) {
         std::vector<gs::ParameterView> views;
-        for (const auto& p : parameters) views.push_back(view_of(p, nullptr));
+        for (const auto& p : parameters) views.push_back(view_of(p, nullptr, nullptr, Backend::memory_space));
         return views;
     }
 
@@ -110,12 +112,13 @@ class OptimizerSharding final
 
 public:
     OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
-                      OverlapPolicy overlap)
+                      OverlapPolicy overlap, Ops ops)
         : Base{comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
-            const gs::BufferView weights = sharded_.parameter_value(i);
-            if (!o.shared_weights || comm.rank() == 0) parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
-            parameters.bind(i, static_cast<const float*>(weights.data));
+            float* const weights = static_cast<float*>(sharded_.parameter_value(i).data);
+            if (!o.shared_weights || comm.rank() == 0)
+                ops.write(parameters[i].count, weights, [&](std::span<float> out) { parameters.initialise(i, 0, out); });
+            parameters.bind(i, weights);
         }
         sharded_.broadcast_parameters();
     }
@@ -144,7 +147,8 @@ class ParameterSharding final : public ShardedSynchroniser<Backend, gs::ShardedP
     using Base::sharded_, Base::units_, Base::parameters_;
 
 public:
-    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, OverlapPolicy overlap)
+    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, OverlapPolicy overlap,
+                      Ops ops)
         : Base{comm,
                parameters,
                units,
@@ -154,7 +158,9 @@ public:
                std::move(overlap)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
-            if (array == 0) parameters.initialise(i, first, {static_cast<float*>(shard.data), shard.count});
+            if (array == 0)
+                ops.write(shard.count, static_cast<float*>(shard.data),
+                          [&](std::span<float> out) { parameters.initialise(i, first, out); });
         });
         sharded_.publish();
         for (const auto& unit : units_) {
