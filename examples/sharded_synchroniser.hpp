@@ -60,6 +60,11 @@ public:
     }
 
     void collect(const Synchroniser::StateSink& sink) override {
+        // A device goes on computing with what a lost rank has left: it is known here, before anything is kept.
+        if constexpr (Ops::on_device) {
+            sharded_.flush();
+            this->comm_.barrier().wait();
+        }
         sharded_.collect_state(0, [&](std::size_t i, std::size_t array, std::size_t first, gs::ConstBufferView piece) {
             sink({i, array, first}, {static_cast<const float*>(piece.data), piece.count});
         });
