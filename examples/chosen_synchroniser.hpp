@@ -59,22 +59,18 @@ std::unique_ptr<Synchroniser> make_overlapping(Ops ops, Backend comm, const Opti
     const auto make = [&]<class S>(std::type_identity<S>, auto... more) -> std::unique_ptr<Synchroniser> {
         return std::make_unique<S>(comm, parameters, units, o, observer, chosen_buckets(o, cost), std::move(overlap), more...);
     };
-    if constexpr (!Ops::on_device) {  // state is sharded in the host's memory
-        if (o.shard == "optimizer") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, Overlap>>{});
-        if (o.shard == "gradients") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, Overlap>>{});
-    }
+    if (o.shard == "optimizer") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, Overlap>>{}, ops);
+    if (o.shard == "gradients") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, Overlap>>{}, ops);
     return make(std::type_identity<PlainSynchroniser<Ops, Backend, Overlap>>{}, cost, ops);
 }
 
 template <class Backend, class Ops>
 std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, Parameters& parameters, const Units& units,
                                                 gs::Observer* observer, Ops ops) {
-    if constexpr (!Ops::on_device) {
-        if (o.shard == "parameters")
-            return std::make_unique<ParameterSharding<Ops, Backend, gs::AnyOverlap>>(comm, parameters, units, o, observer,
-                                                                                     chosen_overlap(o));
-    }
-    if constexpr (!Ops::on_device) {  // and so is compressed
+    if (o.shard == "parameters")
+        return std::make_unique<ParameterSharding<Ops, Backend, gs::AnyOverlap>>(comm, parameters, units, o, observer, chosen_overlap(o),
+                                                                                 ops);
+    if constexpr (!Ops::on_device) {  // both are for the host's memory
         const auto compressing = [&]<class Exchange>(Exchange exchange) -> std::unique_ptr<Synchroniser> {
             const gs::plan::CallCost cost = cost_of_calls(comm, o);
             return std::make_unique<PlainSynchroniser<Ops, Backend, gs::AnyOverlap, Exchange>>(
@@ -83,11 +79,9 @@ std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, 
         if (o.compress == "top-k") return compressing(gs::TopK{.density = o.compress_density, .start_step = o.compress_after});
         if (o.compress == "power-sgd") return compressing(gs::PowerSgd{.rank = o.compress_rank, .start_step = o.compress_after});
         if (o.compress == "quantize") return compressing(gs::Quantizer{.bits = o.compress_bits, .start_step = o.compress_after});
-    }
-    if constexpr (!Ops::on_device) {
         if (o.overlap == "step")
             return std::make_unique<OptimizerSharding<Ops, Backend, gs::StepInside, gs::OverlapBackward>>(
-                comm, parameters, units, o, observer, chosen_buckets(o, {}), gs::OverlapBackward{});
+                comm, parameters, units, o, observer, chosen_buckets(o, {}), gs::OverlapBackward{}, ops);
     }
     if (o.overlap == "forward") return make_overlapping(ops, comm, o, gs::OverlapForward{}, parameters, units, observer);
     return make_overlapping(ops, comm, o, chosen_overlap(o), parameters, units, observer);

@@ -38,15 +38,14 @@ struct AttentionShape {
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_size)); }
 };
 
-/// One AdamW step, everything that is the same for all elements folded into a few factors.
+/// One AdamW step in the host's memory, everything that is the same for all elements folded into a few factors.
 struct AdamWFactors {
     float gradient_scale;  // clipping
     float beta1, beta2;
     float step_size;          // learning rate / (1 - beta1^t)
     float second_correction;  // 1 / (1 - beta2^t)
     float epsilon;
-    float shrink;                         // 1 - learning rate * weight decay
-    const float* device_scale = nullptr;  // clipping, too, where only the device knows it
+    float shrink;  // 1 - learning rate * weight decay
 };
 
 }  // namespace gradsync_train

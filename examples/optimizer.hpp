@@ -28,11 +28,14 @@ struct Schedule {
     }
 };
 
-/// Steps any part of any parameter, whose state its caller keeps: a `gradsync::FlatOptimizer`.
+constexpr double adam_beta1 = 0.9, adam_beta2 = 0.99, adam_epsilon = 1e-8;
+
+/// AdamW as the flags set it. This one steps any part of any parameter in the host's memory: a `gradsync::FlatOptimizer`. On devices it is
+/// the library's (cuda/adamw.hpp).
 template <class Ops>
 class AdamW {
 public:
-    AdamW(const Parameters& parameters, double weight_decay, Ops ops = {}) : ops_{ops}, weight_decay_{weight_decay} {
+    AdamW(const Parameters& parameters, double weight_decay) : weight_decay_{weight_decay} {
         for (const auto& p : parameters) decays_.push_back(p.decays());
     }
 
@@ -47,34 +50,28 @@ public:
         const auto t = static_cast<double>(steps_);
         factors_ = {
             .gradient_scale = 1.0f,
-            .beta1 = static_cast<float>(beta1),
-            .beta2 = static_cast<float>(beta2),
-            .step_size = static_cast<float>(rate_ / (1.0 - std::pow(beta1, t))),
-            .second_correction = static_cast<float>(1.0 / (1.0 - std::pow(beta2, t))),
-            .epsilon = 1e-8f,
+            .beta1 = static_cast<float>(adam_beta1),
+            .beta2 = static_cast<float>(adam_beta2),
+            .step_size = static_cast<float>(rate_ / (1.0 - std::pow(adam_beta1, t))),
+            .second_correction = static_cast<float>(1.0 / (1.0 - std::pow(adam_beta2, t))),
+            .epsilon = static_cast<float>(adam_epsilon),
             .shrink = 1.0f,
         };
     }
-
-    /// In this step, by a factor that is on the device.
-    void scale_gradients_by(const float* factor) { factors_.device_scale = factor; }
 
     /// The slice's scale multiplies gradients on the fly: clipping costs no pass of its own.
     void step(const gradsync::OptimizerSlice<float>& s) const {
         AdamWFactors factors = factors_;
         factors.gradient_scale = static_cast<float>(s.gradient_scale);
         if (decays_[s.parameter]) factors.shrink = static_cast<float>(1.0 - rate_ * weight_decay_);
-        ops_.adamw(s.value.size(), factors, s.gradient.data(), s.value.data(), s.state[0], s.state[1]);
+        Ops::adamw(s.value.size(), factors, s.gradient.data(), s.value.data(), s.state[0], s.state[1]);
     }
 
     /// All of its own state that a checkpoint needs.
     std::uint64_t steps() const { return steps_; }
     void set_steps(std::uint64_t steps) { steps_ = steps; }
 
-    static constexpr double beta1 = 0.9, beta2 = 0.99;
-
 private:
-    Ops ops_;
     double weight_decay_;
     std::vector<bool> decays_;  // by parameter
     double rate_ = 0;

@@ -78,9 +78,10 @@ void complete(Options& o) {
             throw UsageError(flag + " does not go with --overlap forward, which splits an all-reduce in two; use --overlap backward");
     }
     if (o.device == "cuda") {
-        if (o.shard != "none") {
-            throw UsageError("--shard " + o.shard + " is for --device cpu; sharding is for the host's memory so far");
+        if (o.overlap == "step") {
+            throw UsageError("--overlap step is for --device cpu, where ranks read one another's memory; use --overlap backward");
         }
+        if (o.shared_weights) throw UsageError("--shared-weights is for --device cpu, whose ranks share memory; leave it out");
         if (o.buckets == "optimal") {
             throw UsageError(
                 "--buckets optimal is for --device cpu; when gradients become ready on a device the host does "
@@ -232,10 +233,11 @@ Options parse_options(int argc, char** argv, int processes) {
             ->group(group)};
     app.add_option("--shard", o.shard,
                    "what is split over the ranks: the optimizer's state; the gradients, too; the parameters, too.\n"
-                   "The same result as none, to the bit")
+                   "The same result as none, on the CPU to the bit")
         ->check(CLI::IsMember({"none", "optimizer", "gradients", "parameters"}))
         ->group(group);
-    app.add_flag("--shared-weights", o.shared_weights, "--shard optimizer, threads: one set of weights for all ranks")->group(group);
+    app.add_flag("--shared-weights", o.shared_weights, "--shard optimizer on the CPU, threads: one set of weights for all ranks")
+        ->group(group);
     const std::array<CLI::Option*, 3> of_parameters{
         app.add_option("--prefetch", o.prefetch, "--shard parameters: layers gathered ahead of the one in use")
             ->check(count_or_none)

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -40,8 +41,10 @@ public:
           clip_{o.clip},
           replans_{o.buckets == "optimal"},
           profile_{.fixed = cost.fixed, .per_byte = cost.per_byte},
-          optimizer_{parameters, o.weight_decay, ops},
-          due_(parameters.size()) {
+          optimizer_{parameters, o.weight_decay},
+          due_(parameters.size()),
+          all_(parameters.size()) {
+        std::iota(all_.begin(), all_.end(), std::size_t{0});
         const bool borrowed = o.gradients == "borrowed";
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const std::size_t n = parameters[i].count;
@@ -49,7 +52,8 @@ public:
             ops_.write(n, weights, [&](std::span<float> out) { parameters.initialise(i, 0, out); });
             parameters.bind(i, weights);
             if (borrowed) own_gradients_.push_back(ops_.floats(n));
-            means_.push_back({ops_.floats(n), ops_.floats(n)});
+            for (auto& mean : means_.emplace_back()) mean = ops_.floats(n);
+            states_.push_back({means_[i][0].data(), means_[i][1].data()});
         }
 
         // (1) Tell the reducer what there is to synchronise, and start from rank 0's parameters.
@@ -68,9 +72,7 @@ public:
     }
 
     // With OverlapForward averages arrive under the next forward pass: what waits for one is its parameter's step.
-    void enter(std::size_t unit) override {
-        for (std::size_t i : units_[unit]) settle(i);
-    }
+    void enter(std::size_t unit) override { settle(units_[unit]); }
     void leave(std::size_t) override {}
 
     float* gradient(std::size_t i) override { return static_cast<float*>(reducer_->gradient_view(i).data); }
@@ -99,9 +101,7 @@ public:
         due_count_ = due_.size();
         if (!gathers_in_forward) flush();
     }
-    void flush() override {
-        for (std::size_t i = 0; i < due_.size(); ++i) settle(i);
-    }
+    void flush() override { settle(all_); }
 
     void collect(const Synchroniser::StateSink& sink) override {
         flush();
@@ -192,18 +192,29 @@ private:
         }
     }
 
-    /// Takes the step of parameter i, if that is still to be done.
-    void settle(std::size_t i) {
-        if (!due_[i]) return;
-        if constexpr (gathers_in_forward) averages_.acquire(i);
-        float* const state[] = {means_[i][0].data(), means_[i][1].data()};
-        optimizer_.step({.parameter = i,
-                         .value = {weights_[i].data(), parameters_[i].count},
-                         .gradient = reducer_->gradient_view(i).template as<float>(),
-                         .gradient_scale = scale_,
-                         .state = state});
-        due_[i] = false;
-        --due_count_;
+    /// Takes the steps of these parameters that are still to be done: on a device together.
+    void settle(std::span<const std::size_t> which) {
+        for (const std::size_t i : which) {
+            if (!due_[i]) continue;
+            if constexpr (gathers_in_forward) averages_.acquire(i);
+            const gs::BufferView gradient = reducer_->gradient_view(i);
+            if constexpr (Ops::on_device) {
+                const gs::BufferView value{weights_[i].data(), parameters_[i].count, gs::DType::f32, Backend::memory_space};
+                slices_.push_back({.parameter = i, .master = value, .gradient = gradient, .state = states_[i]});
+            } else {
+                optimizer_.step({.parameter = i,
+                                 .value = {weights_[i].data(), parameters_[i].count},
+                                 .gradient = gradient.template as<float>(),
+                                 .gradient_scale = scale_,
+                                 .state = states_[i]});
+            }
+            due_[i] = false;
+            --due_count_;
+        }
+        if constexpr (Ops::on_device) {
+            if (!slices_.empty()) optimizer_.step(slices_, scale_, comm_.stream());
+            slices_.clear();
+        }
     }
 
     using Floats = typename Ops::Floats;
@@ -215,14 +226,17 @@ private:
     unsigned steps_ = 0;  // begun, until buckets are planned for good
     BucketProfile profile_;
     std::vector<Floats> weights_, own_gradients_;
-    std::vector<std::array<Floats, 2>> means_;  // the optimizer's
+    std::vector<std::array<Floats, 2>> means_;                                             // the optimizer's
+    std::vector<std::array<std::conditional_t<Ops::on_device, void, float>*, 2>> states_;  // where they are
+    std::vector<gs::DeviceSlice> slices_;
     AdamW<Ops> optimizer_;
     std::optional<Reducer> reducer_;
     std::conditional_t<gathers_in_forward, gs::PendingAverages<Backend>, std::monostate> averages_;
     std::optional<gradsync::NoSync> guard_;
     bool last_ = false;  // micro-batch of the step
     double scale_ = 1;
-    std::vector<bool> due_;  // by parameter: averaged, but not stepped yet
+    std::vector<bool> due_;         // by parameter: averaged, but not stepped yet
+    std::vector<std::size_t> all_;  // parameters
     std::size_t due_count_ = 0;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 // Sharded training: every rank keeps its shards of the optimizer's state (ZeRO stage 1), of the gradients too (2), and
-// of the weights (3, FSDP). The calls are those of plain_synchroniser.hpp; the optimizer is the library's to call.
+// of the weights (3, FSDP). The calls are those of plain_synchroniser.hpp; the optimizer is the library's to call. On devices all of it is in
+// their memory.
 
 #include <algorithm>
 #include <cstddef>
@@ -30,22 +31,28 @@ auto hold_back(Sharded& sharded) {
 }
 
 /// What goes for every stage. `Sharded`: the library's class; `pools`: its gradients are sharded, too.
-template <class Backend, class Sharded, bool pools>
+template <class Ops, class Backend, class Sharded, bool pools>
 class ShardedSynchroniser : public BackendSynchroniser<Backend> {
 public:
-    float* gradient(std::size_t i) override { return static_cast<float*>(sharded_.acquire_gradient(i).data); }
-    void ready(std::size_t i) override { sharded_.mark_ready(i); }
+    float* gradient(std::size_t i) override { return idle_ ? unread_.data() : static_cast<float*>(sharded_.acquire_gradient(i).data); }
+    void ready(std::size_t i) override {
+        if (!idle_) sharded_.mark_ready(i);
+    }
 
     void begin_backward(std::size_t micro_batch) override {
         last_ = micro_batch + 1 == micro_batches_;
-        // With sharded gradients, the ranks reduce one micro-batch each at a time. In the last round some ranks may have none.
-        if (pools && micro_batch >= fewest_) (void)sharded_.begin_step(micro_batch < micro_batches_);
+        // With sharded gradients, the ranks reduce one micro-batch each at a time. In the last round some ranks may have none: they
+        // compute along, as the others need their weights, but their gradients go nowhere.
+        idle_ = pools && micro_batch >= micro_batches_;
+        if (pools && micro_batch >= fewest_) (void)sharded_.begin_step(!idle_);
+        if (idle_ && unread_.empty()) unread_ = ops_.floats(std::ranges::max(this->parameters_, {}, &Parameter::count).count);
         if (!last_) guard_.emplace(hold_back<pools>(sharded_));
     }
     void end_backward() override {
         guard_.reset();
         if (pools || last_) sharded_.finish();
     }
+    /// To clip, the host waits for the norm: it is a sum over the ranks.
     void step(double learning_rate) override {
         const double scale = clip_ > 0 ? gradsync::clip_factor(sharded_.gradient_norm(), clip_) : 1.0;
         sharded_.optimizer().set_learning_rate(learning_rate);
@@ -53,6 +60,11 @@ public:
     }
 
     void collect(const Synchroniser::StateSink& sink) override {
+        // A device goes on computing with what a lost rank has left: it is known here, before anything is kept.
+        if constexpr (Ops::on_device) {
+            sharded_.flush();
+            this->comm_.barrier().wait();
+        }
         sharded_.collect_state(0, [&](std::size_t i, std::size_t array, std::size_t first, gs::ConstBufferView piece) {
             sink({i, array, first}, {static_cast<const float*>(piece.data), piece.count});
         });
@@ -67,13 +79,16 @@ public:
     const gs::Statistics& statistics() const override { return sharded_.statistics(); }
     MemoryUse memory() const override {
         const gs::ShardMemory m = sharded_.memory();
-        return {.parameters = m.parameters + m.master_weights, .gradients = m.gradients, .optimizer = m.optimizer_state};
+        return {.parameters = m.parameters + m.master_weights,
+                .gradients = m.gradients + unread_.size() * sizeof(float),
+                .optimizer = m.optimizer_state};
     }
 
 protected:
     template <class... Arguments>
-    ShardedSynchroniser(Backend comm, Parameters& parameters, Units units, const Options& o, Arguments&&... arguments)
+    ShardedSynchroniser(Ops ops, Backend comm, Parameters& parameters, Units units, const Options& o, Arguments&&... arguments)
         : BackendSynchroniser<Backend>{comm, parameters, std::move(units)},
+          ops_{ops},
           micro_batches_{o.deal(comm.size()).count(comm.rank())},
           fewest_{o.deal(comm.size()).count(comm.size() - 1)},
           clip_{o.clip},
@@ -83,14 +98,17 @@ protected:
     /// Neither weights nor gradients are the trainer's.
     static std::vector<gs::ParameterView> views(const Parameters& parameters) {
         std::vector<gs::ParameterView> views;
-        for (const auto& p : parameters) views.push_back(view_of(p, nullptr));
+        for (const auto& p : parameters) views.push_back(view_of(p, nullptr, nullptr, Backend::memory_space));
         return views;
     }
 
 private:
+    Ops ops_;
     std::size_t micro_batches_, fewest_;  // of this rank, of any
     double clip_;
-    bool last_ = false;  // micro-batch of the step
+    bool last_ = false;            // micro-batch of the step
+    bool idle_ = false;            // the others have a micro-batch, and this rank has none
+    typename Ops::Floats unread_;  // an idle rank's gradients, each over the one before
 
 protected:
     Sharded sharded_;
@@ -102,20 +120,21 @@ private:
 /// Stages 1 and 2: the weights are whole, in the library's memory.
 template <class Ops, class Backend, class Stage, class OverlapPolicy>
 class OptimizerSharding final
-    : public ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
+    : public ShardedSynchroniser<Ops, Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
                                  Stage::shards_gradients> {
-    using Base = ShardedSynchroniser<Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
+    using Base = ShardedSynchroniser<Ops, Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
                                      Stage::shards_gradients>;
     using Base::sharded_, Base::units_;
 
 public:
     OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
-                      OverlapPolicy overlap)
-        : Base{comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
+                      OverlapPolicy overlap, Ops ops)
+        : Base{ops, comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
-            const gs::BufferView weights = sharded_.parameter_value(i);
-            if (!o.shared_weights || comm.rank() == 0) parameters.initialise(i, 0, {static_cast<float*>(weights.data), weights.count});
-            parameters.bind(i, static_cast<const float*>(weights.data));
+            float* const weights = static_cast<float*>(sharded_.parameter_value(i).data);
+            if (!o.shared_weights || comm.rank() == 0)
+                ops.write(parameters[i].count, weights, [&](std::span<float> out) { parameters.initialise(i, 0, out); });
+            parameters.bind(i, weights);
         }
         sharded_.broadcast_parameters();
     }
@@ -139,13 +158,15 @@ private:
 
 /// Stage 3: the weights of a unit are there while it is in use.
 template <class Ops, class Backend, class OverlapPolicy>
-class ParameterSharding final : public ShardedSynchroniser<Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true> {
-    using Base = ShardedSynchroniser<Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true>;
+class ParameterSharding final : public ShardedSynchroniser<Ops, Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true> {
+    using Base = ShardedSynchroniser<Ops, Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true>;
     using Base::sharded_, Base::units_, Base::parameters_;
 
 public:
-    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, OverlapPolicy overlap)
-        : Base{comm,
+    ParameterSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, OverlapPolicy overlap,
+                      Ops ops)
+        : Base{ops,
+               comm,
                parameters,
                units,
                o,
@@ -154,7 +175,9 @@ public:
                std::move(overlap)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
-            if (array == 0) parameters.initialise(i, first, {static_cast<float*>(shard.data), shard.count});
+            if (array == 0)
+                ops.write(shard.count, static_cast<float*>(shard.data),
+                          [&](std::span<float> out) { parameters.initialise(i, first, out); });
         });
         sharded_.publish();
         for (const auto& unit : units_) {

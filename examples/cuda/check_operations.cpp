@@ -18,10 +18,12 @@
 #include <utility>
 #include <vector>
 
+#include <gradsync/interop/pointer.hpp>
+
 #include "../mlp.hpp"
 #include "../ops_cpu.hpp"
-#include "../optimizer.hpp"
 #include "../transformer.hpp"
+#include "adamw.hpp"
 #include "device.hpp"
 #include "ops_cuda.hpp"
 
@@ -189,21 +191,6 @@ void compare_layers(Comparison& compare, Matrices m) {
         s.ops.fill(n * out, 3.0f, y);
         s.result("filled", n * out, y);
     });
-    compare("adamw" + text(n, out), false, [&](auto& s) {
-        float *gradient = s.random(n * out), *value = s.random(n * out), *first = s.random(n * out), *second = s.output(n * out);
-        s.ops.fill(n * out, 0.5f, second);  // squares are not negative
-        const AdamWFactors factors{.gradient_scale = 0.7f,
-                                   .beta1 = 0.9f,
-                                   .beta2 = 0.99f,
-                                   .step_size = 0.1f,
-                                   .second_correction = 3,
-                                   .epsilon = 1e-8f,
-                                   .shrink = 0.99f};
-        s.ops.adamw(n * out, factors, gradient, value, first, second);
-        s.result("value", n * out, value);
-        s.result("first", n * out, first);
-        s.result("second", n * out, second);
-    });
 }
 
 /// What goes row by row. `odd`: where parameters lie that are not aligned to four numbers.
@@ -338,7 +325,7 @@ Training train(Ops ops, const typename Model::Config& config, unsigned steps) {
     }
     Gradients<Ops> gradients{parameters, ops};
     Gradients<Ops> second_micro_batch{parameters, ops};
-    AdamW<Ops> optimizer{parameters, 0.1, ops};
+    AdamW<Ops> optimizer{parameters, 0.1};
     optimizer.set_learning_rate(1e-2);
 
     std::vector<typename Ops::Loss> all;
@@ -353,22 +340,29 @@ Training train(Ops ops, const typename Model::Config& config, unsigned steps) {
         std::vector<std::span<const float>> spans;
         for (const auto& gradient : gradients.values) spans.emplace_back(gradient.data(), gradient.size());
         optimizer.begin_step();
-        double scale = 1;
         if constexpr (Ops::on_device) {
+            std::vector<std::array<void*, 2>> states;
+            for (Size i = 0; i < parameters.size(); ++i) states.push_back({first[i].data(), second[i].data()});
+            std::vector<gradsync::DeviceSlice> slices;
+            for (Size i = 0; i < parameters.size(); ++i)
+                slices.push_back({.parameter = i,
+                                  .master = gradsync::device_buffer(weights[i].data(), weights[i].size()),
+                                  .gradient = gradsync::device_buffer(gradients.values[i].data(), spans[i].size()),
+                                  .state = states[i]});
             optimizer.scale_gradients_by(ops.clip_factor(spans, 1.0));
+            optimizer.step(slices, 1, ops.stream());
         } else {
             double squares = 0;
             for (const auto& span : spans)
                 for (const float x : span) squares += static_cast<double>(x) * static_cast<double>(x);
-            scale = std::min(1.0, 1.0 / std::sqrt(squares));
-        }
-        for (Size i = 0; i < parameters.size(); ++i) {
-            float* const state[] = {first[i].data(), second[i].data()};
-            optimizer.step({.parameter = i,
-                            .value = {weights[i].data(), weights[i].size()},
-                            .gradient = spans[i],
-                            .gradient_scale = scale,
-                            .state = state});
+            for (Size i = 0; i < parameters.size(); ++i) {
+                float* const state[] = {first[i].data(), second[i].data()};
+                optimizer.step({.parameter = i,
+                                .value = {weights[i].data(), weights[i].size()},
+                                .gradient = spans[i],
+                                .gradient_scale = std::min(1.0, 1.0 / std::sqrt(squares)),
+                                .state = state});
+            }
         }
     }
     Training result;

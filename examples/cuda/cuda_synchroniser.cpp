@@ -4,7 +4,7 @@
 #include <gradsync/gradsync.hpp>
 
 #include "../chosen_synchroniser.hpp"
-#include "ops_cuda.hpp"
+#include "adamw.hpp"
 
 namespace gradsync_train {
 

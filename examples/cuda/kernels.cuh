@@ -120,19 +120,6 @@ __global__ void __launch_bounds__(threads) to_bfloat16(Size n, const float* in, 
     if (last < n) store(out + last, in[last]);
 }
 
-template <class = void>
-__global__ void __launch_bounds__(threads) adamw(Size n, AdamWFactors f, const float* gradient, float* value, float* first, float* second) {
-    const float scale = f.device_scale == nullptr ? f.gradient_scale : f.gradient_scale * *f.device_scale;
-    for (Size i = element_index(); i < n; i += element_stride()) {
-        const float g = gradient[i] * scale;
-        const float m = f.beta1 * first[i] + (1.0f - f.beta1) * g;
-        const float v = f.beta2 * second[i] + (1.0f - f.beta2) * (g * g);
-        first[i] = m;
-        second[i] = v;
-        value[i] = f.shrink * value[i] - f.step_size * m / (sqrtf(v * f.second_correction) + f.epsilon);
-    }
-}
-
 /// *factor: by what gradients are multiplied whose squares add up to sums[0] + ... so that their norm is at most `most`.
 /// One block.
 template <class = void>

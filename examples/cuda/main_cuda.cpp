@@ -68,6 +68,8 @@ int run(const gs::Job& place, const Job& job) {
     const int code = exit_code_of([&] {
         expect_device();
         take_device(place.local_rank);
+        // Gathers of weights have a communicator of their own.
+        if (job.options.shard == "parameters") ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
         ops.emplace(operations_of(job.options));
         gs::TcpRendezvous rendezvous(place, {.timeout = time_limit(job.options)});
         comm.emplace(rendezvous, gs::NcclOptions{.timeout = time_limit(job.options), .stream = ops->stream()});

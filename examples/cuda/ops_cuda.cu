@@ -235,10 +235,6 @@ void CudaOps::fill(Size n, float value, float* out) const { context_->launch(blo
 
 void CudaOps::add(Size n, const float* in, float* out) const { context_->launch(blocks_for(n), kernels::add<>, n, in, out); }
 
-void CudaOps::adamw(Size n, const AdamWFactors& f, const float* gradient, float* value, float* first, float* second) const {
-    context_->launch(blocks_for(n), kernels::adamw<>, n, f, gradient, value, first, second);
-}
-
 const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradients, double most) const {
     constexpr Size block = 1 << 16;
     std::vector<gs::ConstBufferView> blocks;

@@ -118,7 +118,6 @@ public:
 
     void fill(Size n, float value, float* out) const;
     void add(Size n, const float* in, float* out) const;
-    void adamw(Size n, const AdamWFactors& f, const float* gradient, float* value, float* first, float* second) const;
     /// What to multiply all of `gradients` by so that their norm is at most `most`; lies on the device until the next call.
     const float* clip_factor(std::span<const std::span<const float>> gradients, double most) const;
 

@@ -19,6 +19,7 @@ ON_DEVICE = False
 TRANSFORMER = "--model transformer --d-model 16 --blocks 1 --heads 2 --context 8 --micro-batch 2 --warmup 2".split()
 MLP = "--model mlp --d-model 4 --context 4 --hidden 16,12 --micro-batch 4 --warmup 2".split()
 MODELS = {"transformer": TRANSFORMER, "mlp": MLP, "tied": TRANSFORMER + ["--tied", "--recompute"]}
+STAGES = ("optimizer", "gradients", "parameters")
 CUDA = ["--device", "cuda"]
 
 
@@ -102,6 +103,71 @@ class OnCuda(unittest.TestCase):
                 self.assertEqual(code, 0, err)
             self.same_curve(json.loads(ranks[0][1]), expected, 1e-4, (name, "nccl"))
 
+    def test_shards(self):
+        """Every stage trains as the CPU does; over the fakes, where products have one order, too, to the bits of --shard none."""
+        runs = [("transformer", 2, ["--accumulate", 2])]
+        if not ON_DEVICE:
+            runs += [("transformer", 1, []), ("tied", 2, []), ("transformer", 3, []), ("mlp", 3, [])]
+        small = ["--bucket-mib", 0.004, "--first-bucket-mib", 0.001]
+        for name, ranks, more in runs:
+            run = [*MODELS[name], "--ranks", ranks, *more]
+            expected = self.train(*run)
+            # Without clipping: with it --shard none takes the norm on the device, and adds up in another order.
+            unclipped = [*run, *CUDA, "--precision", "f32", "--clip", 0]
+            whole = None if ON_DEVICE else self.train(*unclipped)["params_digest"]
+            for stage in STAGES:
+                flags = ["--shard", stage, *(["--replicate-below", 20] if stage == "parameters" else small)]
+                found = self.train(*run, *CUDA, "--precision", "f32", *flags)
+                self.same_curve(found, expected, 1e-4, (name, ranks, stage))
+                if whole and not (more and stage != "optimizer"):  # sharded gradients: micro-batches are added up in another order
+                    self.assertEqual(self.train(*unclipped, *flags)["params_digest"], whole, (name, ranks, stage))
+
+    @unittest.skipIf("device" in sys.argv, "a device has seen every stage in the tests above")
+    def test_policies_of_shards(self):
+        expected = self.train(*TRANSFORMER, "--ranks", 2)
+        for flags in (["--shard", "optimizer", "--overlap", "forward"], ["--shard", "gradients", "--overlap", "backward-thread", "--buckets", "per-parameter"],
+                      ["--shard", "parameters", "--no-reshard", "--overlap", "none", "--prefetch", 3]):
+            self.same_curve(self.train(*TRANSFORMER, *CUDA, "--precision", "f32", "--ranks", 2, *flags), expected, 1e-4, flags)
+        found = self.train(*TRANSFORMER, *CUDA, "--ranks", 2, "--shard", "parameters")
+        self.same_curve(found, expected, 0.05, ("bf16",))
+
+    def test_shards_over_nccl(self):
+        ranks = 2 if ON_DEVICE else 1  # the fake NCCL connects threads only
+        expected = self.train(*TRANSFORMER, "--ranks", ranks)
+        for stage in STAGES:
+            outcomes = self.over_nccl(ranks, *TRANSFORMER, "--precision", "f32", "--shard", stage, "--json", "-")
+            for code, out, err in outcomes:
+                self.assertEqual(code, 0, err)
+            self.same_curve(json.loads(outcomes[0][1]), expected, 1e-4, ("nccl", stage))
+
+    @unittest.skipIf("device" in sys.argv, "it is the same over the fakes")
+    def test_memory_is_that_of_the_cpu(self):
+        """Of weights, gradients and the optimizer's state, by --shard."""
+        self.steps = ["--steps", 1]
+        for stage in ("none", *STAGES):
+            run = [*TRANSFORMER, "--ranks", 2, "--shard", stage, *([] if stage == "parameters" else ["--bucket-mib", 0.004])]
+            expected, found = self.train(*run), self.train(*run, *CUDA, "--precision", "f32")
+            for part in ("parameters", "gradients", "optimizer"):
+                self.assertEqual(found["bytes_" + part], expected["bytes_" + part], (stage, part))
+
+    def test_a_sharded_run_is_resumed_elsewhere(self):
+        """On another device, with another stage and number of ranks; three micro-batches, which two ranks share unevenly."""
+        run = [*TRANSFORMER, "--global-batch", 6]
+        whole = self.train(*run, "--ranks", 3)
+        on_cuda = [*CUDA, "--precision", "f32"]
+        parts = [[*on_cuda, "--ranks", 3, "--shard", "parameters"], ["--ranks", 2, "--shard", "gradients"],
+                 [*on_cuda, "--ranks", 2, "--shard", "gradients"], ["--ranks", 1]]
+        last = self.steps[1]
+        for first in (2,) if ON_DEVICE else (0, 2):  # from a device to the CPU and back, and on either at last
+            folder = self.folder / str(first)
+            for stop, part in zip((1, 2, 3, last), parts[first:] + parts[:first]):
+                found = self.train(*run, *part, "--checkpoint", folder, "--stop-after", stop, *(["--resume"] if stop > 1 else []))
+            self.same_curve(found, whole, 1e-4, (first,), ["validation_loss"])
+        folder = self.folder / "from the CPU"
+        self.train(*run, "--ranks", 3, "--shard", "optimizer", "--checkpoint", folder, "--stop-after", 2)
+        found = self.train(*run, *on_cuda, "--ranks", 2, "--shard", "parameters", "--checkpoint", folder, "--resume")
+        self.same_curve(found, whole, 1e-4, ("from the CPU",), ["validation_loss"])
+
     def test_a_resumed_run(self):
         """Over a device as on the CPU; and what one has written the other reads."""
         folder = self.folder / "run"
@@ -116,11 +182,15 @@ class OnCuda(unittest.TestCase):
         self.same_curve(self.train(*cuda, "--resume"), whole, 1e-4, ("from the CPU",), ["validation_loss"])
 
     def test_validation_and_sample(self):
-        code, out, err = self.finish(self.start(*TRANSFORMER, *CUDA, "--ranks", 2, "--validate-every", 2, "--sample", 12))
-        self.assertEqual(code, 0, err)
-        self.assertIn("validation loss", out)
-        self.assertIn("cuda, matrix products of bf16", out)
-        self.assertEqual(out.count("----"), 2)
+        for stage in ("none", "parameters"):
+            weights = self.folder / f"{stage}.safetensors"
+            code, out, err = self.finish(self.start(*TRANSFORMER, *CUDA, "--ranks", 2, "--validate-every", 2, "--sample", 12, "--shard", stage,
+                                                    "--save-weights", weights))
+            self.assertEqual(code, 0, err)
+            self.assertIn("validation loss", out)
+            self.assertIn("cuda, matrix products of bf16", out)
+            self.assertEqual(out.count("----"), 2)
+        self.assertEqual((self.folder / "none.safetensors").stat().st_size, weights.stat().st_size)
 
     def test_a_trace(self):
         trace = self.folder / "trace.json"
@@ -128,7 +198,8 @@ class OnCuda(unittest.TestCase):
         self.assertEqual(len({event["pid"] for event in json.loads(trace.read_text())["traceEvents"]}), 2)
 
     def test_what_is_refused(self):
-        self.refused(("--shard", "--device cpu"), *CUDA, "--shard", "optimizer")
+        self.refused(("--overlap step", "--device cpu"), *CUDA, "--shard", "optimizer", "--overlap", "step")
+        self.refused(("--shared-weights", "--device cpu"), *CUDA, "--shard", "optimizer", "--shared-weights")
         self.refused(("--buckets optimal", "--device cpu"), *CUDA, "--buckets", "optimal")
         self.refused(("--precision", "--device cuda"), "--precision", "bf16")
         self.refused(("--backend nccl", "--device cuda"), "--backend", "nccl")
