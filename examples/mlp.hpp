@@ -68,7 +68,7 @@ public:
         }
         scores_ = workspace_.floats(config.sequences * classes);
         dscores_ = workspace_.rounding(config.sequences * classes);
-        factors_ = {workspace_, parameters_};
+        factors_ = WeightFactors<Ops>(parameters_);
     }
 
     const Config& config() const { return config_; }
@@ -83,7 +83,10 @@ public:
         return units;
     }
     /// Who is told which of them is in use. Outlives its last pass.
-    void set_access(UnitAccess* access) { access_ = access; }
+    void set_access(UnitAccess* access) {
+        access_ = access;
+        factors_.set_stay(access->weights_stay());
+    }
 
     /// Mean loss in nats a byte; leaves what `backward` needs.
     typename Ops::Loss forward(const Batch& batch) {
@@ -102,7 +105,7 @@ public:
             const UnitUse use{access_, 1 + i};
             const std::size_t in = widths_[i], out = widths_[i + 1];
             const float* const bias = parameters_.value(biases_[i]);
-            const auto* const weight = factors_.round(ops_, parameters_, weights_[i]);
+            const auto* const weight = factors_.round(workspace_, parameters_, weights_[i]);
             if (i + 1 == weights_.size()) {
                 ops_.linear(sequences, in, out, after_[i].data(), weight, bias, nullptr, scores_.data());
             } else {
@@ -130,7 +133,7 @@ public:
             gradients.ready(biases_[i]);
             ops_.linear_weight_gradient(n, in, out, dy, after_[i].data(), gradients.gradient(weights_[i]));
             gradients.ready(weights_[i]);
-            ops_.linear_input_gradient(n, in, out, dy, factors_.rounded(ops_, parameters_, weights_[i]), gradient_[i].data());
+            ops_.linear_input_gradient(n, in, out, dy, factors_.rounded(workspace_, parameters_, weights_[i]), gradient_[i].data());
         }
         // The embedding's gradient does not depend on its weights.
         ops_.fill(classes * config_.embedding, 0.0f, gradients.gradient(embedding_));

@@ -199,6 +199,7 @@ public:
     }
     void flush() override {}
     bool computes_together() const override { return true; }
+    bool weights_stay() const override { return false; }
 
 private:
     /// A tied weight belongs to the first of the units that use it, and is gathered with that for the others.

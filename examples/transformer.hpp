@@ -85,7 +85,7 @@ public:
         dlogits_ = workspace_.rounding(tokens * classes);
         dstream_factors_ = workspace_.rounding(tokens * d);
         dstream_sums_ = workspace_.floats(d);
-        weights_ = {workspace_, parameters_};
+        weights_ = WeightFactors<Ops>(parameters_);
         scratch_ = workspace_.floats(ops.attention_scratch(shape(config.sequences, config.context)));
     }
 
@@ -108,7 +108,10 @@ public:
         return units;
     }
     /// Who is told which of them is in use. Outlives its last pass.
-    void set_access(UnitAccess* access) { access_ = access; }
+    void set_access(UnitAccess* access) {
+        access_ = access;
+        weights_.set_stay(access->weights_stay());
+    }
 
     /// Mean loss in nats a byte; leaves what `backward` needs.
     typename Ops::Loss forward(const Batch& batch) {
@@ -130,7 +133,7 @@ public:
         }
         const UnitUse use{access_, last_unit()};
         ops_.layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(), inverse_.data());
-        ops_.linear(tokens, d, classes, normalised_.data(), weights_.round(ops_, parameters_, output_), nullptr, nullptr, logits_.data());
+        ops_.linear(tokens, d, classes, normalised_.data(), weights_.round(workspace_, parameters_, output_), nullptr, nullptr, logits_.data());
         return logits_.data();
     }
 
@@ -141,7 +144,7 @@ public:
             const Factor* const dlogits = ops_.rounded(logits_.data(), dlogits_);
             ops_.linear_weight_gradient(tokens, d, classes, dlogits, normalised_.data(), gradients.gradient(output_));
             gradients.ready(output_);
-            ops_.linear_input_gradient(tokens, d, classes, dlogits, weights_.rounded(ops_, parameters_, output_), dbranch_.data());
+            ops_.linear_input_gradient(tokens, d, classes, dlogits, weights_.rounded(workspace_, parameters_, output_), dbranch_.data());
             ops_.fill(tokens * d, 0.0f, dstream_.data());
             norm_backward(norm_, tokens, stream_.back().data(), mean_.data(), inverse_.data(), gradients);
         }
@@ -219,7 +222,7 @@ private:
 
     const float* gain(Layer layer) const { return parameters_.value(layer.weight); }
     const float* bias(Layer layer) const { return parameters_.value(layer.bias); }
-    const Factor* weight(Layer layer) { return weights_.round(ops_, parameters_, layer.weight); }
+    const Factor* weight(Layer layer) { return weights_.round(workspace_, parameters_, layer.weight); }
 
     AttentionShape shape(std::size_t sequences, std::size_t length) const {
         return {sequences, length, config_.heads, config_.width / config_.heads};
@@ -276,7 +279,7 @@ private:
                          GradientStore& gradients) {
         ops_.linear_weight_gradient(n, in, out, dy, x, gradients.gradient(layer.weight));
         gradients.ready(layer.weight);
-        ops_.linear_input_gradient(n, in, out, dy, weights_.rounded(ops_, parameters_, layer.weight), dx);
+        ops_.linear_input_gradient(n, in, out, dy, weights_.rounded(workspace_, parameters_, layer.weight), dx);
     }
 
     /// From dbranch_, the gradient of the norm's output, to dstream_, that of its input, with its factors and the sum of its rows.

@@ -17,6 +17,8 @@ class UnitAccess {
 public:
     virtual void enter(std::size_t unit) = 0;
     virtual void leave(std::size_t unit) = 0;
+    /// Are all weights there all the time, wherever the model is at work?
+    virtual bool weights_stay() const { return true; }
 
 protected:
     ~UnitAccess() = default;

@@ -2,6 +2,7 @@
 #pragma once
 // Memory that a model computes in.
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -28,31 +29,43 @@ public:
         return ops_.rounding(n);
     }
     std::size_t bytes() const { return bytes_; }
+    const Ops& ops() const { return ops_; }
 
 private:
     Ops ops_;
     std::size_t bytes_ = 0;
 };
 
-/// The weight matrices as factors. The forward pass rounds each where it uses it; the backward pass uses the same factors.
+/// The weight matrices as factors. Where weights stay, the forward pass rounds each, and the backward pass uses the same factors. Where they
+/// come and go, their factors do, too: each pass rounds them, into one room.
 template <class Ops>
 class WeightFactors {
 public:
     WeightFactors() = default;
-    WeightFactors(Workspace<Ops>& workspace, const Parameters& parameters) {
-        for (const Parameter& p : parameters) rooms_.push_back(workspace.rounding(p.decays() ? p.count : 0));
-    }
+    explicit WeightFactors(const Parameters& parameters) : rooms_(parameters.size()), has_room_(parameters.size()) {}
 
-    const typename Ops::Factor* round(const Ops& ops, const Parameters& parameters, std::size_t i) {
-        return ops.as_factors(parameters[i].count, parameters.value(i), rooms_[i]);
+    void set_stay(bool stay) { stay_ = stay; }
+
+    /// The factors are there until the next call, or with weights that stay until the next one for parameter i.
+    const typename Ops::Factor* round(Workspace<Ops>& workspace, const Parameters& parameters, std::size_t i) {
+        const std::size_t room = stay_ ? i : 0;
+        if (!has_room_[room]) {
+            std::size_t largest = 0;
+            for (const Parameter& p : parameters) largest = std::max(largest, p.decays() ? p.count : 0);
+            rooms_[room] = workspace.rounding(stay_ ? parameters[i].count : largest);
+            has_room_[room] = true;
+        }
+        return workspace.ops().as_factors(parameters[i].count, parameters.value(i), rooms_[room]);
     }
-    /// Returns what the last `round` of i made. The weights must not have changed since.
-    const typename Ops::Factor* rounded(const Ops& ops, const Parameters& parameters, std::size_t i) const {
-        return ops.rounded(parameters.value(i), rooms_[i]);
+    /// Returns what the last `round` of i made, from weights that have not changed since.
+    const typename Ops::Factor* rounded(Workspace<Ops>& workspace, const Parameters& parameters, std::size_t i) {
+        return stay_ ? workspace.ops().rounded(parameters.value(i), rooms_[i]) : round(workspace, parameters, i);
     }
 
 private:
+    bool stay_ = true;
     std::vector<typename Ops::Factors> rooms_;  // by parameter
+    std::vector<bool> has_room_;
 };
 
 }  // namespace gradsync_train
