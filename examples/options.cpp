@@ -82,11 +82,6 @@ void complete(Options& o) {
             throw UsageError("--overlap step is for --device cpu, where ranks read one another's memory; use --overlap backward");
         }
         if (o.shared_weights) throw UsageError("--shared-weights is for --device cpu, whose ranks share memory; leave it out");
-        if (o.buckets == "optimal") {
-            throw UsageError(
-                "--buckets optimal is for --device cpu; when gradients become ready on a device the host does "
-                "not know");
-        }
         if (o.backend == "mpi" || o.backend == "tcp") {
             throw UsageError("--device cuda does not go with --backend " + o.backend +
                              "; use --backend nccl for processes, which needs no MPI, or threads");

@@ -131,6 +131,12 @@ class OnCuda(unittest.TestCase):
         found = self.train(*TRANSFORMER, *CUDA, "--ranks", 2, "--shard", "parameters")
         self.same_curve(found, expected, 0.05, ("bf16",))
 
+    def test_planned_buckets(self):
+        self.steps = ["--steps", 6]
+        expected = self.train(*TRANSFORMER, "--ranks", 2)
+        found = self.train(*TRANSFORMER, *CUDA, "--precision", "f32", "--ranks", 2, "--buckets", "optimal")
+        self.same_curve(found, expected, 1e-4, ("planned",))
+
     def test_shards_over_nccl(self):
         ranks = 2 if ON_DEVICE else 1  # the fake NCCL connects threads only
         expected = self.train(*TRANSFORMER, "--ranks", ranks)
@@ -200,7 +206,6 @@ class OnCuda(unittest.TestCase):
     def test_what_is_refused(self):
         self.refused(("--overlap step", "--device cpu"), *CUDA, "--shard", "optimizer", "--overlap", "step")
         self.refused(("--shared-weights", "--device cpu"), *CUDA, "--shard", "optimizer", "--shared-weights")
-        self.refused(("--buckets optimal", "--device cpu"), *CUDA, "--buckets", "optimal")
         self.refused(("--precision", "--device cuda"), "--precision", "bf16")
         self.refused(("--backend nccl", "--device cuda"), "--backend", "nccl")
         self.refused(("--ranks 3", "WORLD_SIZE"), *CUDA, "--backend", "nccl", "--ranks", "3")
