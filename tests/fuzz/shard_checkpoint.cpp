@@ -51,5 +51,5 @@ static const gradsync_fuzz::Target target("shard_checkpoint", [](gradsync_fuzz::
         manifest = detail::ShardManifest::read(directory);
     }
     Sharded sharded;
-    detail::read_shards(directory, manifest, sharded, 0, 1);
+    detail::read_shards(directory, manifest, sharded, 0, 1, detail::HostPasses());
 });

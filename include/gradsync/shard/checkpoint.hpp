@@ -64,9 +64,10 @@ void in_pieces(BufferView view, List<std::byte>& room, Use&& use) {
 }
 
 /// Reads this rank's shards, and checks the digests of its part of the files.
-template <class Sharded, Backend B>
-void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, B& backend) {
-    for (auto r = static_cast<std::size_t>(backend.rank()); r < manifest.digests.size(); r += static_cast<std::size_t>(backend.size()))
+template <class Sharded, class Passes>
+void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, int rank, int size,
+                 const Passes& passes) {
+    for (auto r = static_cast<std::size_t>(rank); r < manifest.digests.size(); r += static_cast<std::size_t>(size))
         ShardReader(manifest.file(directory, r)).verify(manifest.digests[r]);
 
     struct Wanted {
@@ -75,7 +76,6 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
         std::size_t found = 0;
     };
     List<std::byte> room;
-    const auto passes = passes_of(backend);
     std::unordered_map<std::string, Wanted> wanted;  // this rank has at most one slice of a parameter
     sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t, BufferView view) {
         Wanted& w = wanted[sharded.parameters()[i].name];
@@ -211,7 +211,9 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
     detail::ShardManifest manifest = detail::agree_on_manifest(comm, directory);
     for (;;) {
         try {
-            detail::agree_on_success(comm, [&] { detail::read_shards(directory, manifest, sharded, backend); });
+            detail::agree_on_success(comm, [&] {
+                detail::read_shards(directory, manifest, sharded, comm.rank(), comm.size(), detail::passes_of(backend));
+            });
             break;
         } catch (const Error& error) {
             if (error.errc() != Errc::storage) throw;
