@@ -76,6 +76,7 @@ class OnCuda(unittest.TestCase):
 
     def test_losses_are_those_of_the_cpu(self):
         for name, flags in MODELS.items():
+            flags = [*flags, "--weight-decay", 50]  # it shows after a few steps whether biases decay, too
             expected = self.train(*flags, "--ranks", 2)
             found = self.train(*flags, *CUDA, "--ranks", 2, "--precision", "f32")
             self.same_curve(found, expected, 1e-4, (name, "f32"))
@@ -110,7 +111,7 @@ class OnCuda(unittest.TestCase):
             runs += [("transformer", 1, []), ("tied", 2, []), ("transformer", 3, []), ("mlp", 3, [])]
         small = ["--bucket-mib", 0.004, "--first-bucket-mib", 0.001]
         for name, ranks, more in runs:
-            run = [*MODELS[name], "--ranks", ranks, *more]
+            run = [*MODELS[name], "--ranks", ranks, "--weight-decay", 50, *more]
             expected = self.train(*run)
             # Without clipping: with it --shard none takes the norm on the device, and adds up in another order.
             unclipped = [*run, *CUDA, "--precision", "f32", "--clip", 0]
