@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSL-1.0
 """Tests of gradsync_train --device cuda: on a device, or over the fakes of tests/support/fake, where it is slow.
 
-usage: test_trainer_cuda.py device|fakes PROGRAM      exit code 77: there is no device
+usage: test_trainer_cuda.py device PROGRAM                     exit code 77: there is no device
+       test_trainer_cuda.py fakes PROGRAM PROGRAM_OF_RANKS     the latter has several ranks over NCCL in one process
 """
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import unittest
 
-PROGRAM = None
+PROGRAM = PROGRAM_OF_RANKS = None
 ON_DEVICE = False
 TRANSFORMER = "--model transformer --d-model 16 --blocks 1 --heads 2 --context 8 --micro-batch 2 --warmup 2".split()
 MLP = "--model mlp --d-model 4 --context 4 --hidden 16,12 --micro-batch 4 --warmup 2".split()
@@ -39,8 +40,8 @@ class OnCuda(unittest.TestCase):
         self.text.write_text(" ".join(chance.choice(words) for _ in range(600)))
         self.steps = ["--steps", 20 if ON_DEVICE else 4]
 
-    def start(self, *arguments, environment={}):
-        command = [PROGRAM, *map(str, self.steps), *map(str, arguments), "--data", str(self.text), "--timeout", "60"]
+    def start(self, *arguments, environment={}, program=None):
+        command = [program or PROGRAM, *map(str, self.steps), *map(str, arguments), "--data", str(self.text), "--timeout", "60"]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
     def finish(self, process):
@@ -64,7 +65,10 @@ class OnCuda(unittest.TestCase):
             self.assertAlmostEqual(found[field], expected[field], delta=delta, msg=(*about, field))
 
     def over_nccl(self, ranks, *arguments):
-        """Every rank's exit code and output. All on one device, so each has to look like a host of its own."""
+        """Every rank's exit code and output; over the fakes, whose NCCL connects threads only, that of the process of several ranks."""
+        if ranks > 1 and not ON_DEVICE:
+            return [self.finish(self.start("--backend", "nccl", *CUDA, *arguments, environment={"WORLD_SIZE": str(ranks)}, program=PROGRAM_OF_RANKS))]
+        # All are on one device, so each has to look like a host of its own.
         with socket.socket() as s:
             s.bind(("localhost", 0))
             port = s.getsockname()[1]
@@ -95,7 +99,6 @@ class OnCuda(unittest.TestCase):
         self.assertEqual(code, 0, err)
         self.same_curve(json.loads(out), expected, 1e-4, ("nccl",))
 
-    @unittest.skipUnless("device" in sys.argv, "the fake NCCL connects threads only")
     def test_two_ranks_of_nccl(self):
         for name, flags in MODELS.items():
             expected = self.train(*flags, "--ranks", 2)
@@ -139,13 +142,14 @@ class OnCuda(unittest.TestCase):
         self.same_curve(found, expected, 1e-4, ("planned",))
 
     def test_shards_over_nccl(self):
-        ranks = 2 if ON_DEVICE else 1  # the fake NCCL connects threads only
-        expected = self.train(*TRANSFORMER, "--ranks", ranks)
-        for stage in STAGES:
-            outcomes = self.over_nccl(ranks, *TRANSFORMER, "--precision", "f32", "--shard", stage, "--json", "-")
-            for code, out, err in outcomes:
-                self.assertEqual(code, 0, err)
-            self.same_curve(json.loads(outcomes[0][1]), expected, 1e-4, ("nccl", stage))
+        for ranks in (2,) if ON_DEVICE else (1, 2, 3):
+            run = [*TRANSFORMER, *(["--global-batch", 10] if ranks == 3 else [])]  # unevenly shared
+            expected = self.train(*run, "--ranks", ranks)
+            for stage in STAGES:
+                outcomes = self.over_nccl(ranks, *run, "--precision", "f32", "--shard", stage, "--json", "-")
+                for code, out, err in outcomes:
+                    self.assertEqual(code, 0, err)
+                self.same_curve(json.loads(outcomes[0][1]), expected, 1e-4, ("nccl", ranks, stage))
 
     @unittest.skipIf("device" in sys.argv, "it is the same over the fakes")
     def test_memory_is_that_of_the_cpu(self):
@@ -216,6 +220,7 @@ class OnCuda(unittest.TestCase):
 if __name__ == "__main__":
     kind, PROGRAM = sys.argv[1:3]
     ON_DEVICE = kind == "device"
+    PROGRAM_OF_RANKS = None if ON_DEVICE else sys.argv[3]
     if ON_DEVICE and "no CUDA device" in (said := no_device()).stderr:
         # What can be tested without one: one sentence, and the code of what the user can mend.
         assert said.returncode == 2 and said.stdout == "" and len(said.stderr.strip().splitlines()) == 1, said
