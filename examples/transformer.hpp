@@ -93,6 +93,8 @@ public:
     Ops operations() const { return ops_; }
     Parameters& parameters() { return parameters_; }
     std::size_t activation_bytes() const { return workspace_.bytes(); }
+    /// Of rounded copies of weights.
+    std::size_t weight_bytes() const { return workspace_.weight_bytes(); }
 
     /// Embedding and positions, each block, the last norm and the output.
     Units units() const {
@@ -133,7 +135,8 @@ public:
         }
         const UnitUse use{access_, last_unit()};
         ops_.layer_norm(tokens, d, stream_.back().data(), gain(norm_), bias(norm_), normalised_.data(), mean_.data(), inverse_.data());
-        ops_.linear(tokens, d, classes, normalised_.data(), weights_.round(workspace_, parameters_, output_), nullptr, nullptr, logits_.data());
+        ops_.linear(tokens, d, classes, normalised_.data(), weights_.round(workspace_, parameters_, output_), nullptr, nullptr,
+                    logits_.data());
         return logits_.data();
     }
 

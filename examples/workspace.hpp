@@ -24,16 +24,21 @@ public:
         bytes_ += n * ops_.factor_bytes();
         return ops_.factors(n);
     }
-    typename Ops::Factors rounding(std::size_t n) {
-        if (ops_.factor_bytes() != sizeof(float)) bytes_ += n * ops_.factor_bytes();
-        return ops_.rounding(n);
-    }
+    typename Ops::Factors rounding(std::size_t n) { return rounding(n, bytes_); }
+    /// For weights, which are counted apart.
+    typename Ops::Factors rounding_weights(std::size_t n) { return rounding(n, weight_bytes_); }
     std::size_t bytes() const { return bytes_; }
+    std::size_t weight_bytes() const { return weight_bytes_; }
     const Ops& ops() const { return ops_; }
 
 private:
+    typename Ops::Factors rounding(std::size_t n, std::size_t& bytes) {
+        if (ops_.factor_bytes() != sizeof(float)) bytes += n * ops_.factor_bytes();
+        return ops_.rounding(n);
+    }
+
     Ops ops_;
-    std::size_t bytes_ = 0;
+    std::size_t bytes_ = 0, weight_bytes_ = 0;
 };
 
 /// The weight matrices as factors. Where weights stay, the forward pass rounds each, and the backward pass uses the same factors. Where they
@@ -52,7 +57,7 @@ public:
         if (!has_room_[room]) {
             std::size_t largest = 0;
             for (const Parameter& p : parameters) largest = std::max(largest, p.decays() ? p.count : 0);
-            rooms_[room] = workspace.rounding(stay_ ? parameters[i].count : largest);
+            rooms_[room] = workspace.rounding_weights(stay_ ? parameters[i].count : largest);
             has_room_[room] = true;
         }
         return workspace.ops().as_factors(parameters[i].count, parameters.value(i), rooms_[room]);
