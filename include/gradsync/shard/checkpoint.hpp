@@ -211,9 +211,8 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
     detail::ShardManifest manifest = detail::agree_on_manifest(comm, directory);
     for (;;) {
         try {
-            detail::agree_on_success(comm, [&] {
-                detail::read_shards(directory, manifest, sharded, comm.rank(), comm.size(), detail::passes_of(backend));
-            });
+            detail::agree_on_success(
+                comm, [&] { detail::read_shards(directory, manifest, sharded, comm.rank(), comm.size(), detail::passes_of(backend)); });
             break;
         } catch (const Error& error) {
             if (error.errc() != Errc::storage) throw;

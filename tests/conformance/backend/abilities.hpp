@@ -86,6 +86,9 @@ void check_abilities() {
                 const std::string where = at(backend.rank(), backend.size());
                 Backend signal = backend.duplicate();
                 const Collective c{.operation = Operation::all_reduce, .count = 5000};
+                // The first collective of a kind may wait for all ranks where it is started: NCCL connects them.
+                signal.barrier().wait();
+                Exchange<Memory>(c, backend.rank(), backend.size()).start(backend).wait();
                 for (int late = 0; late < backend.size(); ++late) {
                     Exchange<Memory> part(c, backend.rank(), backend.size());
                     if (backend.rank() == late) signal.barrier().wait();  // the others have polled
