@@ -287,7 +287,9 @@ protected:
                 if (gradients_.obtain(b, true)) return;
                 fail_at(plan().bucket(b).front(), operation,
                         text("there is no memory for bucket ", b,
-                             ": too many others wait for marks; ask for gradients in the order in which they become ready"));
+                             step_.has_batch()
+                                 ? ": too many others wait for marks; ask for gradients in the order in which they become ready"
+                                 : ": this rank has no batch, and marks nothing; ask for no gradients after begin_step(false)"));
             }
         });
     }
