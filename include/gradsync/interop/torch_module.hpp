@@ -28,14 +28,49 @@ struct TorchParameters {
         std::vector<ParameterView> result;
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             try {
+                if (!tensors[i].is_leaf())
+                    detail::raise(Errc::invalid_argument, "autograd leaves no gradient in the result of an operation: pass a leaf");
                 result.push_back(parameter_view(tensors[i]));
             } catch (const Error& e) {
-                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()),
-                              {.operation = "TorchReducer", .parameter = names[i]});
+                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()), {.parameter = names[i]});
             }
             result.back().name = names[i];
         }
         return result;
+    }
+    /// The buffers, without floating ones if these are averaged, as bytes: broadcasts take every dtype.
+    std::vector<BufferView> buffer_bytes(bool floating = true) const {
+        std::vector<BufferView> result;
+        for (const at::Tensor& b : buffers)
+            if (floating || !b.is_floating_point()) result.push_back(buffer_traits<at::Tensor>::bytes(b));
+        return result;
+    }
+
+    /// Throws if tensor i is no longer at `place`, where this library reads and writes it.
+    void check_place(std::size_t i, const void* place) const {
+        if (tensors[i].data_ptr() != place)
+            detail::raise(Errc::invalid_argument,
+                          detail::text("parameter '", names[i], "' has other memory than at construction, as after torch::load ",
+                                       "or set_data; load weights before this object is made"),
+                          {.parameter = names[i]});
+    }
+
+    /// The unit of each parameter, for units that are submodules. Parameters outside of all of them get the next number.
+    std::vector<std::size_t> units_of(const std::vector<std::string>& units) const {
+        std::vector<std::size_t> unit_of(names.size(), units.size());
+        for (std::size_t k = 0; k < units.size(); ++k) {
+            std::size_t found = 0;
+            for (std::size_t i = 0; i < names.size(); ++i) {
+                if (!names[i].starts_with(units[k] + ".")) continue;
+                if (unit_of[i] != units.size())
+                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]],
+                                                                   "' and '", units[k], "'"));
+                unit_of[i] = k, ++found;
+            }
+            if (found == 0)
+                detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
+        }
+        return unit_of;
     }
 
     std::vector<std::string> names;

@@ -16,11 +16,11 @@ protected:
     /// `plain`: the exchange is AllReduce, over host memory. Collective.
     template <class B>
     TorchGradients(B& comm, const TorchParameters& parameters, ReducerOptions options, bool plain)
-        : TorchParameters(parameters), options_(options), homes_(tensors.size()) {
+        : TorchParameters(parameters), options_(options), homes_(tensors.size()), taken_(tensors.size()) {
         const bool borrows = (plain && options.unused == UnusedParameters::error) || options.reduce_dtype ||
                              options.accumulation == Accumulation::in_buckets;
         options_ = with_storage(options, borrows ? GradientStorage::borrowed : GradientStorage::in_buckets);
-        static_cast<void>(views());  // throws for tensors that are not dense
+        for (const ParameterView& p : views()) weights_.push_back(p.value.data);  // throws for tensors that are not dense
         if constexpr (abilities_of<B>.cheaper_alone) share_memory(comm);
         for (std::size_t i = 0; !in_buckets() && i < tensors.size(); ++i)
             if (tensors[i].requires_grad()) tensors[i].mutable_grad() = homes_[i] = home(tensors[i]);
@@ -34,26 +34,32 @@ protected:
         const at::Tensor& gradient = tensors[i].grad();
         return gradient.defined() && gradient.layout() == at::kStrided && gradient.data_ptr() == homes_[i].data_ptr();
     }
-    /// Gradient i, which autograd put elsewhere, with the strides of its parameter.
+    /// Gradient i, which autograd put elsewhere, with the strides of its parameter. Zeros if autograd made none.
     at::Tensor dense(std::size_t i) const {
         const at::Tensor& gradient = tensors[i].grad();
+        if (!gradient.defined()) return at::zeros_like(homes_[i]);
         if (gradient.layout() == at::kStrided && gradient.strides() == homes_[i].strides()) return gradient;
         const at::NoGradGuard no_graph;
         return at::zeros_like(homes_[i]).add_(gradient);  // it may be sparse
     }
     /// Returns all gradients to the memory that the engine expects. An undefined gradient becomes zero.
     void settle() {
+        check_places();
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             if (!tensors[i].requires_grad() || at_home(i)) continue;
             const at::NoGradGuard no_graph;
-            if (tensors[i].grad().defined()) homes_[i].copy_(dense(i));
-            else homes_[i].zero_();
+            if (!std::exchange(taken_[i], char{})) homes_[i].copy_(dense(i));
             tensors[i].mutable_grad() = homes_[i];
         }
     }
 
+    void check_places() const {
+        for (std::size_t i = 0; i < tensors.size(); ++i) check_place(i, weights_[i]);
+    }
+
     ReducerOptions options_;
     std::vector<at::Tensor> homes_;  ///< by parameter: the memory of its gradient that the engine expects
+    std::vector<char> taken_;        ///< by parameter: the engine adds up its micro-batches, and has the last one
 
 private:
     /// Makes an arena for the gradients if all ranks are processes of one machine and have gradients of the same sizes.
@@ -77,12 +83,14 @@ private:
     at::Tensor home(const at::Tensor& t) const {
         const at::Tensor& gradient = t.grad();
         void* const slot = arena_ ? arena_->take(t.nbytes()) : nullptr;
-        if (slot == nullptr) return gradient.defined() ? gradient : at::zeros_like(t);
+        if (slot == nullptr && gradient.defined() && gradient.strides() == t.strides()) return gradient;
         const auto give_back = [arena = arena_, bytes = t.nbytes()](void* data) { arena->give_back(data, bytes); };
-        at::Tensor result = at::from_blob(slot, t.sizes(), t.strides(), give_back, t.options().requires_grad(false));
+        at::Tensor result =
+            slot == nullptr ? at::empty_like(t) : at::from_blob(slot, t.sizes(), t.strides(), give_back, t.options().requires_grad(false));
         return gradient.defined() ? result.copy_(gradient) : result.zero_();
     }
 
+    std::vector<const void*> weights_;
     std::shared_ptr<TorchArena> arena_;
     std::shared_ptr<void> open_;  ///< autograd takes memory from it
 };
@@ -106,14 +114,17 @@ private:
 /// GradientStorage::in_buckets, the default with UnusedParameters::find_unused, with a compressor, and in device memory: `.grad()` is a view
 /// of its bucket. `zero_grad()`, which drops the view, costs a copy in the next backward; with `set_to_none` of false nothing is copied.
 ///
+/// With Accumulation::in_buckets a backward takes `.grad()` away, so that autograd does not add up micro-batches too; `finish()` returns it.
+///
 /// A weight that stands in several places of the module is one parameter, ready when all its uses are accumulated.
 ///
 /// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused such a parameter is averaged
-/// over the ranks that used it. If no rank did, its gradient stays as it was, or becomes zero if there was none.
+/// over the ranks that used it. If no rank did, its gradient stays as it was, or becomes zero if there was none; `was_used(i)` tells.
 ///
 /// OverlapForward is not taken: libtorch's optimizers step all parameters at once, so they would wait for all averages before the forward.
 ///
-/// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives. It owns
+/// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives; a call of
+/// `broadcast_parameters()` or `finish()` throws Error(invalid_argument) if a weight has other memory, as after `torch::load`. It owns
 /// gradients in buckets: `.grad()` is undefined after its destruction. Others stay. It neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
@@ -144,26 +155,25 @@ public:
             if (homes_[i].defined()) tensors[i].mutable_grad().reset();
     }
 
-    using Base::backend, Base::begin_step, Base::broadcast_parameters, Base::clip_gradients_by_norm, Base::clip_gradients_by_value,
-        Base::discard, Base::exchange, Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order,
-        Base::set_weight, Base::statistics;
+    using Base::backend, Base::begin_step, Base::clip_gradients_by_norm, Base::clip_gradients_by_value, Base::discard, Base::exchange,
+        Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order, Base::set_weight, Base::statistics,
+        Base::was_used;
 
-    /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
-    void broadcast_buffers(int root = 0) {
-        std::vector<BufferView> views;
-        for (const at::Tensor& b : buffers) views.push_back(buffer(b));
-        Base::broadcast_buffers(views, root);
+    /// The same as in Reducer.
+    void broadcast_parameters(int root = 0) {
+        this->check_places();
+        Base::broadcast_parameters(root);
     }
-    /// Replaces floating buffers by their mean over the ranks, and integer ones, such as counts of batches, by rank 0's. Call it before an
+    /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
+    void broadcast_buffers(int root = 0) { Base::broadcast_buffers(this->buffer_bytes(), root); }
+    /// Replaces floating buffers by their mean over the ranks, and others, such as counts of batches, by rank 0's. Call it before an
     /// evaluation or a checkpoint. Collective.
     void average_buffers() {
         List<BufferView> floating;
-        std::vector<BufferView> others;
         for (const at::Tensor& b : buffers)
             if (b.is_floating_point()) floating.push_back(buffer(b));
-            else others.push_back(buffer(b));
         if (!floating.empty()) detail::all_reduce_together(backend(), ListView<const BufferView>(floating), ReduceOp::mean);
-        Base::broadcast_buffers(others);
+        Base::broadcast_buffers(this->buffer_bytes(false));
     }
 
     /// These three do the same as in Reducer.
@@ -187,16 +197,24 @@ private:
             const at::Tensor& t = tensors[i];
             if (!t.requires_grad()) continue;
             homes_[i] = at::from_blob(Base::gradient_view(i).data, t.sizes(), t.strides(), t.options().requires_grad(false));
-            t.mutable_grad() = homes_[i];
+            if (!taken_[i]) t.mutable_grad() = homes_[i];
         }
     }
 
     void mark(std::size_t i) {
-        if (at_home(i)) return Base::mark_ready(i);
-        const at::Tensor gradient = dense(i), last = homes_[i];  // both live until the engine has taken the new one
-        if (!in_buckets()) homes_[i] = gradient;
-        tensors[i].mutable_grad() = homes_[i];
-        Base::mark_ready(i, buffer(gradient));
+        at::Tensor& current = tensors[i].mutable_grad();
+        if (at_home(i)) {
+            Base::mark_ready(i);
+        } else {
+            const at::Tensor gradient = current = dense(i);
+            Base::mark_ready(i, buffer(gradient));  // if it throws, both memories live
+            if (Base::gradient_view(i).data == gradient.data_ptr()) homes_[i] = gradient;
+            else current = homes_[i];  // it was copied
+        }
+        if (options_.accumulation == Accumulation::in_buckets) {  // autograd must not add to it
+            taken_[i] = 1;
+            current.reset();
+        }
     }
 
     detail::TorchHooks hooks_;

@@ -26,6 +26,7 @@ template <class B, class Sharded>
 class TorchSharded : protected Sharded {
 protected:
     static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
+    static_assert(!external || !Sharded::steps_inside, "gradsync: your optimizer steps after the reduction; use Zero1 or Zero2");
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
@@ -34,13 +35,13 @@ public:
         Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight, Sharded::statistics;
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
-    void broadcast_buffers(int root = 0) {
-        B comm = backend();
-        for (const at::Tensor& b : trained_.buffers) comm.broadcast(buffer(b), root).wait();
-    }
+    void broadcast_buffers(int root = 0) { Sharded::broadcast_buffers(trained_.buffer_bytes(), root); }
 
-    /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages. Collective.
+    /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages. Throws
+    /// Error(invalid_argument) if `shards()` were stepped without a call of `stepped()`. Collective.
     void finish() {
+        if (averaged_ && digest() != *averaged_)
+            refuse("finish", "this rank's shards() were stepped, but no rank has the new weights; call stepped() after your optimizer");
         Sharded::finish();
         if constexpr (external) {
             for (at::Tensor& s : shards_) s.mutable_grad().reset();
@@ -54,6 +55,7 @@ public:
                 if (slice.gradient_scale != 1) part.mul_(slice.gradient_scale);
                 shard.mutable_grad() = whole;
             });
+            averaged_ = digest();
         }
     }
 
@@ -99,7 +101,7 @@ public:
         std::map<std::string, at::Tensor> state;
         const auto sink = [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
             at::Tensor& whole = state[key(i, a)];
-            if (!whole.defined()) whole = like(i, piece.dtype);
+            if (first == 0) whole = like(i, piece.dtype);
             std::memcpy(static_cast<std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.data, piece.bytes());
         };
         if (root) collect_state(*root, sink);
@@ -135,8 +137,8 @@ protected:
           hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
         Sharded::broadcast_parameters();
         if (!external) return;
-        for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView master) {
-            shards_[i] = at::from_blob(master.data, {static_cast<std::int64_t>(master.count)}, scalar_type(master.dtype));
+        for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView m) {
+            shards_[i] = at::from_blob(m.data, {static_cast<std::int64_t>(m.count)}, scalar_type(m.dtype));
         });
         for (at::Tensor& s : shards_) gradients_.push_back(at::empty_like(s = s.defined() ? s : at::empty({0})));
     }
@@ -157,13 +159,12 @@ private:
     }
     static at::ScalarType scalar_type(DType dtype) noexcept { return dtype == DType::f64 ? at::kDouble : at::kFloat; }
     /// A tensor of the shape and strides of parameter i.
-    at::Tensor like(std::size_t i, DType dtype) const {
-        return at::empty_strided(tensors_[i].sizes(), tensors_[i].strides(), scalar_type(dtype));
-    }
+    at::Tensor like(std::size_t i, DType dtype) const { return at::empty_like(tensors_[i], scalar_type(dtype)); }
     std::string key(std::size_t i, std::size_t a) const { return a == 0 ? parameters()[i].name : text(parameters()[i].name, ":", a); }
 
     /// Moves the gradient that autograd made into the engine's memory.
     void mark(std::size_t i) {
+        trained_.check_place(i, Sharded::parameter_value(i).data);
         const at::NoGradGuard no_graph;
         at::Tensor& gradient = tensors_[i].mutable_grad();
         at::Tensor home = alias(tensors_[i], Sharded::acquire_gradient(i).data);
@@ -173,17 +174,25 @@ private:
         gradient = keeps_ ? home : at::Tensor();
         Sharded::mark_ready(i);
     }
-    void forget_gradients() {
-        for (const at::Tensor& t : tensors_) t.mutable_grad().reset();
-    }
+    void forget_gradients() { without_gradients(trained_); }
     /// The weights have changed: libtorch then refuses a backward through an older graph.
     void end_graphs() {
+        averaged_.reset();
         forget_gradients();
         for (const at::Tensor& t : tensors_)
             if (t.requires_grad()) torch::autograd::impl::bump_version(t);
     }
 
+    /// A digest of one element of each shard. C++ optimizers do not count versions.
+    std::uint64_t digest() const {
+        std::uint64_t sum = 0;
+        for (const at::Tensor& s : shards_)
+            if (s.numel() != 0) sum = fnv1a(s.data_ptr(), 4, sum);
+        return sum;
+    }
+
     const bool keeps_;
+    std::optional<std::uint64_t> averaged_;                        ///< the digest at `finish()`, until the step
     std::vector<at::Tensor> shards_{tensors_.size()}, gradients_;  ///< by parameter, with an ExternalOptimizer
     TorchHooks hooks_;
 };
@@ -347,41 +356,24 @@ private:
     TorchFullyShard(B comm, const TorchParameters& trained, const ShardedParametersOptions& options, O optimizer,
                     const std::vector<std::string>& units, Overlap overlap, Exchange exchange)
         : Base(std::move(comm), trained, !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
-               std::move(optimizer), Units(units_of(trained.names, units)), options, std::move(overlap), std::move(exchange)),
+               std::move(optimizer), Units(trained.units_of(units)), options, std::move(overlap), std::move(exchange)),
           units_(units.size()),
           members_(units.size() + 1) {
         for (std::size_t i = 0; i < tensors_.size(); ++i) {
             if (!tensors_[i].requires_grad()) continue;
             const bool stays = Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
             members_[stays ? units_ : Sharded::unit_of(i)].push_back(i);
-            tensors_[i].set_data(Base::alias(tensors_[i], tensors_[i].data_ptr()));
+            tensors_[i].set_data(Base::alias(tensors_[i], nullptr));
         }
-        for (std::size_t k = 0; k < units_; ++k) place(k, false);
         if (Sharded::unit_count() > units_) Sharded::acquire(units_);
         place(units_, true);
-    }
-
-    static std::vector<std::size_t> units_of(const std::vector<std::string>& names, const std::vector<std::string>& units) {
-        std::vector<std::size_t> unit_of(names.size(), units.size());
-        for (std::size_t k = 0; k < units.size(); ++k) {
-            std::size_t found = 0;
-            for (std::size_t i = 0; i < names.size(); ++i) {
-                if (!names[i].starts_with(units[k] + ".")) continue;
-                if (unit_of[i] != units.size())
-                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]],
-                                                                   "' and '", units[k], "'"));
-                unit_of[i] = k, ++found;
-            }
-            if (found == 0)
-                detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
-        }
-        return unit_of;
     }
 
     /// Gives the weights of unit k their memory, or takes it away. Views that autograd saves share the storage, so that stays.
     void place(std::size_t k, bool here) {
         for (const std::size_t i : members_[k]) {
             at::Storage storage = tensors_[i].storage();
+            if (here && storage.data() != nullptr) Base::trained_.check_place(i, nullptr);
             storage.set_data_ptr({here ? Sharded::parameter_value(i).data : nullptr, at::kCPU});
         }
     }

@@ -21,13 +21,18 @@ template <>
 struct buffer_traits<at::Tensor> {
     /// Throws Error(invalid_argument) for a tensor that is undefined, not dense, of an unsupported dtype, or on an unsupported device.
     static BufferView view(const at::Tensor& t) {
+        const BufferView memory = bytes(t);
+        return {memory.data, static_cast<std::size_t>(t.numel()), dtype(t), memory.space};
+    }
+    /// The memory of a tensor of any dtype, for broadcasts. Throws as `view` does.
+    static BufferView bytes(const at::Tensor& t) {
         if (!t.defined()) refuse("an undefined tensor has no memory: give it some, such as with torch::zeros_like");
         if (t.layout() != at::kStrided)
             refuse(detail::text("a tensor of ", describe(t), " is sparse: make it dense (an embedding: sparse(false))"));
         if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
             refuse(detail::text("a tensor of ", describe(t),
                                 " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()"));
-        return {t.data_ptr(), static_cast<std::size_t>(t.numel()), dtype(t), space_of(t)};
+        return {t.data_ptr(), t.nbytes(), DType::u8, space_of(t)};
     }
 
     static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }

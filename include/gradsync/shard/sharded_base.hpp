@@ -29,7 +29,6 @@ protected:
 
 public:
     using Optimizer = O;
-
     ShardedBase& operator=(ShardedBase&&) = delete;
 
     // ---------------------------------------------------------------------------------- the backward, as with a Reducer
@@ -58,6 +57,13 @@ public:
         check_usable("no_sync");
         check_stepped("no_sync");
         return engine_->no_sync();
+    }
+    /// See Reducer::broadcast_buffers. With hybrid sharding the root is that of the first group. Collective.
+    void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
+        Guard<B>::broadcast_buffers(buffers, root);
+        exchange_.with_replicas([&](B& replicas) {
+            for (const BufferView& b : buffers) guard([&] { replicas.broadcast(b, 0).wait(); });
+        });
     }
     /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. If gradients are sharded, the call may wait until
     /// another bucket is reduced, the initial contents are unspecified, and the memory is valid until the last gradient of its bucket is
@@ -263,12 +269,6 @@ protected:
     }
 
     void copy(ConstBufferView from, BufferView to) { passes_of(backend_).copy(from, to); }
-
-    /// Gives every rank the root's buffer. With hybrid sharding it is that of the first group's root.
-    void broadcast(BufferView view, int root) {
-        backend_.broadcast(view, root).wait();
-        exchange_.with_replicas([&](B& replicas) { replicas.broadcast(view, 0).wait(); });
-    }
 
     /// Are gradients sharded, and the micro-batches of a step counted?
     bool counts_micro_batches() const noexcept {

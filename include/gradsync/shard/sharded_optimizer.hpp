@@ -84,9 +84,9 @@ class ShardedOptimizer
     : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O, Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
-    using Base::backend_, Base::broadcast, Base::check_broadcast, Base::check_index, Base::check_usable, Base::copy, Base::engine_,
-        Base::engine_options_, Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse,
-        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
+    using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::copy, Base::engine_, Base::engine_options_,
+        Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse, Base::start_gather,
+        Base::state_, Base::step_bucket, Base::values_, Base::watch;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
@@ -141,7 +141,9 @@ public:
         check_broadcast(root);
         guard([&] {
             flush();
-            for (std::size_t i = 0; i < parameters_.size(); ++i) broadcast(parameter_value(i), root);
+            List<BufferView> values(parameters_.size());
+            for (std::size_t i = 0; i < values.size(); ++i) values[i] = parameter_value(i);
+            this->broadcast_buffers(values, root);
             adopt_values();
         });
     }

@@ -42,7 +42,7 @@ template <class B, class O, class Overlap = OverlapBackward, class Exchange = Re
 class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
     friend Base;
-    using Base::backend_, Base::broadcast, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
+    using Base::backend_, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
         Base::engine_options_, Base::exchange_, Base::gathers_, Base::guard, Base::make_engine, Base::parameters_, Base::refuse,
         Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
 
@@ -87,7 +87,7 @@ public:
         check_broadcast(root);
         guard([&] {
             for (const ParameterView& p : parameters_)
-                if (!p.requires_grad) broadcast(p.value, root);
+                if (!p.requires_grad) this->broadcast_buffers({&p.value, 1}, root);
             detail::StateTransfer<B>(backend_, plan(), state_, parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
                     const ParameterView& p = parameters_[i];

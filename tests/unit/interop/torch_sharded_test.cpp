@@ -204,11 +204,13 @@ auto make_fully(Arguments... arguments) {
 
 TEST_CASE("losses and weights of sharded trainings have the bits of whole ones") {
     torch::set_num_threads(1);
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : {1, 2, 3, 4}) {
         INFO(ranks, " ranks");
         const Result expected = train_whole(ranks);
         CHECK(compare(ranks, expected, make_optimizer()) == "");
         CHECK(compare(ranks, expected, make_optimizer(gs::Zero2{}, gs::SizeCappedBuckets{512, 128})) == "");
+        CHECK(compare(ranks, expected, make_optimizer(gs::StepInside{})) == "");
+        CHECK(compare(ranks, expected, make_optimizer(gs::StepInBackward{})) == "");
         CHECK(compare(ranks, expected, make_fully()) == "");
         for (const auto& options : {gs::ShardedParametersOptions{.prefetch = 0},
                                     {.prefetch = 2, .reshard_after_forward = false},
@@ -369,6 +371,40 @@ TEST_CASE("an optimizer of torch steps the shards") {
               gs::TorchFullyShard sharded(comm, net, gs::ExternalOptimizer{}, net_units);
               train(comm, finding, net, sharded, sharded);
           }) == "");
+}
+
+TEST_CASE("a call of stepped() that was forgotten is noticed, and so are weights whose memory was replaced") {
+    const auto forgets = [](auto stage) {
+        return gradsync_test::outcomes(2, [=](gs::ThreadBackend comm) {
+            ShardedNet net;
+            Whole whole;
+            gs::TorchShardedOptimizer sharded(comm, net, gs::ExternalOptimizer{}, stage);
+            torch::optim::SGD sgd(sharded.shards(), torch::optim::SGDOptions(0.1));
+            for (int step = 0; step < 2; ++step) {
+                loss_of(net, whole, comm.rank(), step).backward();
+                sharded.finish();
+                sgd.step();
+            }
+        });
+    };
+    for (const auto& outcomes : {forgets(gs::Zero1{}), forgets(gs::Zero2{})})  // a rank may hear of the other's exception first
+        CHECK((outcomes[0].says("call stepped()") || outcomes[1].says("call stepped()")));
+
+    auto comm = gs::ThreadBackend::make(1);
+    const auto replaced = [](const std::string& name, const auto& run) {
+        return outcome_of(run).says("parameter '" + name + "' has other memory than at construction");
+    };
+    {
+        ShardedNet net;
+        Whole whole;
+        gs::TorchShardedOptimizer sharded(comm[0], net, Momentum{});
+        net.scale.set_data(torch::ones({width}));
+        CHECK(replaced("scale", [&] { loss_of(net, whole, 0, 0).backward(); }));
+    }
+    ShardedNet net;
+    gs::TorchFullyShard sharded(comm[0], net, Momentum{}, net_units);
+    net.blocks[1]->weight.set_data(torch::ones({width, width}));
+    CHECK(replaced("block1.weight", [&] { loss_of(net, sharded, 0, 0); }));
 }
 
 TEST_CASE("a layer that one rank uses counts, and one that no rank uses is not stepped") {

@@ -106,6 +106,18 @@ std::vector<torch::Tensor> train_alone() {
     return weights_of(net);
 }
 
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+at::Tensor trainable(std::vector<std::int64_t> sizes) { return torch::ones(sizes, torch::requires_grad()); }
+
+/// The identity of its first argument. Its backward makes no gradient for the second.
+struct Ignore : torch::autograd::Function<Ignore> {
+    static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x, const torch::Tensor&) { return x * 1; }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list gradients) {
+        return {gradients[0], {}};
+    }
+};
+
 }  // namespace
 
 // First, because children of a process whose autograd has threads have no autograd.
@@ -232,6 +244,88 @@ TEST_CASE("micro-batches under no_sync add up") {
           }) == "");
 }
 
+TEST_CASE("micro-batches that the reducer adds up are not added up by autograd too") {
+    for (const int size : {1, 2, 3, 4})
+        for (const bool in_buckets : {false, true}) {
+            gs::ReducerOptions options{.accumulation = gs::Accumulation::in_buckets};
+            if (in_buckets) options.gradients = gs::GradientStorage::in_buckets, options.micro_batches = 2 * static_cast<std::size_t>(size);
+            INFO(size, " ranks, in_buckets ", in_buckets);
+            CHECK(findings(size, [&](gs::ThreadBackend comm, Finding& finding) {
+                      const Named parameters{{"a", trainable({5})}, {"b", trainable({3})}};
+                      const at::Tensor &a = parameters[0].second, &b = parameters[1].second;
+                      gs::TorchReducer sync(comm, parameters, options);
+                      for (int step = 0; step < 3; ++step) {
+                          for (const auto& p : parameters)
+                              if (step == 1) p.second.mutable_grad().reset();
+                              else p.second.mutable_grad().zero_();
+                          {
+                              const auto guard = sync.no_sync();
+                              (a.sum() + b.sum() * 2).backward();
+                          }
+                          if (step == 0) (void)sync.rebuild_buckets();
+                          (a.sum() * 10 + b.sum() * 20).backward();
+                          sync.finish();
+                          const double parts = in_buckets ? 2 : 1;
+                          finding.check(torch::equal(a.grad(), torch::full({5}, 11 / parts)), "a in step " + std::to_string(step));
+                          finding.check(torch::equal(b.grad(), torch::full({3}, 22 / parts)), "b in step " + std::to_string(step));
+                      }
+                  }) == "");
+        }
+}
+
+TEST_CASE("gradients that were side by side in one memory are averaged where autograd puts the next ones") {
+    for (const int size : {1, 2, 3, 4})
+        CHECK(findings(size, [](gs::ThreadBackend comm, Finding& finding) {
+                  const Named parameters{{"a", trainable({4, 4})}, {"b", trainable({16})}, {"c", trainable({16})}};
+                  const auto memory = torch::zeros({48});
+                  for (int i = 0; i < 3; ++i)
+                      parameters[i].second.mutable_grad() = memory.narrow(0, 16 * i, 16).view_as(parameters[i].second);
+                  gs::TorchReducer sync(comm, parameters);
+                  for (int step = 0; step < 3; ++step) {
+                      torch::Tensor sum = torch::zeros({});
+                      for (int i = 0; i < 3; ++i) {
+                          if (step == 1) parameters[i].second.mutable_grad().zero_();
+                          else parameters[i].second.mutable_grad().reset();
+                          sum = sum + parameters[i].second.sum() * (2 * comm.rank() + i);
+                      }
+                      sum.backward();
+                      sync.finish();
+                      for (int i = 0; i < 3; ++i)
+                          finding.check(torch::equal(parameters[i].second.grad().flatten(), torch::full({16}, comm.size() - 1.0 + i)),
+                                        parameters[i].first + " in step " + std::to_string(step));
+                  }
+              }) == "");
+}
+
+TEST_CASE("a gradient that was there has the strides of its parameter afterwards, and one that a backward does not make is zero") {
+    for (const auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed})
+        for (const int size : {1, 2, 3, 4})
+            CHECK(findings(size, [&](gs::ThreadBackend comm, Finding& finding) {
+                      const auto weight = torch::ones({3, 2}).t().requires_grad_();
+                      const Named parameters{{"weight", weight}, {"other", trainable({2, 3})}};
+                      if (comm.rank() == 0) weight.mutable_grad() = torch::zeros({2, 3});
+                      gs::TorchReducer sync(comm, parameters, {.gradients = storage});
+                      const auto factors = torch::arange(6.0f).view({2, 3}), x = weight * factors;
+                      for (const auto& p : parameters) p.second.mutable_grad().zero_();
+                      if (comm.rank() == 0) parameters[1].second.mutable_grad().reset();
+                      (comm.rank() == 0 ? Ignore::apply(x, parameters[1].second) : x + parameters[1].second * 12).sum().backward();
+                      sync.finish();
+                      finding.check(torch::allclose(weight.grad(), factors), "weight");
+                      finding.check(torch::allclose(parameters[1].second.grad(), torch::full({2, 3}, 12 - 12.0 / comm.size())), "other");
+                  }) == "");
+}
+
+TEST_CASE("a weight whose memory was replaced is refused") {
+    auto comm = gs::ThreadBackend::make(1);
+    const Named parameters{{"a", trainable({4})}};
+    gs::TorchReducer sync(comm[0], parameters);
+    sync.broadcast_parameters();
+    parameters[0].second.set_data(torch::zeros({4}));
+    CHECK(outcome_of([&] { sync.broadcast_parameters(); }).says("parameter 'a' has other memory than at construction"));
+    parameters[0].second.sum().backward();
+    CHECK(outcome_of([&] { sync.finish(); }).says("parameter 'a' has other memory than at construction"));
+}
+
 TEST_CASE("a gradient that did not come is named; the exception of a hook comes out of backward()") {
     const auto missing = gradsync_test::outcomes(2, [](gs::ThreadBackend comm) {
         Net net;
@@ -296,6 +390,9 @@ TEST_CASE("what cannot be synchronised is refused in words") {
     module.register_parameter("odd", torch::zeros({4, 4}).slice(1, 0, 2));
     const Outcome outcome = outcome_of([&] { gs::TorchReducer(comm[0], module); });
     CHECK(outcome.says("parameter 'odd': a tensor of Float [4, 2]"));
+    CHECK(outcome_of([&] {
+              gs::TorchReducer(comm[0], Named{{"twice", trainable({2}) * 2}});
+          }).says("'twice': autograd leaves no gradient"));
 }
 
 TEST_CASE("sparse gradients become dense") {
@@ -320,14 +417,18 @@ TEST_CASE("buffers: of rank 0, or floating ones averaged") {
                   torch::nn::Module module;
                   module.register_parameter("weight", torch::zeros({2}));
                   const auto mean = module.register_buffer("mean", torch::full({3}, 1.0 * comm.rank())),
-                             count = module.register_buffer("count", torch::full({}, comm.rank() + 1, torch::kLong));
+                             count = module.register_buffer("count", torch::full({}, comm.rank() + 1, torch::kLong)),
+                             mask = module.register_buffer("mask", torch::full({3}, comm.rank() == 0, torch::kBool));
                   gs::TorchReducer sync(comm, module);
                   sync.average_buffers();
                   finding.check(torch::allclose(mean, torch::full({3}, 0.5 * (comm.size() - 1))), "not the mean");
                   finding.check(count.item<std::int64_t>() == 1, "not rank 0's count");
+                  finding.check(mask.all().item<bool>(), "not rank 0's mask");
+                  mask.fill_(comm.rank() == comm.size() - 1);
                   mean.fill_(comm.rank());
                   sync.broadcast_buffers(comm.size() - 1);
                   finding.check(mean.sum().item<float>() == 3.0f * static_cast<float>(comm.size() - 1), "not the last rank's");
+                  finding.check(mask.all().item<bool>(), "not the last rank's mask");
               }) == "");
 }
 

@@ -104,6 +104,19 @@ TEST_CASE("shards in groups, copies across groups: as one group, where sums are 
     }
 }
 
+TEST_CASE("buffers are the first group's root's in all groups") {
+    for (const int per_group : {1, 2, 4})
+        CHECK(findings(4, [&](ThreadBackend world, Finding& finding) {
+                  auto [group, replicas] = hybrid_groups(world, per_group);
+                  auto model = initial_tensors({100}, DType::f32);
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, Hybrid(replicas));
+                  float statistics[2] = {static_cast<float>(world.rank()), 7};
+                  const BufferView buffers[] = {BufferView(statistics, 2)};
+                  sharded.broadcast_buffers(buffers, per_group - 1);
+                  finding.check(statistics[0] == static_cast<float>(per_group - 1), std::to_string(statistics[0]));
+              }) == "");
+}
+
 TEST_CASE("a time limit that is set later holds for the averages across groups, too") {
     CHECK(findings(2, [](ThreadBackend world, Finding& finding) {
               auto [group, replicas] = hybrid_groups(world, 1);
