@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <ATen/Functions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -86,6 +87,14 @@ private:
 };
 
 namespace detail {
+
+/// A tensor like `t` in memory of another owner. `move_storage` gives it memory.
+inline at::Tensor alias(const at::Tensor& t) { return at::from_blob(nullptr, t.sizes(), t.strides(), t.options().requires_grad(false)); }
+/// Gives the storage of `t` other memory. Tensors that share it follow: views that autograd saves, and what `detach()` returns.
+inline at::DataPtr move_storage(const at::Tensor& t, at::DataPtr memory) {
+    at::Storage storage = t.storage();
+    return storage.set_data_ptr(std::move(memory));
+}
 
 /// Calls `mark(i)` whenever autograd has accumulated the gradient of tensor i, until it is destroyed.
 class TorchHooks {

@@ -151,8 +151,11 @@ public:
     }
     /// Takes gradients that are in buckets from the module.
     ~TorchReducer() {
-        for (std::size_t i = 0; in_buckets() && i < homes_.size(); ++i)
-            if (homes_[i].defined()) tensors[i].mutable_grad().reset();
+        for (std::size_t i = 0; in_buckets() && i < homes_.size(); ++i) {
+            if (!homes_[i].defined()) continue;
+            tensors[i].mutable_grad().reset();
+            detail::move_storage(homes_[i], {nullptr, tensors[i].device()});
+        }
     }
 
     using Base::backend, Base::begin_step, Base::clip_gradients_by_norm, Base::clip_gradients_by_value, Base::discard, Base::exchange,
@@ -196,7 +199,8 @@ private:
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             const at::Tensor& t = tensors[i];
             if (!t.requires_grad()) continue;
-            homes_[i] = at::from_blob(Base::gradient_view(i).data, t.sizes(), t.strides(), t.options().requires_grad(false));
+            if (!homes_[i].defined()) homes_[i] = detail::alias(t);
+            detail::move_storage(homes_[i], {Base::gradient_view(i).data, t.device()});
             if (!taken_[i]) t.mutable_grad() = homes_[i];
         }
     }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <ATen/Functions.h>
-
 #include <map>
 
 #include "../shard/sharded_optimizer.hpp"
@@ -144,11 +142,6 @@ protected:
     }
     ~TorchSharded() { forget_gradients(); }
 
-    /// A tensor like `t` in another memory.
-    static at::Tensor alias(const at::Tensor& t, void* data) {
-        return at::from_blob(data, t.sizes(), t.strides(), t.options().requires_grad(false));
-    }
-
     const TorchParameters trained_;
     const std::vector<at::Tensor>& tensors_ = trained_.tensors;
 
@@ -167,7 +160,8 @@ private:
         trained_.check_place(i, Sharded::parameter_value(i).data);
         const at::NoGradGuard no_graph;
         at::Tensor& gradient = tensors_[i].mutable_grad();
-        at::Tensor home = alias(tensors_[i], Sharded::acquire_gradient(i).data);
+        const at::Tensor& t = tensors_[i];
+        at::Tensor home = at::from_blob(Sharded::acquire_gradient(i).data, t.sizes(), t.strides(), t.options().requires_grad(false));
         if (!gradient.defined()) home.zero_();
         else if (gradient.layout() != at::kStrided) home.zero_().add_(gradient);
         else if (gradient.data_ptr() != home.data_ptr()) home.copy_(gradient);
@@ -208,7 +202,7 @@ private:
 ///         sharded.step();             // all ranks hold the new weights
 ///     }
 ///
-/// The weights lie in memory of this object. Its destructor copies them to memory of their own; with OverlapForward, call `flush()` before.
+/// The weights lie in memory of this object. Its destructor waits for them, and copies them to memory of their own.
 /// With Zero2 `.grad()` is undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. There
 /// is no need for `zero_grad()`.
 ///
@@ -234,8 +228,12 @@ public:
                                       Role::stage>::template check<First, More...>());
     }
     ~TorchShardedOptimizer() {
+        try {
+            Sharded::flush();
+        } catch (...) {  // the weights are those of a failed step
+        }
         for (const at::Tensor& t : tensors_)
-            if (t.requires_grad()) t.set_data(t.detach().clone());
+            if (t.requires_grad()) detail::move_storage(t, detail::move_storage(t.detach().clone(), {nullptr, at::kCPU}));
     }
 
     using Sharded::wait_parameter;
@@ -258,11 +256,13 @@ private:
                ShardingOptions{Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
                                ParameterStorage::in_buckets},
                stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
+        for (const at::Tensor& t : tensors_)
+            if (t.requires_grad()) t.set_data(detail::alias(t));
         move_into_buckets();
     }
     void move_into_buckets() {
         for (std::size_t i = 0; i < tensors_.size(); ++i)
-            if (tensors_[i].requires_grad()) tensors_[i].set_data(Base::alias(tensors_[i], Sharded::parameter_value(i).data));
+            if (tensors_[i].requires_grad()) detail::move_storage(tensors_[i], {Sharded::parameter_value(i).data, at::kCPU});
     }
 };
 
@@ -363,7 +363,7 @@ private:
             if (!tensors_[i].requires_grad()) continue;
             const bool stays = Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
             members_[stays ? units_ : Sharded::unit_of(i)].push_back(i);
-            tensors_[i].set_data(Base::alias(tensors_[i], nullptr));
+            tensors_[i].set_data(detail::alias(tensors_[i]));
         }
         if (Sharded::unit_count() > units_) Sharded::acquire(units_);
         place(units_, true);
@@ -372,9 +372,8 @@ private:
     /// Gives the weights of unit k their memory, or takes it away. Views that autograd saves share the storage, so that stays.
     void place(std::size_t k, bool here) {
         for (const std::size_t i : members_[k]) {
-            at::Storage storage = tensors_[i].storage();
-            if (here && storage.data() != nullptr) Base::trained_.check_place(i, nullptr);
-            storage.set_data_ptr({here ? Sharded::parameter_value(i).data : nullptr, at::kCPU});
+            if (here && tensors_[i].storage().data() != nullptr) Base::trained_.check_place(i, nullptr);
+            detail::move_storage(tensors_[i], {here ? Sharded::parameter_value(i).data : nullptr, at::kCPU});
         }
     }
 

@@ -19,6 +19,7 @@
 
 #include <doctest/doctest.h>
 
+#include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/shard/checkpoint.hpp>
 
 #include "support/ranks.hpp"
@@ -166,6 +167,7 @@ Result train_sharded(ShardedNet& net, Sharded& sharded, int micro_batches = 1, i
         }
         sharded.finish();
         sharded.step();
+        if (step + 1 < last) sharded.flush();  // the weights of OverlapForward
         result.losses.push_back(loss.item<float>());
     }
     result.weights = sharded.state_dict();
@@ -209,6 +211,7 @@ TEST_CASE("losses and weights of sharded trainings have the bits of whole ones")
         const Result expected = train_whole(ranks);
         CHECK(compare(ranks, expected, make_optimizer()) == "");
         CHECK(compare(ranks, expected, make_optimizer(gs::Zero2{}, gs::SizeCappedBuckets{512, 128})) == "");
+        CHECK(compare(ranks, expected, make_optimizer(gs::OverlapForward{})) == "");
         CHECK(compare(ranks, expected, make_optimizer(gs::StepInside{})) == "");
         CHECK(compare(ranks, expected, make_optimizer(gs::StepInBackward{})) == "");
         CHECK(compare(ranks, expected, make_fully()) == "");
@@ -481,8 +484,10 @@ TEST_CASE("units that cannot be are refused; a module has weights after its opti
 
     ShardedNet net;
     Whole whole;
+    torch::Tensor kept;
     {
         gs::TorchShardedOptimizer sharded(comm[0], net, Momentum{});
+        kept = net.scale.detach();
         (void)train_sharded(net, sharded);
         (void)sharded.rebuild_buckets();
         const Weights weights = train_sharded(net, sharded).weights;
@@ -498,5 +503,6 @@ TEST_CASE("units that cannot be are refused; a module has weights after its opti
         CHECK(outcome_of([&] { torch::autograd::grad({before}, {net.scale}); }).says("modified by an inplace operation"));
     }
     CHECK(std::isfinite(net.scale.sum().item<float>()));
+    CHECK(kept.data_ptr() == net.scale.data_ptr());  // what module.state_dict() returns in Python, too
     CHECK_FALSE(net.scale.grad().defined());
 }

@@ -348,12 +348,17 @@ TEST_CASE("nothing of it is left in the module afterwards, but gradients that ar
     Net net;
     auto comm = gs::ThreadBackend::make(1);
     for (const auto unused : {gs::UnusedParameters::error, gs::UnusedParameters::find_unused}) {
+        torch::Tensor kept;
         {
             gs::TorchReducer sync(comm[0], net, gs::SizeCappedBuckets{512}, gs::ReducerOptions{.unused = unused});
+            kept = net.first->weight.grad();
             net.forward(joint_batch(0, 1).x, true).sum().backward();
             sync.finish();
             CHECK(net.first->weight.grad().defined());
+            (void)sync.rebuild_buckets();
+            CHECK(kept.data_ptr() == net.first->weight.grad().data_ptr());
         }
+        CHECK((kept.storage().data() == nullptr) == (unused == gs::UnusedParameters::find_unused));
         CHECK(net.first->weight.grad().defined() == (unused == gs::UnusedParameters::error));
     }
     for (int i = 0; i < 2; ++i) net.forward(joint_batch(0, 1).x, true).sum().backward();  // nobody counts the marks
