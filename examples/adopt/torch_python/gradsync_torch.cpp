@@ -32,12 +32,21 @@ gs::TorchParameters parameters_of(const py::object& module) {
             py::list(module.attr("buffers")()).cast<std::vector<at::Tensor>>()};
 }
 
+template <class Face, class... More>
+std::shared_ptr<Face> make(const Comm& comm, const py::object& module, const More&... more) {
+    const gs::TorchParameters parameters = parameters_of(module);
+    const py::gil_scoped_release unlocked;
+    return std::make_shared<Face>(comm, parameters, more...);
+}
+
 /// Python's hooks run before and after the forward of each unit. They do nothing once `sharded` is gone.
 void hook(const std::shared_ptr<FullyShard>& sharded, const py::object& module, const std::vector<std::string>& units) {
     for (std::size_t k = 0; k < units.size(); ++k) {
         const py::object unit = module.attr("get_submodule")(units[k]);
         unit.attr("register_forward_pre_hook")(py::cpp_function([weak = std::weak_ptr(sharded), k](const py::args&) {
-            if (const auto live = weak.lock()) live->enter(k);
+            const auto live = weak.lock();
+            const py::gil_scoped_release unlocked;
+            if (live) live->enter(k);
         }));
         unit.attr("register_forward_hook")(py::cpp_function([weak = std::weak_ptr(sharded), k](py::object, py::object, py::object result) {
             const auto live = weak.lock();
@@ -60,7 +69,7 @@ void define_sharding(Class& face) {
         .def("stepped", &Sharded::stepped, Unlocked(), "Call it when an optimizer has stepped shards(): all ranks get the weights.")
         .def(
             "shards", [](const Sharded& s) { return s.shards(); },
-            "This rank's slices of the parameters, flat, in f32: for any optimizer of torch.optim.")
+            "This rank's slices of the parameters, flat, in f32, as long as this object lives: for optimizers that work element by element.")
         .def(
             "broadcast_buffers", [](Sharded& s) { s.broadcast_buffers(); }, Unlocked())
         .def("state_dict", &Sharded::state_dict, py::arg("root") = py::none(), Unlocked(), "Whole master weights by name, on all ranks.")
@@ -83,25 +92,25 @@ PYBIND11_MODULE(gradsync_torch, m) {
         .def(
             "barrier", [](Comm& c) { c.barrier().wait(); }, Unlocked());
 
-    py::class_<Reducer>(m, "Reducer")
-        .def(py::init([](const Comm& comm, const py::object& module) { return std::make_unique<Reducer>(comm, parameters_of(module)); }))
+    py::class_<Reducer, std::shared_ptr<Reducer>>(m, "Reducer")
+        .def(py::init(&make<Reducer>))
         .def(
             "broadcast_parameters", [](Reducer& r) { r.broadcast_parameters(); }, Unlocked(), "Every rank gets rank 0's.")
         .def(
             "broadcast_buffers", [](Reducer& r) { r.broadcast_buffers(); }, Unlocked())
+        .def("average_buffers", &Reducer::average_buffers, Unlocked(), "Call it before an evaluation or a checkpoint.")
         .def("finish", &Reducer::finish, Unlocked(), "Averages the gradients over the ranks. Call it after backward().")
         .def(
             "clip_grad_norm_", [](Reducer& r, double most) { return r.clip_gradients_by_norm(most); }, Unlocked());
 
-    py::class_<ShardedOptimizer> optimizer(m, "ShardedOptimizer");
-    optimizer.def(py::init([](const Comm& comm, const py::object& module) {
-        return std::make_unique<ShardedOptimizer>(comm, parameters_of(module), gs::ExternalOptimizer{});
-    }));
+    py::class_<ShardedOptimizer, std::shared_ptr<ShardedOptimizer>> optimizer(m, "ShardedOptimizer");
+    optimizer.def(
+        py::init([](const Comm& comm, const py::object& module) { return make<ShardedOptimizer>(comm, module, gs::ExternalOptimizer{}); }));
     define_sharding<ShardedOptimizer>(optimizer);
 
     py::class_<FullyShard, std::shared_ptr<FullyShard>> fully(m, "FullyShard");
     fully.def(py::init([](const Comm& comm, const py::object& module, const std::vector<std::string>& units) {
-        auto sharded = std::make_shared<FullyShard>(comm, parameters_of(module), gs::ExternalOptimizer{}, units);
+        auto sharded = make<FullyShard>(comm, module, gs::ExternalOptimizer{}, units);
         hook(sharded, module, units);
         return sharded;
     }));

@@ -10,6 +10,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 
 import torch
 from torch import nn
@@ -72,6 +75,15 @@ def train_alone():
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
+def wait_for_thread(rank, face):
+    """Rank 1 starts when a thread of rank 0 says so. Rank 0 waits for rank 1 meanwhile, and must let the thread run."""
+    path = os.path.join(os.environ["MEETING"], face)
+    if rank == 0:
+        threading.Timer(0.1, lambda: open(path, "w").close()).start()
+    while rank != 0 and not os.path.exists(path):
+        time.sleep(0.01)
+
+
 def train_rank(face):
     """This rank's losses, and the weights."""
     import gradsync_torch as gs
@@ -79,6 +91,7 @@ def train_rank(face):
     comm = gs.Comm()
     torch.manual_seed(comm.rank)  # rank 0's weights count
     model, losses = Net(), []
+    wait_for_thread(comm.rank, face)
     if face == "reducer":
         sync = gs.Reducer(comm, model)
         sync.broadcast_parameters()
@@ -120,8 +133,9 @@ def main():
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             job = {**os.environ, "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**job, "RANK": str(r)}) for r in range(RANKS)]
-        sys.exit(max(rank.wait() for rank in ranks))
+        with tempfile.TemporaryDirectory() as job["MEETING"]:
+            ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**job, "RANK": str(r)}) for r in range(RANKS)]
+            sys.exit(max(rank.wait() for rank in ranks))
     for face in FACES:
         losses, weights = train_rank(face)
         if os.environ["RANK"] == "0":
