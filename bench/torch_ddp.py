@@ -19,61 +19,25 @@ import time
 try:
     import torch
     import torch.distributed
-    from torch import nn
-    from torch.nn import functional as F
 except ImportError:
     sys.exit(77)
 
+from torch_models import MODELS, check_attention, loss_of
+
 SIZE, WAYS = 2, ("alone", "gradsync", "ddp")
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        n, t, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        x = x + self.projection(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, t, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Transformer(nn.Module):
-    def __init__(self, width=256, layers=4, heads=4, context=128):
-        super().__init__()
-        self.embedding, self.positions = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
-        self.norm, self.last = nn.LayerNorm(width), nn.Linear(width, 256)
-
-    def forward(self, x):
-        return self.last(self.norm(self.blocks(self.embedding(x) + self.positions.weight)))
-
-
-def mlp():
-    widths = (784, 2048, 2048, 1024, 10)
-    layers = [layer for k in range(4) for layer in (nn.Linear(widths[k], widths[k + 1]), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
 
 
 def run(way, folder, kind, rank, port, pipe):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="localhost", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    model = mlp() if kind == "mlp" else Transformer()
+    model = MODELS[kind]()
     data = torch.Generator().manual_seed(100 + rank)
-    if kind == "mlp":
-        batches = [(torch.randn(64, 784, generator=data), torch.randint(0, 10, (64,), generator=data)) for _ in range(8)]
-    else:
-        texts = [torch.randint(0, 256, (8, 129), generator=data) for _ in range(8)]
-        batches = [(text[:, :-1], text[:, 1:].flatten()) for text in texts]
-    forward, sync = model, None
+    texts = list(torch.randint(0, 256, (8, model.sequences, model.context + 1), generator=data))
+    net, sync = model, None
     if way == "ddp":
         torch.distributed.init_process_group("gloo", rank=rank, world_size=SIZE)
-        forward = nn.parallel.DistributedDataParallel(model)
+        net = torch.nn.parallel.DistributedDataParallel(model)
     elif way == "gradsync":
         sys.path.insert(0, folder)
         import gradsync_torch
@@ -81,11 +45,10 @@ def run(way, folder, kind, rank, port, pipe):
         sync = gradsync_torch.Reducer(gradsync_torch.Comm(), model)
         sync.broadcast_parameters()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    batches.append(None)  # the last one ends
-    for x, y in iter(lambda: batches[pipe.recv()], None):
+    for k in iter(pipe.recv, None):
         begin, cpu = time.perf_counter(), time.process_time()
         optimizer.zero_grad()
-        loss = F.cross_entropy(forward(x).flatten(0, -2), y)
+        loss = loss_of(net, model, texts[k])
         loss.backward()
         if sync:
             sync.finish()
@@ -96,17 +59,21 @@ def run(way, folder, kind, rank, port, pipe):
 
 def main(folder, kind="mlp", rounds="40"):
     os.environ.update(OMP_NUM_THREADS="1", MKL_CBWR="AVX2")
+    check_attention()
     spawn = multiprocessing.get_context("spawn")
-    pipes, processes = {}, []
+    pipes, theirs, processes = {}, [], []
     for way in WAYS:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         pairs = [spawn.Pipe() for _ in range(SIZE)]
         pipes[way] = [ours for ours, _ in pairs]
+        theirs += [end for _, end in pairs]
         processes += [spawn.Process(target=run, args=(way, folder, kind, rank, port, pairs[rank][1]), daemon=True) for rank in range(SIZE)]
     for process in processes:
         process.start()
+    for pipe in theirs:
+        pipe.close()  # so that reading from a process that died is an error
     steps = {way: [] for way in WAYS}
     for k in range(int(rounds)):
         for way in WAYS:
@@ -116,7 +83,7 @@ def main(folder, kind="mlp", rounds="40"):
     weights = {}
     for way in WAYS:
         for pipe in pipes[way]:
-            pipe.send(-1)
+            pipe.send(None)
         weights[way] = [pipe.recv() for pipe in pipes[way]]
 
     def median(way, part):
@@ -134,6 +101,6 @@ def main(folder, kind="mlp", rounds="40"):
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 4:
+    if not 2 <= len(sys.argv) <= 4 or sys.argv[2:3] not in [[], *([kind] for kind in MODELS)]:
         sys.exit(__doc__)
     sys.exit(main(*sys.argv[1:]))

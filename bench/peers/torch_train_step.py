@@ -42,8 +42,6 @@ try:
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as mp
-    import torch.nn as nn
-    import torch.nn.functional as F
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 except ImportError as error:
@@ -51,66 +49,11 @@ except ImportError as error:
           " and run it with /usr/bin/python3", file=sys.stderr)
     sys.exit(77)
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from torch_models import MODELS, check_attention, loss_of
+
 MODES = ["independent", "naive", "naive_async", "flat", "ddp", "ddp_1MB", "ddp_gradient_views", "zero1"]
 LEAST_ROUNDS = 3
-
-
-class Block(nn.Module):
-    """Pre-norm, causal attention, exact GELU: examples/transformer.hpp."""
-
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x, future):
-        n, t, width = x.shape
-        size = width // self.heads
-        q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, size).permute(2, 0, 3, 1, 4)
-        weights = (q @ k.transpose(-2, -1) / math.sqrt(size)).masked_fill(future, -math.inf).softmax(-1)
-        x = x + self.projection((weights @ v).transpose(1, 2).reshape(n, t, width))
-        return x + self.contract(F.gelu(self.expand(self.norm2(x))))
-
-
-class Transformer(nn.Module):
-    context, sequences, targets = 128, 8, 128
-
-    def __init__(self, width=256, blocks=4, heads=4):
-        super().__init__()
-        self.embedding, self.positions = nn.Embedding(256, width), nn.Embedding(self.context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
-        self.norm, self.output = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
-        # No buffer, which DDP would broadcast before each step: Gloo has no bool.
-        self.future = torch.triu(torch.ones(self.context, self.context, dtype=torch.bool), 1)
-
-    def forward(self, x):
-        h = self.embedding(x) + self.positions.weight[:x.shape[1]]
-        for block in self.blocks:
-            h = block(h, self.future)
-        return self.output(self.norm(h)).reshape(-1, 256)
-
-
-class Mlp(nn.Module):
-    """The embeddings of 16 bytes side by side, hidden layers with exact GELU: examples/mlp.hpp."""
-
-    context, sequences, targets = 16, 64, 1
-
-    def __init__(self, embedding=49, hidden=(2048, 2048, 1024)):
-        super().__init__()
-        widths = [self.context * embedding, *hidden, 256]
-        self.embedding = nn.Embedding(256, embedding)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:]))
-
-    def forward(self, x):
-        h = self.embedding(x).flatten(1)
-        for layer in self.layers[:-1]:
-            h = F.gelu(layer(h))
-        return self.layers[-1](h)
-
-
-MODELS = {"transformer": Transformer, "mlp": Mlp}
 
 
 class Trainee:
@@ -148,9 +91,7 @@ class Trainee:
         text = self.text[self.steps % len(self.text)]
         self.steps += 1
         self.optimizer.zero_grad(set_to_none=True)
-        # The bytes after each prefix, or only the one after the whole row.
-        targets = text[:, text.shape[1] - self.model.targets:].reshape(-1)
-        loss = F.cross_entropy(self.net(text[:, :-1]), targets)
+        loss = loss_of(self.net, self.model, text)
         loss.backward()
         self.synchronise()
         self.optimizer.step()
@@ -302,6 +243,7 @@ def parse_arguments():
 
 def main():
     options = parse_arguments()
+    check_attention()
     context = {"date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "host_name": socket.gethostname(),
                "executable": os.path.abspath(__file__), "num_cpus": os.cpu_count(), "load_avg": list(os.getloadavg()),
                "pytorch": torch.__version__, "python": sys.version.split()[0]}
