@@ -49,7 +49,7 @@ struct TorchParameters {
 
     /// Throws if tensor i is no longer at `place`, where this library reads and writes it.
     void check_place(std::size_t i, const void* place) const {
-        if (tensors[i].data_ptr() != place)
+        if (tensors[i].numel() != 0 && tensors[i].data_ptr() != place)
             detail::raise(Errc::invalid_argument,
                           detail::text("parameter '", names[i], "' has other memory than at construction, as after torch::load ",
                                        "or set_data; load weights before this object is made"),

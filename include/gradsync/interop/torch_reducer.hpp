@@ -44,7 +44,7 @@ protected:
     }
     /// Returns all gradients to the memory that the engine expects. An undefined gradient becomes zero.
     void settle() {
-        check_places();
+        check_weights();
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             if (!tensors[i].requires_grad() || at_home(i)) continue;
             const at::NoGradGuard no_graph;
@@ -53,8 +53,15 @@ protected:
         }
     }
 
-    void check_places() const {
-        for (std::size_t i = 0; i < tensors.size(); ++i) check_place(i, weights_[i]);
+    /// Throws for weights that this object no longer keeps equal.
+    void check_weights() const {
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            check_place(i, weights_[i]);
+            if (tensors[i].requires_grad() && !homes_[i].defined())
+                raise(Errc::invalid_argument,
+                      text("parameter '", names[i], "' was frozen at construction; make a new TorchReducer after it was unfrozen"),
+                      {.parameter = names[i]});
+        }
     }
 
     ReducerOptions options_;
@@ -124,7 +131,7 @@ private:
 /// OverlapForward is not taken: libtorch's optimizers step all parameters at once, so they would wait for all averages before the forward.
 ///
 /// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives; a call of
-/// `broadcast_parameters()` or `finish()` throws Error(invalid_argument) if a weight has other memory, as after `torch::load`. It owns
+/// `broadcast_parameters()` or `finish()` throws Error(invalid_argument) if a weight was unfrozen or has other memory, as after `torch::load`. It owns
 /// gradients in buckets: `.grad()` is undefined after its destruction. Others stay. It neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
@@ -164,7 +171,7 @@ public:
 
     /// The same as in Reducer.
     void broadcast_parameters(int root = 0) {
-        this->check_places();
+        this->check_weights();
         Base::broadcast_parameters(root);
     }
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.

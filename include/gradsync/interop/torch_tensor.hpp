@@ -79,6 +79,7 @@ struct parameter_traits<at::Tensor> {
     static BufferView value(const at::Tensor& t) { return buffer(t); }
     static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }
     static bool requires_grad(const at::Tensor& t) { return t.requires_grad(); }
+    static bool may_be_empty(const at::Tensor&) { return true; }  // a shape with a 0 is meant
 };
 
 }  // namespace gradsync::inline v0_2

@@ -410,6 +410,32 @@ TEST_CASE("a call of stepped() that was forgotten is noticed, and so are weights
     CHECK(replaced("block1.weight", [&] { loss_of(net, sharded, 0, 0); }));
 }
 
+TEST_CASE("a parameter may be empty") {
+    const auto trains = [](auto make) {
+        return findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+            torch::nn::Module module;
+            const auto empty = module.register_parameter("empty", torch::ones({0, 2})),
+                       full = module.register_parameter("full", torch::ones({4}));
+            auto sync = make(comm, module);
+            for (int step = 0; step < 2; ++step) {
+                (empty.sum() + full.sum()).backward();
+                sync->finish();
+                if constexpr (requires { sync->step(); }) sync->step();
+                else full.detach().sub_(full.grad(), 0.1), full.mutable_grad().reset();
+            }
+            finding.check(full[0].item<float>() < 0.9, "not trained");
+        });
+    };
+    CHECK(trains([](auto& comm, auto& module) { return std::make_unique<gs::TorchReducer<gs::ThreadBackend>>(comm, module); }) == "");
+    CHECK(trains([](auto& comm, auto& module) {
+              return std::make_unique<gs::TorchShardedOptimizer<gs::ThreadBackend, Momentum>>(comm, module, Momentum{});
+          }) == "");
+    CHECK(trains([](auto& comm, auto& module) {
+              return std::make_unique<gs::TorchFullyShard<gs::ThreadBackend, Momentum>>(comm, module, Momentum{},
+                                                                                        std::vector<std::string>{});
+          }) == "");
+}
+
 TEST_CASE("a layer that one rank uses counts, and one that no rank uses is not stepped") {
     const auto check = [](auto stage) {
         return findings(3, [&](gs::ThreadBackend comm, Finding& finding) {

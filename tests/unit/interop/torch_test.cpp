@@ -315,8 +315,15 @@ TEST_CASE("a gradient that was there has the strides of its parameter afterwards
                   }) == "");
 }
 
-TEST_CASE("a weight whose memory was replaced is refused") {
+TEST_CASE("a weight whose memory was replaced is refused, and one that was unfrozen") {
     auto comm = gs::ThreadBackend::make(1);
+    {
+        Net net;
+        gs::TorchReducer sync(comm[0], net);
+        for (auto& p : net.frozen->parameters()) p.set_requires_grad(true);
+        net.forward(joint_batch(0, 1).x, true).sum().backward();
+        CHECK(outcome_of([&] { sync.finish(); }).says("'frozen.weight' was frozen"));
+    }
     const Named parameters{{"a", trainable({4})}};
     gs::TorchReducer sync(comm[0], parameters);
     sync.broadcast_parameters();
