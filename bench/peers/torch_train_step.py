@@ -18,11 +18,10 @@ Modes, each with a copy of the model:
     zero1                DistributedDataParallel and ZeroRedundancyOptimizer
 
 As in bench_train_step, modes take turns, a step each, all ranks starting together, and the slowest rank counts; a step of
-`independent` stands directly before and after each of the others (between two of the same there are two), and differences
-and ratios are of such pairs. Ranks are
-not kept on one core: the threads that Gloo starts would have to stay there too. Writes what that program writes with
---benchmark_out: names train_step/MODEL/torch_MODE/gloo/ranks:N, of its counters those that PyTorch has, and "pairs", lists of
-a step's time and the reference's. Exit code 77: there is no PyTorch.
+`independent` stands directly before and after each of the others (two of them between two steps of the same mode), and
+differences and ratios are of such pairs. Ranks are not bound to a core, because Gloo's threads would be bound to it too.
+--out writes what that program writes with --benchmark_out: names train_step/MODEL/torch_MODE/gloo/ranks:N, those of its
+counters that PyTorch has, and "pairs", lists of a step's time and the reference's. Exit code 77: there is no PyTorch.
 """
 import argparse
 import json
@@ -117,7 +116,7 @@ class Trainee:
                 p.grad.view(-1).copy_(part)
 
     def state_bytes(self):
-        """Of weights, gradients and the optimizer. DDP's buckets are not seen by Python: gradients' bytes once more."""
+        """Bytes of weights, gradients and optimizer state. DDP's buckets, which Python does not see, count as a copy of the gradients."""
         optimizer = self.optimizer.optim if self.mode == "zero1" else self.optimizer
         state = sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values()
                     if torch.is_tensor(t) and t.dim() > 0)
@@ -127,7 +126,7 @@ class Trainee:
 
 
 def greatest(seconds):
-    """Of what the ranks say."""
+    """The largest value of all ranks."""
     value = torch.tensor([seconds], dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return value.item()
@@ -158,7 +157,7 @@ def measure(model, rank, ranks, options):
     check_losses(model, trainees)
     reference, *others = options.modes
     once = {mode: timed_step(trainee) for mode, trainee in trainees.items()}
-    # Where a mode follows upon itself, it would share a step of the reference with its own next pair: one more for each.
+    # A mode that follows itself would share a reference step with its own next pair, so there is one more for each.
     round_seconds = sum(once[mode] for mode in others) + (len(others) + (len(others) <= 2)) * once[reference]
     rounds = options.rounds or min(max(int(options.seconds / round_seconds), LEAST_ROUNDS), 1001)
     seconds = {mode: [] for mode in trainees}
@@ -204,7 +203,7 @@ def measure(model, rank, ranks, options):
 
 
 def with_quartiles(name, values):
-    """As the counters of bench_train_step; none of nothing."""
+    """The median and quartiles, named as counters of bench_train_step; empty without values."""
     if not values:
         return {}
     first, middle, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
@@ -212,7 +211,7 @@ def with_quartiles(name, values):
 
 
 def check_losses(model, trainees):
-    """The modes that synchronise train the same model: sums may be rounded in another order."""
+    """Modes that synchronise train the same model, up to the rounding of sums."""
     losses = {mode: [greatest(loss.item()) for loss in trainee.losses]
               for mode, trainee in trainees.items() if mode != "independent"}
     for mode, own in losses.items():
@@ -225,16 +224,16 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="The steps of bench_train_step in PyTorch over Gloo.")
     parser.add_argument("--model", choices=[*MODELS, "all"], default="all")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--modes", default=",".join(MODES), help="of " + ", ".join(MODES))
-    parser.add_argument("--seconds", type=float, default=5, help="for all modes of one model together, roughly [5]")
-    parser.add_argument("--rounds", type=int, default=0, help=f"exactly so many [by --seconds, {LEAST_ROUNDS} at least]")
+    parser.add_argument("--modes", default=",".join(MODES), help="some of " + ", ".join(MODES))
+    parser.add_argument("--seconds", type=float, default=5, help="approximate time for all modes of one model [5]")
+    parser.add_argument("--rounds", type=int, default=0, help=f"number of rounds [as many as fit in --seconds, at least {LEAST_ROUNDS}]")
     parser.add_argument("--out", help="a JSON file, as Google Benchmark writes it")
     options = parser.parse_args()
     options.models = list(MODELS) if options.model == "all" else [options.model]
     asked = options.modes.split(",")
     for mode in asked:
         if mode not in MODES:
-            parser.error(f"--modes: there is no '{mode}'; choose of {', '.join(MODES)}")
+            parser.error(f"--modes: there is no '{mode}'; choose from {', '.join(MODES)}")
     options.modes = [mode for mode in MODES if mode in asked or mode == "independent"]
     if options.ranks < 1 or options.rounds < 0 or options.seconds < 0:
         parser.error("--ranks is 1 or more, --rounds and --seconds are not negative")

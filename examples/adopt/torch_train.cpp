@@ -4,9 +4,9 @@
 //     adopt_torch threads RANKS [STEPS [TEXT [WEIGHTS]]]
 //     mpirun -n RANKS adopt_torch mpi RANKS ...
 //
-// Trains a model of bytes on TEXT (README.md) for STEPS steps (20), of one batch for all ranks together: the losses and
-// weights are those of a single rank. Writes the weights to the file WEIGHTS, as doubles. OPENBLAS_NUM_THREADS=1 keeps the
-// ranks from taking one another's cores.
+// Trains a model of bytes on TEXT (README.md) for STEPS steps (20). The ranks share each batch, so losses and weights match a
+// one-rank run, up to rounding. Writes the weights to the file WEIGHTS, as doubles. Set OPENBLAS_NUM_THREADS=1, or ranks
+// compete for cores.
 
 #include <algorithm>
 #include <chrono>
@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
     torch::set_num_threads(1);  // as many ranks as cores share them
 
 #ifdef ADOPT_MPI
-    std::optional<boost::mpi::environment> environment;  // outlives the block: as it goes it waits for all ranks
+    std::optional<boost::mpi::environment> environment;  // outlives the block: its destructor waits for all ranks
 #endif
     try {
         if (backend == "threads") {

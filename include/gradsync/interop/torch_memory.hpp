@@ -36,7 +36,7 @@ public:
         }
     }
 
-    /// A slot for exactly so many bytes; null if none is free, and in a forked child, whose parent writes here.
+    /// Takes a slot of exactly `size` bytes. Returns null if none is free, and in a forked child, because its parent writes here.
     void* take(std::size_t size) {
         if (!maker_.is_here()) return nullptr;
         const std::lock_guard lock(mutex_);
@@ -60,7 +60,7 @@ private:
         }
         return sizes;
     }
-    /// A slot ends with a gap: gradients side by side would be one bucket, which could not move.
+    /// A slot ends with a gap: gradients side by side would be one bucket, and new ones would be copied there.
     static constexpr std::size_t stride(std::size_t size) noexcept { return round_up(size, line_bytes) + line_bytes; }
 
     const Maker maker_;
@@ -104,7 +104,7 @@ private:
     explicit TorchAllocator(c10::Allocator& before) : before_(before) {}
 
     c10::DataPtr obtain(std::size_t bytes) const {
-        // A backward keeps no graph; outside of one this is true.
+        // libtorch says true outside of a backward, and in one that retains its graph.
         if (bytes >= TorchArena::least && !torch::autograd::get_current_graph_task_keep_graph()) {
             const std::lock_guard lock(mutex_);
             for (const std::shared_ptr<TorchArena>& arena : arenas_)

@@ -130,9 +130,9 @@ private:
 ///
 /// OverlapForward is not taken: libtorch's optimizers step all parameters at once, so they would wait for all averages before the forward.
 ///
-/// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives; a call of
-/// `broadcast_parameters()` or `finish()` throws Error(invalid_argument) if a weight was unfrozen or has other memory, as after `torch::load`. It owns
-/// gradients in buckets: `.grad()` is undefined after its destruction. Others stay. It neither moves nor copies.
+/// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives.
+/// `broadcast_parameters()` and `finish()` throw Error(invalid_argument) if a weight was unfrozen or has other memory, as after
+/// `torch::load`. It owns gradients in buckets: `.grad()` is undefined after its destruction. Others stay. It neither moves nor copies.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
     using Base = Reducer<B, Buckets, Overlap, Exchange>;

@@ -107,7 +107,7 @@ public:
         return state;
     }
 
-    /// Sets all state to the root's `state`, of any floating types, and the weights accordingly. Other ranks' `state` is not looked at.
+    /// Sets all state to the root's `state`, of any floating types, and the weights accordingly. The `state` of other ranks is ignored.
     /// Arrays of the optimizer that are missing become zero: the f32 weights of a module before it was cast are a state, too. Throws on
     /// every rank if a trainable parameter is missing or has another shape. Collective, between steps.
     void load_state_dict(const std::map<std::string, at::Tensor>& state, int root = 0) {
