@@ -35,6 +35,7 @@ public:
                               {.operation = "optimizer"});
     }
 
+    static constexpr bool takes_f64 = false;  ///< see DeviceOptimizer
     std::size_t group_count() const noexcept { return groups_.size(); }
     /// May be changed between steps.
     Options& options(std::size_t group = 0) noexcept { return groups_[group]; }

@@ -85,6 +85,36 @@ TEST_CASE("streams of sharding: gathers follow a stream that is set after constr
     });
 }
 
+TEST_CASE("streams of sharding: gradients are seen with their scale") {
+    on_nccl_ranks(1, [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        weights.emplace_back(100, 3.0f);
+        ShardedOptimizer sharded(comm, views_of(weights), cuda::Sgd(), Zero2{});
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+            detail::passes_of(comm).copy(sharded.parameter_value(0), sharded.acquire_gradient(0));
+            sharded.mark_ready(0);
+            sharded.finish();
+        }
+        float gradient = 0;
+        sharded.for_each_gradient([&](const DeviceSlice& slice, double scale) {
+            gradient = gradsync_test::read(comm, BufferView{const_cast<void*>(slice.gradient.data), slice.gradient.count,
+                                                            slice.gradient.dtype, MemorySpace::device})[99] *
+                       static_cast<float>(scale);
+        });
+        CHECK(gradient == 3.0f);  // the mean of two
+        sharded.discard();
+    });
+}
+
+TEST_CASE("streams of sharding: what the library's optimizers do not take is refused at construction") {
+    on_nccl_ranks(1, [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        weights.emplace_back(10, 1.0f, DType::f64);
+        CHECK_THROWS_WITH_AS(ShardedOptimizer(comm, views_of(weights), cuda::AdamW()),
+                             doctest::Contains("parameter 'p0' has weights or gradients in f64, which the optimizer does not take"), Error);
+    });
+}
+
 TEST_CASE("streams of sharding: a communicator made from one with a stream of its own follows the trainer's") {
     on_nccl_ranks(1, [&](NcclBackend comm) {
         const cuda::Stream stream = cuda::make_stream();
