@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes
-// Sharded training in device memory, over the fakes of support/fake: which stream its communicators follow, and what optimizers get.
+// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_passes
+// Sharded training in device memory, over the fakes of support/fake: streams that change, sizes at the edge, what is refused.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/backend/thread_backend.hpp>
@@ -11,7 +11,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,7 +38,7 @@ template <class B>
 std::vector<ParameterView> views_of(std::vector<gradsync_test::Numbers<B>>& weights) {
     std::vector<ParameterView> views;
     for (auto& w : weights) {
-        views.push_back({.name = "p" + std::to_string(views.size()), .value = w.view(), .gradient = w.view()});
+        views.push_back({.name = "p" + std::to_string(views.size()), .value = w.view(), .gradient = w.view(), .may_be_empty = true});
         views.back().gradient.data = nullptr;
     }
     return views;
@@ -69,9 +71,88 @@ std::vector<float> halved_twice_on_another_stream(B comm, cudaStream_t stream) {
     return all;
 }
 
+/// Weights of 1, after three steps with themselves as gradients.
+template <class B>
+std::vector<float> shrunk(B comm, const std::vector<std::size_t>& sizes, int stage) {
+    std::vector<gradsync_test::Numbers<B>> weights;
+    for (const std::size_t n : sizes) weights.emplace_back(n, 1.0f);
+    const cuda::Sgd sgd({.learning_rate = 0.25, .momentum = 0.5});
+    std::vector<float> all;
+    const auto train = [&](auto& sharded, auto&& use) {
+        sharded.broadcast_parameters();
+        for (int step = 0; step < 3; ++step) {
+            for (std::size_t i = sizes.size(); i-- > 0;) {
+                [[maybe_unused]] const auto in_use = use(i);
+                detail::passes_of(comm).copy(sharded.parameter_value(i), sharded.acquire_gradient(i));
+                sharded.mark_ready(i);
+            }
+            sharded.finish();
+            all.push_back(static_cast<float>(sharded.gradient_norm()));
+            sharded.step();
+        }
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+            [[maybe_unused]] const auto in_use = use(i);
+            const std::vector<float> values = gradsync_test::read(comm, sharded.parameter_value(i));
+            all.insert(all.end(), values.begin(), values.end());
+        }
+        sharded.collect_everywhere([&](std::size_t, std::size_t, std::size_t, ConstBufferView piece) {
+            const auto* const floats = static_cast<const float*>(piece.data);
+            all.insert(all.end(), floats, floats + piece.count);
+        });
+    };
+    if (stage == 3) {
+        std::vector<std::size_t> unit_of;
+        for (std::size_t i = 0; i < sizes.size(); ++i) unit_of.push_back(i);
+        ShardedParameters sharded(comm, views_of(weights), sgd, Units(unit_of));
+        train(sharded, [&](std::size_t i) { return sharded.gather(i); });
+    } else if (stage == 2) {
+        ShardedOptimizer sharded(comm, views_of(weights), sgd, ShardingOptions{}, Zero2{});
+        train(sharded, [](std::size_t) { return 0; });
+    } else {
+        ShardedOptimizer sharded(comm, views_of(weights), sgd, ShardingOptions{.reducer = {.gradients = GradientStorage::in_buckets}});
+        train(sharded, [](std::size_t) { return 0; });
+    }
+    return all;
+}
+
+/// The same by a loop.
+std::vector<float> shrunk(const std::vector<std::size_t>& sizes) {
+    std::size_t count = 0;
+    for (const std::size_t n : sizes) count += n;
+    float weight = 1, momentum = 0;
+    std::vector<float> all;
+    for (int step = 0; step < 3; ++step) {
+        all.push_back(std::sqrt(static_cast<float>(count)) * weight);
+        momentum = 0.5f * momentum + weight;
+        weight -= 0.25f * momentum;
+    }
+    all.resize(3 + 2 * count, weight);  // and masters
+    all.resize(3 + 3 * count, momentum);
+    std::sort(all.begin() + 3, all.end());
+    return all;
+}
+
 }  // namespace
 
-TEST_CASE("streams of sharding: gathers follow a stream that is set after construction") {
+TEST_CASE("sharding on devices: fewer elements than ranks, empty parameters, and none") {
+    for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{}, {0}, {1}, {0, 1, 0}, {2, 0, 1, 3, 17}})
+        for (int stage = 1; stage <= 3; ++stage)
+            for (int size = 1; size <= 4; ++size) {
+                CAPTURE(sizes.size());
+                CAPTURE(stage);
+                CAPTURE(size);
+                const std::vector<float> expected = shrunk(sizes);
+                gradsync_test::Findings findings;
+                const auto check = [&](const char* how, std::vector<float> result) {
+                    std::sort(result.begin() + 3, result.end());  // pieces come in the order of the buckets
+                    findings.check(result.size() == expected.size() && gradsync_test::distance(result, expected) < 1e-6f, how);
+                };
+                on_nccl_ranks(size, [&](NcclBackend comm) { check("over NCCL", shrunk(comm, sizes, stage)); });
+                run_threads(size, [&](ThreadBackend host) { check("staged", shrunk(StagedThreads(host), sizes, stage)); });
+            }
+}
+
+TEST_CASE("sharding on devices: gathers follow a stream that is set after construction") {
     const std::vector<float> expected(3000, 0.25f);
     gradsync_test::Findings findings;
     on_nccl_ranks(2, [&](NcclBackend comm) {
@@ -85,7 +166,7 @@ TEST_CASE("streams of sharding: gathers follow a stream that is set after constr
     });
 }
 
-TEST_CASE("streams of sharding: gradients are seen with their scale") {
+TEST_CASE("sharding on devices: gradients are seen with their scale") {
     on_nccl_ranks(1, [&](NcclBackend comm) {
         std::vector<gradsync_test::Numbers<NcclBackend>> weights;
         weights.emplace_back(100, 3.0f);
@@ -106,7 +187,7 @@ TEST_CASE("streams of sharding: gradients are seen with their scale") {
     });
 }
 
-TEST_CASE("streams of sharding: what the library's optimizers do not take is refused at construction") {
+TEST_CASE("sharding on devices: what the library's optimizers do not take is refused at construction") {
     on_nccl_ranks(1, [&](NcclBackend comm) {
         std::vector<gradsync_test::Numbers<NcclBackend>> weights;
         weights.emplace_back(10, 1.0f, DType::f64);
@@ -115,7 +196,7 @@ TEST_CASE("streams of sharding: what the library's optimizers do not take is ref
     });
 }
 
-TEST_CASE("streams of sharding: a communicator made from one with a stream of its own follows the trainer's") {
+TEST_CASE("sharding on devices: a communicator made from one with a stream of its own follows the trainer's") {
     on_nccl_ranks(1, [&](NcclBackend comm) {
         const cuda::Stream stream = cuda::make_stream();
         comm.set_stream(stream.get());
@@ -127,7 +208,7 @@ TEST_CASE("streams of sharding: a communicator made from one with a stream of it
     });
 }
 
-TEST_CASE("streams of sharding: the replicas of staged groups follow the group") {
+TEST_CASE("sharding on devices: the replicas of staged groups follow the group") {
     gradsync_test::Findings findings;
     run_threads(2, [&](ThreadBackend host) {
         const cuda::Stream stream = cuda::make_stream();
