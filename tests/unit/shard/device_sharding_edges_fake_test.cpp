@@ -187,6 +187,17 @@ TEST_CASE("sharding on devices: gradients are seen with their scale") {
     });
 }
 
+TEST_CASE("sharding on devices: gradients in another order than the plan's are refused, with what to do") {
+    on_nccl_ranks(1, [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        for (int i = 0; i < 4; ++i) weights.emplace_back(10, 1.0f);
+        ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1, 2, 3}));
+        (void)sharded.acquire_gradient(0);
+        (void)sharded.acquire_gradient(1);
+        CHECK_THROWS_WITH_AS((void)sharded.acquire_gradient(2), doctest::Contains("reverse order of registration"), Error);
+    });
+}
+
 TEST_CASE("sharding on devices: what the library's optimizers do not take is refused at construction") {
     on_nccl_ranks(1, [&](NcclBackend comm) {
         std::vector<gradsync_test::Numbers<NcclBackend>> weights;
