@@ -17,7 +17,7 @@ class UnitAccess {
 public:
     virtual void enter(std::size_t unit) = 0;
     virtual void leave(std::size_t unit) = 0;
-    /// Are all weights there all the time, wherever the model is at work?
+    /// Do all weights stay in memory, in use or not?
     virtual bool weights_stay() const { return true; }
 
 protected:

@@ -41,8 +41,8 @@ private:
     std::size_t bytes_ = 0, weight_bytes_ = 0;
 };
 
-/// The weight matrices as factors. Where weights stay, the forward pass rounds each, and the backward pass uses the same factors. Where they
-/// come and go, their factors do, too: each pass rounds them, into one room.
+/// The weight matrices as factors. If weights stay in memory, the forward pass rounds each of them, and the backward pass uses the same
+/// factors. Otherwise each pass rounds them anew, into one room.
 template <class Ops>
 class WeightFactors {
 public:

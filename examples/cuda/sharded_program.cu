@@ -53,7 +53,7 @@ struct Momentum {
 
 float train(gs::NcclBackend comm) {
     const gs::cuda::Stream stream = gs::cuda::make_stream();
-    comm.set_stream(stream.get());  // before sharding: that of the kernels
+    comm.set_stream(stream.get());  // the stream of the kernels below
     const gs::cuda::DeviceMemory memory_w(inputs * 4), memory_b(4), memory_residual(samples * 4);
     const auto floats = [](const gs::cuda::DeviceMemory& memory) { return static_cast<float*>(memory.data()); };
     float *const w = floats(memory_w), *const b = floats(memory_b), *const residual = floats(memory_residual);

@@ -10,6 +10,7 @@
 // expect 9: gradsync: this backend states the ability device_passes: give it members passes\(\), stream\(\) and host\(\)
 // expect 10: gradsync: this backend states the ability wait_on: give its WorkType a member void wait_on\(stream\)
 // expect 11: gradsync: this backend has steps_inside\(\), but does not state it: add .steps_inside = true to its abilities
+// expect 12: gradsync: this backend states the ability own_stream: give it a member void use_own_stream\(\), and wait_on
 // errors: 1
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/requirements.hpp>
@@ -46,6 +47,9 @@ struct Mine : ThreadBackend {
     int stream();
 #elif GRADSYNC_EXPECT_FAILURE == 11
     static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true};
+#elif GRADSYNC_EXPECT_FAILURE == 12
+    static constexpr BackendAbilities abilities{.poll = true, .own_stream = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
+    void use_own_stream();
 #endif
 #if GRADSYNC_EXPECT_FAILURE == 0 || GRADSYNC_EXPECT_FAILURE == 4
     bool wants_progress_thread() const;

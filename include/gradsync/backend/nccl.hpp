@@ -115,7 +115,7 @@ public:
     /// one is set, or until this and all memory from `allocate` are gone.
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
-    /// See BackendAbilities::own_stream. For a communicator that goes to a HybridReduceScatter, which calls it.
+    /// See BackendAbilities::own_stream. A HybridReduceScatter calls it for its replicas.
     void use_own_stream() { engine_->use_own_stream(); }
 
     /// Groups collectives: those that are started while the object lives leave together when it goes, as one launch of NCCL's, which is

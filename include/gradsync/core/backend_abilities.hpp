@@ -18,8 +18,8 @@ struct BackendAbilities {
     /// `void Work::wait_on(stream)`: makes the stream that `stream()` returns wait for the collective, and returns at once. Otherwise the
     /// host waits.
     bool wait_on = false;
-    /// `void use_own_stream()`: makes `stream()` a stream of this communicator's own, so that its collectives come after the works of other
-    /// communicators for which `wait_on(stream())` was called, and after nothing else. For work in several stages that no host moves on.
+    /// `void use_own_stream()`: makes `stream()` a stream of this communicator's own. Its collectives then wait only for what was ordered
+    /// before that stream, such as another communicator's Work by `wait_on(stream())`. For exchanges in stages that need no host in between.
     bool own_stream = false;
     /// `bool failed() const`: true if the communicator has failed. For loops that wait for something other than a collective.
     bool failed = false;
@@ -46,8 +46,9 @@ struct BackendAbilities {
     /// depend on one another. A Reducer groups buckets of the backward (and gathers of OverlapForward) that follow one another in the plan:
     /// at most 32, and at most `group_bytes()` bytes together, the same on all ranks.
     bool groups = false;
-    /// For a backend whose memory is not the host's: `passes()` returns an object with the functions of DevicePasses (cuda/device_passes.hpp),
-    /// which work in order on the compute stream `stream()`; `host()` returns the same ranks as a backend of host memory, for values that they agree on.
+    /// For a backend whose memory is not the host's: `passes()` returns an object with the functions of DevicePasses
+    /// (cuda/device_passes.hpp), which work in order on the compute stream `stream()`; `host()` returns the same ranks as a backend of host
+    /// memory, for values that they agree on.
     bool device_passes = false;
 };
 

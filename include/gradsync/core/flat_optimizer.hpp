@@ -47,8 +47,9 @@ struct DeviceSlice {
 };
 
 /// A FlatOptimizer for a backend of device memory, whose streams are of type Stream. `step(slices, gradient_scale, stream)` puts the step of
-/// several slices on the stream, of which a bucket has one for each of its parameters, and does not wait. The library then rounds master
-/// weights to the type of the weights, to nearest. `gs::cuda::AdamW` is one.
+/// a bucket's slices, one for each of its parameters, on the stream, and does not wait. The library then rounds master weights to the type
+/// of the weights, to nearest. An optimizer with `static constexpr bool takes_f64 = false` is given no weights or gradients in f64: sharded
+/// objects refuse them at construction. `gs::cuda::AdamW` is one.
 template <class O, class Stream>
 concept DeviceOptimizer =
     std::movable<O> && requires(O& optimizer, const O& constant, std::span<const DeviceSlice> slices, double scale, Stream stream) {

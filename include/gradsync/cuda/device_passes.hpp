@@ -17,7 +17,7 @@ public:
     explicit DevicePasses(Shared<const Engine> engine) : engine_(std::move(engine)) {
         if (!cuda::linked())
             raise(Errc::invalid_argument,
-                  "a Reducer of device memory needs the library's kernels; link gradsync::cuda, or compile "
+                  "gradients in device memory need the library's kernels; link gradsync::cuda, or compile "
                   "gradsync/cuda/passes.cu with nvcc into the program",
                   {.operation = "Reducer"});
     }
@@ -62,7 +62,7 @@ public:
         std::vector<ConstBufferView> blocks_;
         std::vector<double*> results_;
     };
-    /// Times at which the device comes by points of the compute stream. `set` is for any thread, but for one at a time for each i.
+    /// Time stamps on the compute stream. `set(i)` is for any thread, but for one at a time for each i.
     class Stamps {
     public:
         explicit Stamps(Shared<const Engine> engine) noexcept : engine_(std::move(engine)) {}

@@ -6,8 +6,8 @@
 #include "../core/flat_optimizer.hpp"
 #include "passes.hpp"
 
-/// Optimizers that step in device memory, with f32 state, f32 master weights, and gradients of any floating type but f64. A step of several
-/// tensors is one kernel launch (one for each 44 tensors). They need the library's kernels: link gradsync::cuda. `step` does not wait, and
+/// Optimizers that step in device memory, with f32 state, f32 master weights, and gradients of any floating type but f64. A step launches one
+/// kernel for up to 44 tensors. They need the library's kernels: link gradsync::cuda. `step` does not wait, and
 /// throws Error(invalid_argument) for another type. An object is for one thread at a time.
 
 namespace gradsync::inline v0_2::cuda {
@@ -35,6 +35,7 @@ public:
                               {.operation = "optimizer"});
     }
 
+    static constexpr bool takes_f64 = false;  ///< see DeviceOptimizer
     std::size_t group_count() const noexcept { return groups_.size(); }
     /// May be changed between steps.
     Options& options(std::size_t group = 0) noexcept { return groups_[group]; }
@@ -42,7 +43,7 @@ public:
     std::uint64_t steps() const noexcept { return steps_; }
     void set_steps(std::uint64_t steps) noexcept { steps_ = steps; }
     void begin_step() noexcept { ++steps_; }
-    /// From now on gradients are also multiplied by `*factor`, which is in device memory, so that no host waits for it; null: by nothing.
+    /// Later steps also multiply gradients by `*factor`, which is in device memory: no host waits for it. Null: no factor.
     void scale_gradients_by(const float* factor) noexcept { factor_ = factor; }
 
 protected:
@@ -68,7 +69,7 @@ public:
         for (const DeviceSlice& slice : slices) rules_.push_back(rule(slice.parameter, gradient_scale));
         adamw(slices, rules_, factor_, stream);
     }
-    /// The numbers that step number `steps()` has for a parameter.
+    /// The coefficients of step number `steps()` for a parameter.
     AdamWRule rule(std::size_t parameter, double gradient_scale) const {
         const AdamWOptions& o = options_of(parameter);
         const auto t = static_cast<double>(steps_);

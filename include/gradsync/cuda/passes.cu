@@ -95,6 +95,12 @@ void transform_in_place(BufferView buffer, double number, const char* pass, cuda
 template <class Kernel, class Rule>
 void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules, const float* factor, const char* pass,
                  cudaStream_t stream) {
+    for (const DeviceSlice& slice : slices)  // before anything is stepped
+        if (slice.master.dtype != DType::f32 || !is_floating(slice.gradient.dtype) || slice.gradient.dtype == DType::f64)
+            detail::raise(Errc::invalid_argument,
+                          detail::text("the device pass ", pass, " takes masters in f32, and gradients of floating types but f64, not ",
+                                       slice.master.dtype, " and ", slice.gradient.dtype),
+                          {.operation = pass});
     using Steps = kernels::TensorSteps<Kernel>;
     Steps steps;
     steps.factor = factor;
@@ -102,8 +108,6 @@ void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules,
     steps.first_blocks[0] = 0;
     for (std::size_t k = 0; k < slices.size(); ++k) {
         const DeviceSlice& slice = slices[k];
-        for (const DType dtype : {slice.master.dtype, slice.gradient.dtype})
-            if (!is_floating(dtype) || dtype == DType::f64 || (dtype != DType::f32 && dtype == slice.master.dtype)) refuse(dtype, pass);
         auto& tensor = steps.tensors[tensors];
         tensor = {Kernel{rules[k]},    slice.gradient.dtype, static_cast<float*>(slice.master.data), {},
                   slice.gradient.data, slice.master.count};

@@ -55,7 +55,8 @@ struct SgdRule {
     float gradient_scale, rate, momentum, decay;
     bool nesterov;
 };
-/// Steps of an optimizer; see optimizers.hpp. `rules`: by slice. `factor`, in device memory, multiplies gradients, too, if it is not null.
+/// Steps of an optimizer; see optimizers.hpp. `rules`: by slice. If `factor` is not null, gradients are multiplied by `*factor`, too,
+/// which is in device memory.
 [[gnu::weak]] void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream);
 [[gnu::weak]] void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, const float* factor, cudaStream_t stream);
 

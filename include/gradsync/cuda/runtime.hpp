@@ -41,7 +41,7 @@ inline Stream make_stream(bool urgent = false) {
     return Stream(stream);
 }
 
-/// An event, without a time unless `timed`, which makes it cheap.
+/// An event. Only a `timed` one records its time; the others are cheaper.
 inline Event make_event(bool timed = false) {
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreateWithFlags");

@@ -19,7 +19,7 @@ private:
     List<double> seconds_;
 };
 
-/// On a device gradients become ready when it comes by their marks.
+/// On a device a gradient is ready when the device reaches its mark.
 template <Backend B>
 auto stamps_of(B& backend) {
     if constexpr (abilities_of<B>.device_passes) return passes_of(backend).stamps();

@@ -5,8 +5,8 @@
 #include "elementwise.hpp"
 #include "host_buffer.hpp"
 
-/// The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels, which are synchronous. Other memory uses the backend's
-/// own passes (BackendAbilities::device_passes and ::wait_on).
+/// The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels, which are synchronous.
+/// Other memory uses the backend's own passes (BackendAbilities::device_passes and ::wait_on).
 
 namespace gradsync::inline v0_2::detail {
 
@@ -73,6 +73,13 @@ void read_as(B& backend, ConstBufferView from, BufferView to) {
         passes_of(backend).read(from, raw.data());
         kernel::copy(typed_view(raw.data(), from.count, from.dtype), to);
     }
+}
+
+/// Makes `other` order its collectives by the compute stream of `backend`, if they have one.
+template <Backend B>
+void follow_stream(B& other, const B& backend) {
+    if constexpr (requires { other.set_stream(backend.stream()); })
+        if (other.stream() != backend.stream()) other.set_stream(backend.stream());
 }
 
 /// Returns when passes over the result of `work` may be called. Throws as its `wait()` does.

@@ -67,6 +67,7 @@ public:
     void use_own_stream() {
         if (own_stream_.get() != nullptr) return;
         own_stream_ = cuda::make_stream(true);
+        users_stream_ = compute_stream();
         set_compute_stream(own_stream_.get());
     }
 
@@ -178,7 +179,7 @@ public:
 
     Shared<collective::Engine> split(const collective::Group& group) override {
         NcclSettings settings = settings_;
-        settings.compute = compute_stream();
+        settings.compute = compute_stream() == own_stream_.get() ? users_stream_ : compute_stream();  // the own one dies with this
         {
             const std::lock_guard lock(mutex_);
             settings.memory = memory_.choice();
@@ -352,6 +353,7 @@ private:
     const NcclSettings settings_;
     std::atomic<cudaStream_t> compute_{settings_.compute};
     cuda::Stream own_stream_;
+    cudaStream_t users_stream_ = nullptr;  ///< before `own_stream_`
 
     std::mutex mutex_;
     NcclAllocator<NcclEngine> memory_{settings_.memory};

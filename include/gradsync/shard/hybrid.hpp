@@ -4,6 +4,7 @@
 #include "../compress/staged_work.hpp"
 #include "../core/collective_tag.hpp"
 #include "../core/exchange.hpp"
+#include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -24,7 +25,8 @@ class HybridReduceScatter {
 public:
     static constexpr ExchangeTraits traits{.scatters = true, .means_only = true, .reports_traffic = true};
 
-    /// `replicas`: the communicator of the ranks with the same shards, one of each group.
+    /// `replicas`: the communicator of the ranks with the same shards, one of each group. Over NCCL it gets a stream of its own: its
+    /// collectives no longer wait for the compute stream, so use it for nothing else.
     explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {
         if constexpr (abilities_of<B>.own_stream) replicas_.use_own_stream();
     }
@@ -60,6 +62,7 @@ public:
             replicate.next(scattered);
             return WorkType<B>(std::move(scattered));
         } else {
+            detail::follow_stream(replicas_, group);
             return WorkType<B>(std::move(scattered), replicate);
         }
     }

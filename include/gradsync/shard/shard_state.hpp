@@ -27,11 +27,28 @@ consteval bool require_optimizer() {
         static_assert(FlatOptimizer<O>,
                       "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
                       "docs/sharding.md");
-    else
+    else {
         static_assert(DeviceOptimizer<O, decltype(std::declval<B&>().stream())>,
                       "gradsync: the second argument is an optimizer for devices, with state_count(), begin_step() and "
                       "step(std::span<const DeviceSlice>, double, stream), such as gs::cuda::AdamW; see docs/sharding.md");
+        static_assert(
+            !requires(O& optimizer, const RoundingSlice& slice) { optimizer.round(slice); },
+            "gradsync: round(RoundingSlice) is for host memory; on devices the library rounds weights, to nearest");
+    }
     return true;
+}
+
+/// Why O does not step this parameter; null if it does.
+template <class O, MemorySpace space>
+const char* refusal_of_f64(const ParameterView& p) {
+    if constexpr (space == MemorySpace::host) {
+        if constexpr (!requires(O& optimizer, const OptimizerSlice<double>& slice) { optimizer.step(slice); })
+            if (p.value.dtype == DType::f64) return "is f64, and the optimizer has no step(OptimizerSlice<double>)";
+    } else if constexpr (requires { O::takes_f64; }) {
+        if (!O::takes_f64 && (p.value.dtype == DType::f64 || p.gradient.dtype == DType::f64))
+            return "has weights or gradients in f64, which the optimizer does not take; use f32, or an optimizer of your own";
+    }
+    return nullptr;
 }
 
 /// Passes the slices of an optimizer's step to a function.
@@ -40,8 +57,8 @@ struct SliceVisitor {
     std::size_t state_count() const noexcept { return 0; }
     void begin_step() noexcept {}
     void step(const auto& slice) { (*use)(slice); }
-    void step(std::span<const DeviceSlice> slices, double, const auto&) {
-        for (const DeviceSlice& slice : slices) (*use)(slice);
+    void step(std::span<const DeviceSlice> slices, double gradient_scale, const auto&) {
+        for (const DeviceSlice& slice : slices) (*use)(slice, gradient_scale);
     }
 
     Use* use;

@@ -135,8 +135,9 @@ public:
             for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, slice.first, a, state_.array(slice, a));
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }
-    /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them, but without state. The gradients are those
-    /// of the micro-batches so far. Between `finish()` and `step()`. Local.
+    /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices `use(slice, gradient_scale)`,
+    /// whose memory may be read on the compute stream. The gradients are those of the micro-batches so far. Between `finish()` and `step()`.
+    /// Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
         check_usable("for_each_gradient");
@@ -208,11 +209,9 @@ protected:
     GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
         if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
             refuse(Derived::name, "weights that live with the library are not compared; leave ReducerOptions::compare_weights_every out");
-        if constexpr (FlatOptimizer<O> && !requires(const OptimizerSlice<double>& s) { optimizer_.step(s); })
-            for (const ParameterView& p : parameters_)
-                if (p.requires_grad && p.value.dtype == DType::f64)
-                    refuse(Derived::name, text("parameter '", p.name, "' is f64, and the optimizer has no step(OptimizerSlice<double>)"),
-                           p.name);
+        for (const ParameterView& p : parameters_)
+            if (const char* const why = p.requires_grad ? refusal_of_f64<O, B::memory_space>(p) : nullptr)
+                refuse(Derived::name, text("parameter '", p.name, "' ", why), p.name);
         const std::string all = text(settings, " states=", optimizer_.state_count());
         verify(host_of(backend_), parameters_, {}, all);
         // Not assigned yet: if construction throws, the old engine must still report the failure.

@@ -229,11 +229,13 @@ private:
         Unit& unit = values_[u];
         if (unit.slot == detail::UnitValues<B>::none) values_.place(gathering_, u, keep);
         unit.gathering = true;
+        detail::follow_stream(gathering_, backend_);
         for (const std::size_t b : unit.buckets) start_gather(b, {CollectiveTag::Kind::unit, number_, u}, [](std::size_t) { return true; });
     }
 
     void wait(Unit& unit) {
         if (!unit.gathering) return gathers_.poll();
+        detail::follow_stream(gathering_, backend_);
         for (const std::size_t b : unit.buckets) gathers_.wait(b);
         unit.gathering = false;
     }

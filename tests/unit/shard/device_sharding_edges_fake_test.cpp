@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_passes
+// Sharded training in device memory, over the fakes of support/fake: streams that change, sizes at the edge, what is refused.
+#include <gradsync/backend/nccl.hpp>
+#include <gradsync/backend/staging.hpp>
+#include <gradsync/backend/thread_backend.hpp>
+#include <gradsync/cuda/optimizers.hpp>
+#include <gradsync/shard/hybrid.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/device_training.hpp"
+#include "support/fake/fake.hpp"
+#include "support/rank_threads.hpp"
+
+using namespace gradsync;
+
+namespace {
+
+using StagedThreads = StagingBackend<ThreadBackend>;
+
+template <class F>
+void on_nccl_ranks(int size, F&& f) {
+    gradsync_test::run_rank_threads(
+        size, [](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}); }, f);
+}
+
+template <class B>
+std::vector<ParameterView> views_of(std::vector<gradsync_test::Numbers<B>>& weights) {
+    std::vector<ParameterView> views;
+    for (auto& w : weights) {
+        views.push_back({.name = "p" + std::to_string(views.size()), .value = w.view(), .gradient = w.view(), .may_be_empty = true});
+        views.back().gradient.data = nullptr;
+    }
+    return views;
+}
+
+/// Weights of 1, after two steps that halve them on a stream that is set after construction, and is late.
+template <class B>
+std::vector<float> halved_twice_on_another_stream(B comm, cudaStream_t stream) {
+    std::vector<gradsync_test::Numbers<B>> weights;
+    for (int i = 0; i < 3; ++i) weights.emplace_back(1000, 1.0f);
+    ShardedParameters sharded(comm, views_of(weights), cuda::Sgd({.learning_rate = 0.5, .momentum = 0}), Units({0, 1, 2}));
+    sharded.broadcast_parameters();
+    comm.set_stream(stream);
+    for (int step = 0; step < 2; ++step) {
+        gradsync_fake::enqueue(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+        for (std::size_t u = 3; u-- > 0;) {
+            const auto use = sharded.gather(u);
+            detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
+            sharded.mark_ready(u);
+        }
+        sharded.finish();
+        sharded.step();
+    }
+    std::vector<float> all;
+    for (std::size_t u = 0; u < 3; ++u) {
+        const auto use = sharded.gather(u);
+        const std::vector<float> values = gradsync_test::read(comm, sharded.parameter_value(u));
+        all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+}
+
+/// Weights of 1, after three steps with themselves as gradients.
+template <class B>
+std::vector<float> shrunk(B comm, const std::vector<std::size_t>& sizes, int stage) {
+    std::vector<gradsync_test::Numbers<B>> weights;
+    for (const std::size_t n : sizes) weights.emplace_back(n, 1.0f);
+    const cuda::Sgd sgd({.learning_rate = 0.25, .momentum = 0.5});
+    std::vector<float> all;
+    const auto train = [&](auto& sharded, auto&& use) {
+        sharded.broadcast_parameters();
+        for (int step = 0; step < 3; ++step) {
+            for (std::size_t i = sizes.size(); i-- > 0;) {
+                [[maybe_unused]] const auto in_use = use(i);
+                detail::passes_of(comm).copy(sharded.parameter_value(i), sharded.acquire_gradient(i));
+                sharded.mark_ready(i);
+            }
+            sharded.finish();
+            all.push_back(static_cast<float>(sharded.gradient_norm()));
+            sharded.step();
+        }
+        for (std::size_t i = 0; i < sizes.size(); ++i) {
+            [[maybe_unused]] const auto in_use = use(i);
+            const std::vector<float> values = gradsync_test::read(comm, sharded.parameter_value(i));
+            all.insert(all.end(), values.begin(), values.end());
+        }
+        sharded.collect_everywhere([&](std::size_t, std::size_t, std::size_t, ConstBufferView piece) {
+            const auto* const floats = static_cast<const float*>(piece.data);
+            all.insert(all.end(), floats, floats + piece.count);
+        });
+    };
+    if (stage == 3) {
+        std::vector<std::size_t> unit_of;
+        for (std::size_t i = 0; i < sizes.size(); ++i) unit_of.push_back(i);
+        ShardedParameters sharded(comm, views_of(weights), sgd, Units(unit_of));
+        train(sharded, [&](std::size_t i) { return sharded.gather(i); });
+    } else if (stage == 2) {
+        ShardedOptimizer sharded(comm, views_of(weights), sgd, ShardingOptions{}, Zero2{});
+        train(sharded, [](std::size_t) { return 0; });
+    } else {
+        ShardedOptimizer sharded(comm, views_of(weights), sgd, ShardingOptions{.reducer = {.gradients = GradientStorage::in_buckets}});
+        train(sharded, [](std::size_t) { return 0; });
+    }
+    return all;
+}
+
+/// The same by a loop.
+std::vector<float> shrunk(const std::vector<std::size_t>& sizes) {
+    std::size_t count = 0;
+    for (const std::size_t n : sizes) count += n;
+    float weight = 1, momentum = 0;
+    std::vector<float> all;
+    for (int step = 0; step < 3; ++step) {
+        all.push_back(std::sqrt(static_cast<float>(count)) * weight);
+        momentum = 0.5f * momentum + weight;
+        weight -= 0.25f * momentum;
+    }
+    all.resize(3 + 2 * count, weight);  // and masters
+    all.resize(3 + 3 * count, momentum);
+    std::sort(all.begin() + 3, all.end());
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("sharding on devices: fewer elements than ranks, empty parameters, and none") {
+    for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{}, {0}, {1}, {0, 1, 0}, {2, 0, 1, 3, 17}})
+        for (int stage = 1; stage <= 3; ++stage)
+            for (int size = 1; size <= 4; ++size) {
+                CAPTURE(sizes.size());
+                CAPTURE(stage);
+                CAPTURE(size);
+                const std::vector<float> expected = shrunk(sizes);
+                gradsync_test::Findings findings;
+                const auto check = [&](const char* how, std::vector<float> result) {
+                    std::sort(result.begin() + 3, result.end());  // pieces come in the order of the buckets
+                    findings.check(result.size() == expected.size() && gradsync_test::distance(result, expected) < 1e-6f, how);
+                };
+                on_nccl_ranks(size, [&](NcclBackend comm) { check("over NCCL", shrunk(comm, sizes, stage)); });
+                run_threads(size, [&](ThreadBackend host) { check("staged", shrunk(StagedThreads(host), sizes, stage)); });
+            }
+}
+
+TEST_CASE("sharding on devices: gathers follow a stream that is set after construction") {
+    const std::vector<float> expected(3000, 0.25f);
+    gradsync_test::Findings findings;
+    on_nccl_ranks(2, [&](NcclBackend comm) {
+        const cuda::Stream stream = cuda::make_stream();
+        findings.check(halved_twice_on_another_stream(comm, stream.get()) == expected, "over NCCL");
+        comm.set_stream(nullptr);
+    });
+    run_threads(2, [&](ThreadBackend host) {
+        const cuda::Stream stream = cuda::make_stream();
+        findings.check(halved_twice_on_another_stream(StagedThreads(host), stream.get()) == expected, "staged");
+    });
+}
+
+TEST_CASE("sharding on devices: gradients are seen with their scale") {
+    on_nccl_ranks(1, [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        weights.emplace_back(100, 3.0f);
+        ShardedOptimizer sharded(comm, views_of(weights), cuda::Sgd(), Zero2{});
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+            detail::passes_of(comm).copy(sharded.parameter_value(0), sharded.acquire_gradient(0));
+            sharded.mark_ready(0);
+            sharded.finish();
+        }
+        float gradient = 0;
+        sharded.for_each_gradient([&](const DeviceSlice& slice, double scale) {
+            gradient = gradsync_test::read(comm, BufferView{const_cast<void*>(slice.gradient.data), slice.gradient.count,
+                                                            slice.gradient.dtype, MemorySpace::device})[99] *
+                       static_cast<float>(scale);
+        });
+        CHECK(gradient == 3.0f);  // the mean of two
+        sharded.discard();
+    });
+}
+
+TEST_CASE("sharding on devices: gradients in another order than the plan's are refused, with what to do") {
+    on_nccl_ranks(1, [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        for (int i = 0; i < 4; ++i) weights.emplace_back(10, 1.0f);
+        ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1, 2, 3}));
+        (void)sharded.acquire_gradient(0);
+        (void)sharded.acquire_gradient(1);
+        CHECK_THROWS_WITH_AS((void)sharded.acquire_gradient(2), doctest::Contains("reverse order of registration"), Error);
+    });
+}
+
+TEST_CASE("sharding on devices: what the library's optimizers do not take is refused at construction") {
+    on_nccl_ranks(1, [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        weights.emplace_back(10, 1.0f, DType::f64);
+        CHECK_THROWS_WITH_AS(ShardedOptimizer(comm, views_of(weights), cuda::AdamW()),
+                             doctest::Contains("parameter 'p0' has weights or gradients in f64, which the optimizer does not take"), Error);
+    });
+}
+
+TEST_CASE("sharding on devices: a communicator made from one with a stream of its own follows the trainer's") {
+    on_nccl_ranks(1, [&](NcclBackend comm) {
+        const cuda::Stream stream = cuda::make_stream();
+        comm.set_stream(stream.get());
+        NcclBackend replicas = comm.duplicate();
+        replicas.use_own_stream();
+        CHECK(replicas.stream() != stream.get());
+        CHECK(replicas.duplicate().stream() == stream.get());
+        comm.set_stream(nullptr);
+    });
+}
+
+TEST_CASE("sharding on devices: the replicas of staged groups follow the group") {
+    gradsync_test::Findings findings;
+    run_threads(2, [&](ThreadBackend host) {
+        const cuda::Stream stream = cuda::make_stream();
+        auto [group, replicas] = hybrid_groups(StagedThreads(host), 1);
+        group.set_stream(stream.get());
+        std::vector<gradsync_test::Numbers<StagedThreads>> weights;
+        weights.emplace_back(100, 1.0f);
+        ShardedOptimizer sharded(group, views_of(weights), cuda::Sgd(), Zero2{}, HybridReduceScatter<StagedThreads>(replicas));
+        detail::passes_of(group).copy(sharded.parameter_value(0), sharded.acquire_gradient(0));
+        sharded.mark_ready(0);
+        sharded.finish();
+        sharded.step();
+        findings.check(replicas.stream() == stream.get(), "the replicas kept their stream");
+    });
+}
