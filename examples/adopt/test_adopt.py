@@ -128,7 +128,7 @@ def packed(alone, overlapped, zero1, overlapped_mpi=None, zero1_mpi=None, mpiexe
     check_changes("packed_plain.cpp", "packed_zero1.cpp", 35)
     small, wide = (TEXT, 32, 64), (TEXT, 2, 512)
     expected, threads = losses(output(alone, *small)), losses(output(overlapped, *small, 2))
-    assert expected[-1] < expected[0] - 1, expected
+    assert sum(expected[-10:]) / 10 < expected[0] - 1, expected  # single steps differ by the text they see
     print(f"losses of 2 ranks differ by {distance(expected, threads):.1e} from those of one program")
     assert distance(expected, threads) < 1e-4
     others = {"ZeRO 1, threads": output(zero1, *small, 2), "TCP": outputs(2, overlapped, *small)[0], "ZeRO 1, TCP": outputs(2, zero1, *small)[0]}

@@ -22,7 +22,7 @@ private:
 /// On a device a gradient is ready when the device reaches its mark.
 template <Backend B>
 auto stamps_of(B& backend) {
-    if constexpr (abilities_of<B>.device_passes) return passes_of(backend).stamps();
+    if constexpr (requires { passes_of(backend).stamps(); }) return passes_of(backend).stamps();
     else return HostStamps(BackendClock(backend));
 }
 

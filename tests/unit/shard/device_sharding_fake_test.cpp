@@ -7,7 +7,7 @@
 
 #include <doctest/doctest.h>
 
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "support/device_sharding.hpp"
@@ -60,7 +60,8 @@ TEST_CASE("sharding on devices: it trains as it does on the host") {
     for (const ShardedCase& what : gradsync_test::sharded_cases())
         for (const int size : {1, 2, 3, 4}) {
             if (what.per_group != 0 && size % what.per_group != 0) continue;
-            CAPTURE(what.name);
+            const std::string_view name = what.name;
+            CAPTURE(name);
             CAPTURE(size);
             const auto train = [&]<class B>(B comm) { return ShardedTraining<B>(comm, what).run(); };
             const std::vector<float> expected = on_host(size, train);
