@@ -69,7 +69,10 @@ public:
         List<std::uint64_t> fits(plan.size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const BufferView range = range_of(plan.bucket(b), [&](std::size_t i) { return parameters[i].value; });
-            bool same = range.data != nullptr && range.count == layout.counts[b];
+            // In device memory values of two allocations may lie side by side by chance, and no copy crosses that border.
+            const bool by_chance = B::memory_space != MemorySpace::host && plan.bucket(b).size() > 1 &&
+                                   parameters[plan.bucket(b).front()].arena == nullptr;
+            bool same = range.data != nullptr && range.count == layout.counts[b] && !by_chance;
             for (const std::size_t i : plan.bucket(b))
                 same = same && (parameters[i].value.count == 0 || distance(range, parameters[i].value) == layout.offsets[i]);
             if ((fits[b] = same)) buckets_[b].data = range.data;
