@@ -70,9 +70,11 @@ public:
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const BufferView range = range_of(plan.bucket(b), [&](std::size_t i) { return parameters[i].value; });
             // In device memory values of two allocations may lie side by side by chance, and no copy crosses that border.
-            const bool by_chance = B::memory_space != MemorySpace::host && plan.bucket(b).size() > 1 &&
-                                   parameters[plan.bucket(b).front()].arena == nullptr;
-            bool same = range.data != nullptr && range.count == layout.counts[b] && !by_chance;
+            const void* const arena = parameters[plan.bucket(b).front()].arena;
+            bool by_chance = plan.bucket(b).size() > 1 && arena == nullptr;
+            for (const std::size_t i : plan.bucket(b)) by_chance = by_chance || parameters[i].arena != arena;
+            bool same = range.data != nullptr && range.count == layout.counts[b];
+            if (B::memory_space != MemorySpace::host) same = same && !by_chance;
             for (const std::size_t i : plan.bucket(b))
                 same = same && (parameters[i].value.count == 0 || distance(range, parameters[i].value) == layout.offsets[i]);
             if ((fits[b] = same)) buckets_[b].data = range.data;
