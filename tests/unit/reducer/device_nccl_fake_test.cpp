@@ -27,48 +27,14 @@
 
 #include "support/device_training.hpp"
 #include "support/fake/fake.hpp"
-#include "support/rank_threads.hpp"
+#include "support/ranks_on_fakes.hpp"
 
 using namespace gradsync;
+using gradsync_test::on_devices;
+using gradsync_test::on_host;
+using gradsync_test::staged;
 using gradsync_test::TrainingOptions;
 using Caps = SizeCappedBuckets;
-
-namespace {
-
-/// Rank 0's result of `train(comm)` on ranks of each kind; all others must have the same.
-template <class Results>
-std::vector<float> agreed(const Results& results) {
-    for (const auto& other : results) CHECK(other == results.front());
-    return results.front();
-}
-
-template <class Train>
-std::vector<float> on_host(int size, Train&& train) {
-    return agreed(run_threads(size, [&](ThreadBackend comm) { return train(comm); }));
-}
-template <class Train>
-std::vector<float> on_devices(int size, Train&& train, NcclMemory memory = NcclMemory::plain) {
-    std::vector<std::vector<float>> results(static_cast<std::size_t>(size));
-    gradsync_test::run_rank_threads(
-        size, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60), .memory = memory}); },
-        [&](NcclBackend comm) {
-            const cuda::Stream stream = cuda::make_stream();
-            comm.set_stream(stream.get());
-            results[static_cast<std::size_t>(comm.rank())] = train(comm);
-        });
-    CHECK(gradsync_fake::misuses() == 0);
-    return agreed(results);
-}
-template <class Train>
-std::vector<float> staged(int size, Train&& train) {
-    return agreed(run_threads(size, [&](ThreadBackend host) {
-        const cuda::Stream stream = cuda::make_stream();
-        StagingBackend<ThreadBackend> comm(host, {.stream = stream.get(), .piece_bytes = 4096});
-        return train(comm);
-    }));
-}
-
-}  // namespace
 
 TEST_CASE("Reducer on devices: it trains as it does on the host") {
     for (const auto& training : gradsync_test::trainings())

@@ -12,49 +12,17 @@
 
 #include "support/device_sharding.hpp"
 #include "support/fake/fake.hpp"
-#include "support/rank_threads.hpp"
+#include "support/ranks_on_fakes.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace gradsync;
+using gradsync_test::on_devices;
+using gradsync_test::on_host;
 using gradsync_test::ShardedCase;
 using gradsync_test::ShardedTraining;
-
-namespace {
+using gradsync_test::staged;
 
 using Staged = StagingBackend<ThreadBackend>;
-
-/// Rank 0's result; with all state on all ranks the others have the same.
-std::vector<float> agreed(const std::vector<std::vector<float>>& results) {
-    for (const auto& other : results) CHECK(other == results.front());
-    return results.front();
-}
-
-template <class Train>
-std::vector<float> on_host(int size, Train&& train) {
-    return agreed(run_threads(size, [&](ThreadBackend comm) { return train(comm); }));
-}
-template <class Train>
-std::vector<float> on_devices(int size, Train&& train) {
-    std::vector<std::vector<float>> results(static_cast<std::size_t>(size));
-    gradsync_test::run_rank_threads(
-        size, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60)}); },
-        [&](NcclBackend comm) {
-            const cuda::Stream stream = cuda::make_stream();
-            comm.set_stream(stream.get());
-            results[static_cast<std::size_t>(comm.rank())] = train(comm);
-        });
-    CHECK(gradsync_fake::misuses() == 0);
-    return agreed(results);
-}
-template <class Train>
-std::vector<float> staged(int size, Train&& train) {
-    return agreed(run_threads(size, [&](ThreadBackend host) {
-        const cuda::Stream stream = cuda::make_stream();
-        return train(Staged(host, {.stream = stream.get(), .piece_bytes = 4096}));
-    }));
-}
-
-}  // namespace
 
 TEST_CASE("sharding on devices: it trains as it does on the host") {
     for (const ShardedCase& what : gradsync_test::sharded_cases())
