@@ -42,7 +42,7 @@ public:
     /// Running means of the gradient and of its square.
     std::size_t state_count() const { return 2; }
 
-    /// Of the steps that come.
+    /// Sets the learning rate of the next steps.
     void set_learning_rate(double rate) { rate_ = rate; }
 
     void begin_step() {

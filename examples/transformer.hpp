@@ -93,7 +93,7 @@ public:
     Ops operations() const { return ops_; }
     Parameters& parameters() { return parameters_; }
     std::size_t activation_bytes() const { return workspace_.bytes(); }
-    /// Of rounded copies of weights.
+    /// Returns the bytes of rounded copies of weights.
     std::size_t weight_bytes() const { return workspace_.weight_bytes(); }
 
     /// Embedding and positions, each block, the last norm and the output.

@@ -16,7 +16,7 @@ public:
     AdamW(const Parameters& parameters, double weight_decay)
         : gradsync::cuda::AdamW{{settings(weight_decay), settings(0)}, groups_of(parameters)} {}
 
-    /// Of the steps that come.
+    /// Sets the learning rate of the next steps.
     void set_learning_rate(double rate) {
         for (std::size_t g = 0; g < group_count(); ++g) options(g).learning_rate = rate;
     }

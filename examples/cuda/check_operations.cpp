@@ -193,7 +193,7 @@ void compare_layers(Comparison& compare, Matrices m) {
     });
 }
 
-/// What goes row by row. `odd`: where parameters lie that are not aligned to four numbers.
+/// Compares operations that work row by row. `odd`: parameters begin this many numbers after an aligned address.
 void compare_rows(Comparison& compare, Size n, Size columns, Size odd) {
     compare("layer norm" + text(n, columns), true, [&](auto& s) {
         if (columns == 1) return;  // nothing but rounding errors

@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(threads) bias_gelu_backward(Size rows, Size co
     for (int e = 0; e < n; ++e) sums[blockIdx.y * columns + j + e] = sum[e];
 }
 
-/// Where the sums of `parts` arrays of columns go.
+/// The memory for the column sums of `parts` arrays.
 template <Size parts>
 struct Sums {
     float* to[parts];

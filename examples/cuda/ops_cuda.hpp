@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
-// The operations on a CUDA device: cuBLASLt for matrix products, kernels of our own (*.cuh) for the rest. What each
-// computes is said in ops_cpu.hpp. All of it comes in order on one stream; nothing waits for it but `read`, `write`,
+// The operations on a CUDA device: cuBLASLt for matrix products, kernels of our own (*.cuh) for the rest. ops_cpu.hpp says
+// what each computes. All of it comes in order on one stream; nothing waits for it but `read`, `write`,
 // `value`, and a `load` that is several batches ahead.
 //
 // For g++ as well as nvcc: what launches kernels is in ops_cuda.cu.

@@ -21,7 +21,7 @@ struct SgdOptions {
     bool nesterov = false;
 };
 
-/// What these optimizers share: groups of parameters with settings of their own, and the number of steps, which a checkpoint has to keep.
+/// The common part of these optimizers: parameter groups with their settings, and the number of steps, which a checkpoint has to save.
 template <class Options>
 class GroupedOptimizer {
 public:

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 /// Kernels without a device: what nvcc compiles for one, g++ compiles with this before it, as it is. A block's threads are fibers of the
-/// stream's own thread; blocks come one after another. What threads do together (shuffles, barriers) is done together: if some of
+/// stream's own thread; blocks come one after another. All threads take part in shuffles and barriers: if some of
 /// them do not come, the program says so and aborts. What one thread writes and another reads without a barrier is not noticed.
 
 #undef __shared__
