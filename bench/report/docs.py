@@ -13,7 +13,7 @@ from .estimates import exposed_of
 from .results import BadInput
 from .text import Table, milliseconds, or_blank, seconds, size
 
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/background/performance.md")
 CHARTS = "docs/charts"
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
 
@@ -80,7 +80,7 @@ def steps(results, model):
 
 
 def chart(name, what):
-    return f"![{what[0].upper()}{what[1:]}]({CHARTS.removeprefix('docs/')}/{name}.svg)"
+    return f"![{what[0].upper()}{what[1:]}](../charts/{name}.svg)"
 
 
 BLOCKS = {  # by name: what makes its text of the results

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// plain.cpp on several ranks, in C++14: each rank is a process, as RANK and WORLD_SIZE or mpirun say. docs/cxx14.md explains the difference.
+// plain.cpp on several ranks, in C++14: each rank is a process, as RANK and WORLD_SIZE or mpirun say. docs/guides/cxx14.md explains the difference.
 //
 //     cxx14 [TEXT [BATCH [RATE]]]     as plain.cpp
 

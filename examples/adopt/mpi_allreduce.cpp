@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // A typical trainer over MPI: a net in one arena, whose gradients one MPI_Allreduce adds up after the backward.
-// mpi_gradsync.cpp is the same trainer with gradsync; docs/moving-from-mpi-allreduce.md explains the difference.
+// mpi_gradsync.cpp is the same trainer with gradsync; docs/migration/mpi-allreduce.md explains the difference.
 //
 //     mpirun -n 2 mpi_allreduce
 #include <mpi.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // mpi_allreduce.cpp with gradsync: the gradients of a layer travel while the backward computes those of the layers before it.
-// docs/moving-from-mpi-allreduce.md explains the difference.
+// docs/migration/mpi-allreduce.md explains the difference.
 //
 //     mpirun -n 2 mpi_gradsync
 #include <mpi.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // A typical trainer over NCCL: all layers in one arena, and one ncclAllReduce per layer, on a stream of its own, inside the backward.
-// nccl_gradsync.cu is the same trainer with gradsync; docs/moving-from-nccl.md explains the difference.
+// nccl_gradsync.cu is the same trainer with gradsync; docs/migration/nccl.md explains the difference.
 //
 //     nccl_allreduce RANK RANKS FILE     in each process; FILE: does not exist yet, and all ranks can reach it
 #include <cstdio>

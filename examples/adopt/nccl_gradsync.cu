@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// nccl_allreduce.cu with gradsync: the same collectives, and an error that names the rank if one is lost. docs/moving-from-nccl.md explains
+// nccl_allreduce.cu with gradsync: the same collectives, and an error that names the rank if one is lost. docs/migration/nccl.md explains
 // the difference.
 //
 //     torchrun --no-python --nproc-per-node 2 nccl_gradsync     or anything that sets RANK, WORLD_SIZE and LOCAL_RANK

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // A typical single-threaded trainer. A net of two layers learns which letter of a text follows three others.
-// plain_data_parallel.cpp is the same trainer on several ranks; docs/start-here.md explains the difference.
+// plain_data_parallel.cpp is the same trainer on several ranks; docs/tutorial.md explains the difference.
 //
 //     plain [TEXT [BATCH [RATE]]]     README.md, 32 samples a step and a learning rate of 0.5 if not given
 

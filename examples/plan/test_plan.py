@@ -277,7 +277,7 @@ class Scale(PlanTest):
 
 class Docs(PlanTest):
     def test_answers_in_the_documentation(self):
-        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/planning.md").read_text()
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/guides/planning.md").read_text()
         blocks = re.findall(r"```console\n\$ gradsync_plan (.*)\n((?:.*\n)*?)```", page)
         self.assertGreater(len(blocks), 4)
         for line, expected in blocks:
@@ -285,7 +285,7 @@ class Docs(PlanTest):
             self.assertEqual(answer.strip(), expected.strip(), line)
 
     def test_the_command_of_the_chart(self):
-        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/planning.md").read_text()
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/guides/planning.md").read_text()
         line = re.search(r"gradsync_plan (scale .*) --simulate --plot", page.replace("\\\n", "")).group(1)
         curves = self.ask(line)["curves"]  # the model has the curves of the simulation, in no time
         self.assertEqual([p["ranks"] for p in curves[0]["points"]], [2 ** k for k in range(3, 13)])

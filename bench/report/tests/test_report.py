@@ -531,9 +531,9 @@ class DocsTest(unittest.TestCase):
         drawn = dict.fromkeys(("all_reduce_time", "all_reduce_bandwidth", "step_time_transformer", "step_time_mlp", "overlap_ratio", "scaling", "memory"), (None, "a chart"))
         pages = {page: (root / page).read_text() for page in docs.PAGES}
         for page, content in pages.items():
-            for picture in re.findall(r"\]\(((?:docs/)?charts/\w+\.svg)\)", content): self.assertTrue(((root / page).parent / picture).exists(), picture)
+            for picture in re.findall(r"\]\(((?:docs/|../)?charts/\w+\.svg)\)", content): self.assertTrue(((root / page).parent / picture).exists(), picture)
         written = "".join(docs.rewritten(page, content, results, drawn) for page, content in pages.items())
-        for name in drawn: self.assertIn(f"![A chart](charts/{name}.svg)", written)
+        for name in drawn: self.assertIn(f"![A chart](../charts/{name}.svg)", written)
         self.assertEqual(len(re.findall(r"Not in this run\.", written)), written.count("_command -->\nNot in"))  # the synthetic run has few commands
 
     def test_a_chart_that_is_not_drawn_is_not_shown(self):

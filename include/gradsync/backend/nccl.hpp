@@ -66,7 +66,7 @@ struct NcclOptions {
 ///   second. The device of a handle must be the calling thread's current device.
 /// - CUDA graphs cannot capture its collectives yet.
 ///
-/// docs/gpu.md says which parts have run on which device.
+/// docs/guides/gpus.md says which parts have run on which device.
 class NcclBackend : public detail::EngineCollectives<NcclBackend, detail::NcclEngine, MemorySpace::device> {
 public:
     static constexpr BackendAbilities abilities{.poll = true,

@@ -16,7 +16,7 @@ namespace gradsync::inline v0_2 {
 /// bucket once it has *reached* its cap, and so overshoots it by up to one parameter.)
 ///
 /// A parameter that is `cheaper_alone` gets a bucket of its own and is not copied; the open bucket stays open. These are borrowed gradients
-/// of 16 KiB and more over threads, and of 256 KiB or 1 MiB and more between processes (docs/arenas.md); if there are more than 256, the
+/// of 16 KiB and more over threads, and of 256 KiB or 1 MiB and more between processes (docs/guides/memory.md); if there are more than 256, the
 /// threshold doubles until there are not.
 ///
 /// Caps are in bytes. Each (dtype, space) counts its buckets separately, without those that are cheaper alone: `caps()[k]` limits the k-th,

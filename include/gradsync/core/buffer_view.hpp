@@ -183,7 +183,7 @@ consteval void check_buffer_range() {
         "a pointer does not say how much lies there");
     static_assert(Range<R> || std::is_pointer_v<R>,
                   "gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a "
-                  "contiguous range such as std::span; see docs/your-own-tensor.md");
+                  "contiguous range such as std::span; see docs/guides/tensors.md");
     if constexpr (Range<R>) {
         static_assert(ContiguousRange<R>,
                       "gradsync: copy this tensor into contiguous memory first, or hand out a std::span of it: "

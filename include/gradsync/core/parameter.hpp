@@ -139,7 +139,7 @@ consteval bool require_parameter() {
         if constexpr (!is_not_static)
             static_assert(Parameter<T>,
                           "gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient(T&) that "
-                          "returns a contiguous range, a BufferView or a tensor with buffer_traits; see docs/your-own-tensor.md");
+                          "returns a contiguous range, a BufferView or a tensor with buffer_traits; see docs/guides/tensors.md");
     }
     return true;
 }

@@ -26,11 +26,11 @@ consteval bool require_optimizer() {
     if constexpr (B::memory_space == MemorySpace::host)
         static_assert(FlatOptimizer<O>,
                       "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
-                      "docs/sharding.md");
+                      "docs/guides/sharding.md");
     else {
         static_assert(DeviceOptimizer<O, decltype(std::declval<B&>().stream())>,
                       "gradsync: the second argument is an optimizer for devices, with state_count(), begin_step() and "
-                      "step(std::span<const DeviceSlice>, double, stream), such as gs::cuda::AdamW; see docs/sharding.md");
+                      "step(std::span<const DeviceSlice>, double, stream), such as gs::cuda::AdamW; see docs/guides/sharding.md");
         static_assert(
             !requires(O& optimizer, const RoundingSlice& slice) { optimizer.round(slice); },
             "gradsync: round(RoundingSlice) is for host memory; on devices the library rounds weights, to nearest");
