@@ -1225,6 +1225,23 @@ class Tcp(TrainerTest):
                 self.assertEqual(found["transport"], f"{ranks} processes that " + (
                     "send messages over TCP (shared memory is switched off)" if "--no-shared-memory" in more else "share memory"))
 
+    def test_the_debug_log_tells_whom_a_rank_met_and_what_it_does(self):
+        for level in ("info", "trace"):
+            with unittest.mock.patch.dict(os.environ, GRADSYNC_DEBUG=level):
+                done = self.finish(self.start(2, *MLP, "--no-shared-memory"))
+            for rank, (code, _, err) in enumerate(done):
+                self.assertEqual(code, 0, err)
+                said = [line.split("): ", 1)[1] for line in err.splitlines() if re.match(rf"[\d:.]+ gradsync {level}: rank {rank} \(\S+, process \d+\): ", line)]
+                wanted = {
+                    "info": [f"the environment says: 2 ranks, local rank {rank}, rank 0 at localhost port",
+                             "rendezvous: reached rank 0 at localhost:" if rank else "rendezvous: rank 1 arrived",
+                             f"is rank {rank} of a communicator of 2 processes that send messages over TCP (shared memory is switched off), with a time limit of",
+                             r"SizeCappedBuckets\{.*\} puts 6 gradients of \d+ bytes into \d+ buckets?$", "synchronises 6 parameters: SizeCappedBuckets"],
+                    "trace": ["bucket 0: ", r"starts #\d+ all_reduce\(mean, f32, .* for bucket 0 of Reducer #0$", r"ended #\d+ all_reduce\(mean, .* after 0.\d+ s$"]}[level]
+                for text in wanted:
+                    pattern = text if "\\" in text else re.escape(text)
+                    self.assertTrue(any(re.match(pattern, line) for line in said), (text, err))
+
     def test_weights_are_saved_in_parts_and_loaded(self):
         parts = self.folder / "parts"
         expected = self.digest(*MLP, "--ranks", 2)

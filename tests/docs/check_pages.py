@@ -1,24 +1,33 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Checks the links between pages, and the diffs that they show. A link to a file of the project leads to a file, and to a heading
-where it names one. A block
+"""Checks what pages say that can be checked without running anything:
 
-    ```diff from A to B
-
-shows all that differs between the two files, except comments at their tops, with any number of context lines. A line that begins
-with @@ separates two places.
+- A link to a file of the project leads to a file, and to a heading if it names one.
+- A block ```diff from A to B shows all that differs between the two files, except comments at their tops, with any number of context
+  lines. A line that begins with @@ separates two places.
+- A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
+  and scripts.
+- README.md and docs/ have at most 30,000 words, and a page 1,800, except the lab notes.
 
     check_pages.py PAGE...      paths of files in the blocks start at the project's folder
 """
-
 import itertools
 import pathlib
 import re
+import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LINK = re.compile(r"(?<!`)\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
-BLOCK = re.compile(r"^```diff from (\S+) to (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from pages import ROOT, blocks, prose
+
+LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
+MOST_WORDS, MOST_WORDS_OF_A_PAGE, UNLIMITED = 30_000, 1_800, "lab-notes.md"
+PROGRAMS = {  # the sources that define their options
+    "gradsync_train": "examples/*.?pp examples/cuda/*.?pp",
+    "gradsync_plan": "examples/plan/*.?pp",
+    "scripts/bench": "scripts/bench bench/report/*.py",
+    "scripts/faults": "scripts/faults tests/faults/driver.cpp",
+}
+OF_OTHERS = {"--help", "--version"}  # every program has them
 
 
 def anchors(page):
@@ -29,7 +38,7 @@ def anchors(page):
 
 
 def broken_links(page):
-    for target, anchor in LINK.findall(page.read_text()):
+    for target, anchor in LINK.findall(prose(page)):
         file = page.parent / target if target else page
         if not file.exists() or (anchor and anchor not in anchors(file)):
             yield f"{target}#{anchor}" if anchor else target
@@ -62,22 +71,65 @@ def first_mistake(before, after, block):
     return None if before[b:] == after[a:] else f"the files differ after the last place: {before[b : b + 1]}, {after[a : a + 1]}"
 
 
+def sources(program):
+    files = [file for pattern in PROGRAMS.get(program, program).split() for file in ROOT.glob(pattern)]
+    return "\n".join(file.read_text() for file in files)
+
+
+def commands(block):
+    """The simple commands of a block: lists of words, without comments."""
+    text = re.sub(r"(^|\s)#.*", r"\1", block.replace("\\\n", " "), flags=re.MULTILINE)
+    return [words for part in re.split(r"[\n;&|()]+|\bdo\b", text) if (words := part.split())]
+
+
+def mistakes_of_shell(block):
+    checked = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+    if checked.returncode != 0: yield checked.stderr.strip()
+    for words in commands(block):
+        for word in words:
+            if re.match(r"(scripts|examples|tests|deploy|bench|packaging|include)/[\w./-]+$", word) and not (ROOT / word).exists():
+                yield f"there is no {word}"
+        places = [i for i, word in enumerate(words) if (name := word.removeprefix("./").removeprefix("build/release/examples/")) in PROGRAMS
+                  or (word.startswith("scripts/") and (ROOT / word).is_file())]
+        for first, last in zip(places, [*places[1:], len(words)]):
+            name = words[first].removeprefix("./").removeprefix("build/release/examples/")
+            own = list(itertools.takewhile(lambda word: word != "--", words[first + 1 : last]))
+            for before, option in zip([name, *own], own):
+                if before == "--mpirun": continue  # an option for mpirun
+                found = re.match(r"--[a-z][\w-]*", option)
+                if found and found[0] not in OF_OTHERS and not re.search(re.escape(found[0]) + r"(?![\w-])", sources(name)):
+                    yield f"{name} has no option {found[0]}"
+
+
+def check(pages):
+    """All mistakes of the pages."""
+    words = 0
+    for page in map(pathlib.Path, pages):
+        for link in broken_links(page): yield f"{page}: a link leads nowhere: {link}"
+        for language, kind, block in blocks(page):
+            if language == "diff" and (found := re.match(r"from (\S+) to (\S+)$", kind)):
+                if mistake := first_mistake(code(found[1]), code(found[2]), block): yield f"{page}: in the diff {kind}, {mistake}"
+            if language == "sh":
+                for mistake in mistakes_of_shell(block): yield f"{page}: {mistake}, in the block\n{block}"
+        if page.name == "README.md" or "docs" in page.resolve().parts[-3:-1]:
+            of_page = len(page.read_text().split())
+            words += of_page
+            if of_page > MOST_WORDS_OF_A_PAGE and page.name != UNLIMITED:
+                yield f"{page}: {of_page:,} words; a page has at most {MOST_WORDS_OF_A_PAGE:,}"
+    if words > MOST_WORDS: yield f"{words:,} words in all; README.md and docs/ have at most {MOST_WORDS:,}"
+
+
 def test_the_checker():
     before, after, block = ["a", "b", "c", "d", "e"], ["a", "B", "c", "d", "E", "f"], " a\n-b\n+B\n@@\n d\n-e\n+E\n+f\n"
     assert first_mistake(before, after, block) is None
     for wrong in (block.replace("+B", "+X"), block.replace("-b", "-x"), block.replace("+f\n", ""), block[: block.index("@@")]):
         assert first_mistake(before, after, wrong), wrong
     assert first_mistake([*before, "g"], after, block) and first_mistake(["z", *before], after, block)
+    right = "RANK=0 build/release/examples/gradsync_train --ranks 2 --json=- &  # two --colours\nscripts/test --all\nmpirun --any x -- ./scripts/format --check\n"
+    assert not list(mistakes_of_shell(right)), list(mistakes_of_shell(right))
+    for wrong in ("for x in", "gradsync_train --colour", "g++ examples/none.cpp", "scripts/test --al", "gradsync_train --rank 2"):
+        assert list(mistakes_of_shell(wrong)), wrong
 
 
 test_the_checker()
-count = 0
-if broken := [f"{page}: {link}" for page in sys.argv[1:] for link in broken_links(pathlib.Path(page))]:
-    sys.exit("links that lead nowhere:\n  " + "\n  ".join(broken))
-for page in sys.argv[1:]:
-    for before, after, block in BLOCK.findall(pathlib.Path(page).read_text()):
-        count += 1
-        if mistake := first_mistake(code(before), code(after), block):
-            sys.exit(f"{page}: in the diff from {before} to {after}, {mistake}")
-print(f"{count} diffs")
-sys.exit(0 if count else "no page shows a diff")
+if mistakes := list(check(sys.argv[1:])): sys.exit("\n".join(mistakes))

@@ -159,7 +159,9 @@ private:
         : NcclBackend(make_engine(control.engine.as<message_passing::MessageEngine>(), options, adopted), control.paths) {}
     NcclBackend(detail::Shared<detail::NcclEngine> engine, detail::Paths paths)
         : EngineCollectives(std::move(engine)),
-          host_(TcpBackend({engine_->control()->split(collective::Group::of_all(size(), rank())), std::move(paths)})) {}
+          host_(TcpBackend({engine_->control()->split(collective::Group::of_all(size(), rank())), std::move(paths)})) {
+        if (detail::debugs()) announce(describe());
+    }
 
     /// Connects the ranks by messages alone.
     template <Rendezvous R>

@@ -90,7 +90,9 @@ private:
 
     template <class = void>
     ThreadBackend(detail::SharedBoard board, int rank, std::chrono::nanoseconds timeout)
-        : EngineCollectives(detail::Shared<detail::ThreadSeat>::make(std::move(board), rank, timeout)) {}
+        : EngineCollectives(detail::Shared<detail::ThreadSeat>::make(std::move(board), rank, timeout)) {
+        if (detail::debugs()) announce(describe());
+    }
 
     template <class = void>
     ThreadBackend join(const collective::Group& group) const {

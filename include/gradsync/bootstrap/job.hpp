@@ -140,7 +140,14 @@ template <class Lookup>
 
 #ifdef GRADSYNC_ONCE
 GRADSYNC_ONCE Job Job::from_environment() {
-    return from([](const char* name) { return std::getenv(name); });
+    Job job = from([](const char* name) { return std::getenv(name); });
+    detail::debug(detail::DebugLevel::info, job.rank, "the environment says: ", job.size, job.size == 1 ? " rank" : " ranks",
+                  ", local rank ", job.local_rank, ", rank 0 at ", job.address, " port ", job.port,
+                  job.token.empty()     ? ", no token"
+                  : job.token == "open" ? ", open to all"
+                                        : ", a token",
+                  job.run_id.empty() ? "" : ", run id ", job.run_id);
+    return job;
 }
 #endif
 

@@ -166,6 +166,10 @@ protected:
             if (r != rank_) ranks.push_back(r);
         return ranks;
     }
+    template <class... Parts>
+    void debug(const Parts&... parts) const noexcept {
+        gradsync::detail::debug(gradsync::detail::DebugLevel::info, rank_, "rendezvous: ", parts...);
+    }
     /// `from`: the rank that has sent the refusal.
     [[noreturn]] void refuse(const Refusal& refusal, int from) const {
         refuse(refusal.code, refusal.why, refusal.peer < 0 ? from : refusal.peer);

@@ -69,6 +69,9 @@ private:
 
     [[gnu::cold]] void await_callers() {
         net::Reception reception(listen(), hello(0), key());
+        debug("listens at port ", job_.port, " of ",
+              bind_.empty() ? (at_loopback() ? "the loopback interface" : "all networks") : bind_.c_str(), " for ", size() - 1,
+              " ranks, for ", bootstrap::format_duration(timeout()), " at most");
         const auto deadline = Clock::now() + timeout();
         peers_.resize(at(size()));
         List<int> missing = others();
@@ -89,6 +92,7 @@ private:
                                       bootstrap::format_duration(timeout()), strangers,
                                       "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT")});
             }
+            debug("rank ", link.rank, " arrived");
             missing.erase_if([&](int rank) { return rank == link.rank; });
             peers_[at(link.rank)] = std::move(link.channel);
         }
@@ -118,6 +122,7 @@ private:
                                        answer.problem, "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
                        0);
         }
+        debug("reached rank 0 at ", place());
         peers_.push_back(std::move(answer.channel));
         (void)receive(0, Clock::now() + timeout() + moment);  // all are here
     }

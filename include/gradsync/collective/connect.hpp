@@ -150,7 +150,9 @@ public:
 protected:
     explicit ProcessBackend(Connection connection)
         : EngineCollectives<Derived, collective::Engine>(std::move(connection.engine)),
-          paths_(Shared<const Paths>::make(std::move(connection.paths))) {}
+          paths_(Shared<const Paths>::make(std::move(connection.paths))) {
+        if (debugs()) this->announce(describe());
+    }
 
     Shared<const Paths> paths_;
 
@@ -173,6 +175,7 @@ GRADSYNC_ONCE std::string Paths::describe() const {
     const int count = machines.count();
     const std::string ranks = text(machines.size(), machines.size() == 1 ? " process" : " processes",
                                    count > 1 ? text(" on ", count, " machines") : std::string());
+    if (machines.size() == 1) return ranks;
     if (share && count == 1) return ranks + " that share memory";
     const int teams = share ? machines.teams().count() : 0;
     if (share && teams < machines.size())

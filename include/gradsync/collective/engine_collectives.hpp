@@ -217,6 +217,12 @@ protected:
         if constexpr (records) engine_->record_flights();
     }
 
+    /// For the debug log. `how`: how the ranks reach one another.
+    [[gnu::cold, gnu::noinline]] void announce(const std::string& how) const noexcept {
+        debug(DebugLevel::info, engine_->own_world_rank(), "is rank ", rank(), " of a communicator of ", how, ", with a time limit of ",
+              format_duration(timeout()));
+    }
+
     Shared<Engine> engine_;
 
 private:

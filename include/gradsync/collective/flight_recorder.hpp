@@ -15,6 +15,9 @@ namespace gradsync::inline v0_2::collective {
 /// looks at the system's coarse clock a collective. For any thread.
 class FlightRecorder {
 public:
+    /// `rank`: the world rank, for the debug log.
+    explicit FlightRecorder(int rank) noexcept : rank_(rank) {}
+
     void start(std::uint64_t number, const Call& call) noexcept {
         Entry& entry = entries_[number % kept];
         entry.root = call.root;
@@ -25,9 +28,16 @@ public:
         entry.started = now();
         entry.ended = 0;
         entry.number = number + 1;
+        if (traced_) [[unlikely]]
+            gradsync::detail::debug(gradsync::detail::DebugLevel::trace, rank_, "starts ", name_of(entry));
     }
     void end(std::uint64_t number) noexcept {
-        if (Entry& entry = entries_[number % kept]; entry.number == number + 1) entry.ended = now();
+        Entry& entry = entries_[number % kept];
+        if (entry.number != number + 1) return;
+        entry.ended = now();
+        if (traced_) [[unlikely]]
+            gradsync::detail::debug(gradsync::detail::DebugLevel::trace, rank_, "ended ", name_of(entry), " after ",
+                                    gradsync::detail::format_duration(std::chrono::nanoseconds(entry.ended - entry.started)));
     }
 
     /// "; the last that ended here: ...; in flight here: ..."
@@ -78,23 +88,27 @@ private:
         Field<std::int64_t> started, ended;  ///< 0: in flight
     };
 
-    static std::int64_t now() noexcept {
+    std::int64_t now() const noexcept {
         timespec time{};
-        ::clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+        ::clock_gettime(traced_ ? CLOCK_MONOTONIC : CLOCK_MONOTONIC_COARSE, &time);
         return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
     }
 
-    [[gnu::cold]] static std::string describe(const Entry& entry) {
+    [[gnu::cold]] static std::string name_of(const Entry& entry) {
         Call call{.root = entry.root, .operation = entry.operation, .op = entry.op, .dtype = entry.dtype};
         (call.operation == Operation::gather ? call.in_count : call.out_count) = entry.count;
-        const auto ago = [](std::int64_t at) {  // the clock is no finer
+        return text("#", entry.number - 1, " ", collective::describe(call),
+                    is_rooted(call.operation) || call.root == 0 ? std::string() : " for " + CollectiveTag::text_of(call.root));
+    }
+    [[gnu::cold]] std::string describe(const Entry& entry) const {
+        const auto ago = [&](std::int64_t at) {  // the coarse clock is no finer
             return gradsync::detail::format_duration(std::chrono::milliseconds((now() - at) / 1'000'000)) + " ago";
         };
-        return text("#", entry.number - 1, " ", collective::describe(call),
-                    is_rooted(call.operation) || call.root == 0 ? std::string() : " for " + CollectiveTag::text_of(call.root), " (started ",
-                    ago(entry.started), entry.ended == 0 ? ")" : ", ended " + ago(entry.ended) + ")");
+        return text(name_of(entry), " (started ", ago(entry.started), entry.ended == 0 ? ")" : ", ended " + ago(entry.ended) + ")");
     }
 
+    const int rank_;
+    const bool traced_ = gradsync::detail::debugs(gradsync::detail::DebugLevel::trace);
     Entry entries_[kept];
     std::atomic<bool> written_{false};
 };

@@ -112,7 +112,7 @@ public:
     /// Records this rank's collectives, for its errors; null unless it was asked for.
     FlightRecorder* flights() const noexcept { return flights_.get(); }
     void record_flights() {
-        if (!flights_) flights_ = Owner<FlightRecorder>(new FlightRecorder);
+        if (!flights_) flights_ = Owner<FlightRecorder>(new FlightRecorder(own_world_rank()));
     }
 
 protected:

@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "debug_log.hpp"
 #include "enums.hpp"
-#include "text.hpp"
 
 /// GRADSYNC_SETUP stands before functions that a program calls to set up, and that call cold functions. g++ takes all that follows the call
 /// of a cold function for cold too, a training loop for example, and compiles it for size; this keeps it from looking into the function.
@@ -77,6 +77,7 @@ struct ErrorPlace {
 
 /// Throws Error(code, message, place).
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise(Errc code, std::string_view message, const ErrorPlace& place = {}) {
+    debug(DebugLevel::info, place.rank, "throws: ", message);
     throw Error(code, std::string(message), {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
 }
 

@@ -314,6 +314,7 @@ private:
         }
         plan = policy_.plan(infos_, order_);
         check_plan(plan, infos_, parameters_, policy_.describe(), backend.rank());
+        if (debugs()) debug_plan(plan, infos_, parameters_, policy_.describe(), backend.rank());
         return plan;
     }
 

@@ -288,7 +288,7 @@ protected:
                 fail_at(plan().bucket(b).front(), operation,
                         text("there is no memory for bucket ", b,
                              step_.has_batch()
-                                 ? ": too many others wait for marks; on devices ask in reverse order of registration (docs/guides/sharding.md)"
+                                 ? ": too many others wait for marks; on devices ask in reverse order of registration (guides/sharding.md)"
                                  : ": this rank has no batch, and marks nothing; ask for no gradients after begin_step(false)"));
             }
         });

@@ -90,6 +90,23 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
         if (parameters[i].requires_grad && !seen[i]) refuse(i, -1, "");
 }
 
+/// Writes a plan to the debug log.
+[[gnu::cold, gnu::noinline]] inline void debug_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                                                    ListView<const ParameterView> parameters, const std::string& policy, int rank) {
+    std::size_t all = 0, gradients = 0;
+    for (std::size_t b = 0; b < plan.size(); ++b) {
+        const std::span<const std::size_t> bucket = plan.bucket(b);
+        std::size_t bytes = 0;
+        for (const std::size_t i : bucket) bytes += infos[i].bytes();
+        all += bytes;
+        gradients += bucket.size();
+        debug(DebugLevel::trace, rank, "bucket ", b, ": ", bytes, " bytes of ", infos[bucket.front()].dtype, ", ", bucket.size(),
+              " gradients, from '", parameters[bucket.front()].name, "' to '", parameters[bucket.back()].name, "'");
+    }
+    debug(DebugLevel::info, rank, policy, " puts ", gradients, " gradients of ", all, " bytes into ", plan.size(),
+          plan.size() == 1 ? " bucket" : " buckets");
+}
+
 /// The parts of a text that are separated by spaces outside of braces.
 [[gnu::cold]] inline List<std::string> parts_of(const std::string& text) {
     List<std::string> parts(1);
@@ -116,6 +133,7 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 /// which names the first parameter or setting that differs. The communicator stays usable. Collective.
 template <Backend B>
 [[gnu::cold]] void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
+    debug(DebugLevel::info, backend.rank(), "synchronises ", parameters.size(), " parameters: ", settings);
     if (backend.size() == 1) return;
     List<std::uint64_t> digests;
     digests.reserve(parameters.size());

@@ -97,7 +97,7 @@ TEST_CASE("MpiBackend: a rank alone, in MPI_COMM_SELF") {
     mpi();
     MpiBackend alone(MPI_COMM_SELF);
     CHECK(alone.size() == 1);
-    CHECK(alone.describe() == "1 process that share memory");
+    CHECK(alone.describe() == "1 process");
     std::vector<float> gradient(100, 3.0f);
     std::vector gradients = {std::span(gradient)};
     gradsync::Reducer sync(alone, gradients);
@@ -134,11 +134,10 @@ TEST_CASE("MpiBackend: groups say how they reach one another, not how the whole 
     const MpiBackend here = whole.split(mpi().rank / 2, 0), across = whole.split(mpi().rank % 2, 0), alone = whole.split(mpi().rank, 0);
     CHECK(here.describe() == "2 processes that share memory");
     CHECK(across.describe() == "2 processes on 2 machines that send messages (one on each machine)");
-    CHECK(alone.describe() == "1 process that share memory");
+    CHECK(alone.describe() == "1 process");
     const MpiBackend three = whole.split(mpi().rank == 3, 0);
-    CHECK(three.describe() == (mpi().rank == 3
-                                   ? "1 process that share memory"
-                                   : "3 processes on 2 machines that share memory on each machine, and send messages between them"));
+    CHECK(three.describe() ==
+          (mpi().rank == 3 ? "1 process" : "3 processes on 2 machines that share memory on each machine, and send messages between them"));
 }
 
 TEST_CASE("MpiBackend: a thread for progress that MPI does not let in leaves it to the marks") {

@@ -19,7 +19,7 @@ using gs::collective::Call;
 using gs::collective::FlightRecorder;
 
 TEST_CASE("FlightRecorder: says what ended last, and what has not ended") {
-    FlightRecorder flights;
+    FlightRecorder flights(0);
     CHECK(flights.summary().empty());
     Call call{.in_count = 25, .out_count = 25, .operation = gs::collective::Operation::all_reduce, .dtype = gs::DType::bf16};
     call.root = gs::CollectiveTag(gs::CollectiveTag::Kind::bucket, 1, 3).code();
