@@ -135,14 +135,14 @@ def step_time(results, model):
             b = backends[backend][strategy]
             exposed = exposed_of(b)
             step, waits = b.time * 1e3, max(exposed.value if exposed else 0, 0) * 1e3
-            axis.barh(place, step - waits, 0.72, color=REST, label="the step less what is exposed")
-            if waits: axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed, of pairs with copies that do not synchronise")
+            axis.barh(place, step - waits, 0.72, color=REST, label="the step without its exposed time")
+            if waits: axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed: added by synchronisation")
             column(milliseconds(b.time), STEP_COLUMN, place)
             if not exposed: continue
             column(milliseconds(exposed.value), EXPOSED_COLUMN, place)
             if exposed.spread:
                 below, above = (abs(end - exposed.value) * 1e3 for end in exposed.spread)
-                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="least and greatest process of what is exposed")
+                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="exposed time of the fastest and the slowest process")
         axis.set_yticks(range(len(strategies)), [names.STRATEGIES.get(s, s) for s in strategies])
         axis.set_ylim(rows[i // columns] - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
@@ -150,7 +150,7 @@ def step_time(results, model):
         axis.tick_params(axis="x", labelbottom=True)
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.set_title(names.BACKENDS[backend].label if backend in names.BACKENDS else backend, pad=16)
-        axis.set_xlabel("ms a step, median")
+        axis.set_xlabel("ms per step, median")
     grid.flat[0].set_xlim(left=0)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     figure.suptitle(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}", x=0.01, ha="left", fontsize=10)
@@ -219,7 +219,7 @@ def scaling(results):
         efficiency.set_xlim(every[0] / 2 ** 0.2, every[-1] * 2 ** 0.2)
         efficiency.minorticks_off()
         efficiency.set_xlabel("ranks (logarithmic)")
-    axes[0][0].set_ylabel("samples a second, all ranks")
+    axes[0][0].set_ylabel("samples per second, all ranks")
     axes[1][0].set_ylabel("efficiency (lines: of processes)")
     legend_below(figure, [axis for row in axes for axis in row], 3)
     return figure
@@ -246,7 +246,7 @@ def memory(results):
         axis.margins(y=0.1)
         axis.grid(visible=False)  # each height has its figure, which no line is to cross
         axis.set_title(f"{ranks} rank{'s' * (ranks != 1)}")
-    axes[0].set_ylabel("MB (10^6 bytes) of a rank")
+    axes[0].set_ylabel("MB (10^6 bytes) per rank")
     legend_below(figure, axes, 3)
     return figure
 
@@ -256,8 +256,8 @@ def drawn(results):
     every = {"all_reduce_time": (all_reduce_time(results), "all-reduce: time over size, by backend and ranks"),
              "all_reduce_bandwidth": (all_reduce_bandwidth(results), "all-reduce: bus bandwidth over size, by backend and ranks")}
     for model in tables.step_cases(results):
-        every[f"step_time_{model}"] = (step_time(results, model), f"{model}: a step's time by strategy and backend, and what of it is exposed")
+        every[f"step_time_{model}"] = (step_time(results, model), f"{model}: time of a step by strategy and backend, and its exposed part")
     every["overlap_ratio"] = (overlap_ratio(results), "overlap ratio by strategy and backend")
-    every["scaling"] = (scaling(results), "samples a second and efficiency over ranks")
-    every["memory"] = (memory(results), "memory of a rank by stage of sharding and ranks")
+    every["scaling"] = (scaling(results), "samples per second and efficiency over ranks")
+    every["memory"] = (memory(results), "memory per rank by stage of sharding and number of ranks")
     return {name: (figure, what) for name, (figure, what) in every.items() if figure}
