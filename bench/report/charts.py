@@ -8,12 +8,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from . import names, tables
 from .names import INK
 from .estimates import efficiency_of, exposed_of
-from .text import bandwidth, milliseconds, seconds, size
+from .text import milliseconds, seconds, size
 
 REST, EXPOSED = "#9FB8CC", "#D55E00"
 STEP_COLUMN, EXPOSED_COLUMN = 44, 104  # points beside the panel, where the columns of figures end
@@ -69,25 +69,17 @@ def number_of_ranks(ranks, cores):
 
 
 def all_reduce_time(results):
-    return over_size(results, lambda b: b.time, seconds, "time, median")
-
-
-def all_reduce_bandwidth(results):
-    return over_size(results, lambda b: b.counter("busbw"), bandwidth, "bus bandwidth, median")
-
-
-def over_size(results, what, form, label):
     """A panel a number of ranks, a line a contestant; both axes logarithmic."""
     cases = {ranks: whos for ranks, whos in tables.all_reduce_cases(results).items() if ranks > 1}
     if not cases: return None
-    values = [what(b) for contestants in cases.values() for of_who in contestants.values() for b in of_who.values() if what(b)]
+    values = [b.time for contestants in cases.values() for of_who in contestants.values() for b in of_who.values()]
     sizes = sorted({count for contestants in cases.values() for of_who in contestants.values() for count in of_who})
     wide = max(values) > 1000 * min(values)
     figure, axes = panels(len(cases), {1: 6.5, 2: 9.4}.get(len(cases), 4 * len(cases)), 4.6, sharex=True, sharey=True)
     for axis, (ranks, contestants) in zip(axes, cases.items()):
         for who in names.ordered(contestants, names.WHO):
             look = names.WHO.get(who, names.Look(who, "#555555"))
-            points = sorted((count, what(b)) for count, b in contestants[who].items() if what(b))
+            points = sorted((count, b.time) for count, b in contestants[who].items())
             axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle=look.line, label=look.label)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
@@ -97,10 +89,10 @@ def over_size(results, what, form, label):
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.yaxis.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5), numticks=20))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
         axis.yaxis.set_minor_formatter(NullFormatter())
         axis.minorticks_off()
-    axes[0].set_ylabel(f"{label} (logarithmic)")
+    axes[0].set_ylabel("time, median (logarithmic)")
     legend_below(figure, axes, 3 if len(cases) > 1 else 2)
     return figure
 
@@ -155,37 +147,6 @@ def step_time(results, model):
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     figure.suptitle(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}", x=0.01, ha="left", fontsize=10)
     legend_below(figure, list(grid.flat[:len(order)]), columns)
-    return figure
-
-
-def overlap_ratio(results):
-    """A panel a model, a row a strategy, a mark a backend. Without strategies that gather between their steps."""
-    shown = {}
-    for model, of_ranks in tables.step_cases(results).items():
-        ranks = most_measured(of_ranks)
-        marks = [(strategy, backend, tables.overlapped(strategy, b, "overlap_ratio")) for backend, strategies in (of_ranks.get(ranks) or {}).items()
-                 for strategy, b in strategies.items() if strategy not in names.INDEPENDENT]
-        marks = [mark for mark in marks if mark[-1] is not None]
-        if marks: shown[model, ranks] = marks
-    if not shown: return None
-    strategies = names.ordered({s for marks in shown.values() for s, _, _ in marks}, names.STRATEGIES)
-    figure, axes = panels(len(shown), 2.2 + 3.6 * len(shown), 1.4 + 0.4 * len(strategies), sharey=True)
-    for axis, ((model, ranks), marks) in zip(axes, shown.items()):
-        backends = names.ordered({backend for _, backend, _ in marks}, names.BACKENDS)
-        for i, backend in enumerate(backends):
-            look = names.BACKENDS.get(backend, names.Look(backend, "#555555"))
-            points = [(value, strategies.index(strategy) + 0.24 * (i - (len(backends) - 1) / 2)) for strategy, b, value in marks if b == backend]
-            axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle="", label=look.label)
-        axis.set_yticks(range(len(strategies)), ["PyTorch, " * s.startswith("torch_") + names.STRATEGIES.get(s, s) for s in strategies])
-        axis.set_ylim(len(strategies) - 0.5, -0.5)
-        for row in range(0, len(strategies), 2): axis.axhspan(row - 0.5, row + 0.5, color=INK, alpha=0.04, linewidth=0)
-        axis.grid(axis="y", visible=False)
-        axis.tick_params(axis="y", length=0)
-        axis.set_xlim(-0.04, 1.04)
-        axis.xaxis.set_major_locator(MultipleLocator(0.2))
-        axis.set_title(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}")
-        axis.set_xlabel("overlap: 1 - waited / communication")
-    legend_below(figure, axes, 3)
     return figure
 
 
@@ -253,11 +214,9 @@ def memory(results):
 
 def drawn(results):
     """{name: (figure, what it shows)} of all that the results have something for."""
-    every = {"all_reduce_time": (all_reduce_time(results), "all-reduce: time over size, by backend and ranks"),
-             "all_reduce_bandwidth": (all_reduce_bandwidth(results), "all-reduce: bus bandwidth over size, by backend and ranks")}
+    every = {"all_reduce_time": (all_reduce_time(results), "all-reduce: time over size, by backend and ranks")}
     for model in tables.step_cases(results):
         every[f"step_time_{model}"] = (step_time(results, model), f"{model}: time of a step by strategy and backend, and its exposed part")
-    every["overlap_ratio"] = (overlap_ratio(results), "overlap ratio by strategy and backend")
     every["scaling"] = (scaling(results), "samples per second and efficiency over ranks")
     every["memory"] = (memory(results), "memory per rank by stage of sharding and number of ranks")
     return {name: (figure, what) for name, (figure, what) in every.items() if figure}

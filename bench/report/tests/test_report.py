@@ -558,7 +558,7 @@ class ChartsTest(Folder):
     def test_every_chart_is_drawn_and_the_same_each_time(self):
         results = synthetic.results(2)
         drawn = charts.drawn(results)
-        self.assertEqual(list(drawn), ["all_reduce_time", "all_reduce_bandwidth", "step_time_transformer", "step_time_mlp", "overlap_ratio", "scaling", "memory"])
+        self.assertEqual(list(drawn), ["all_reduce_time", "step_time_transformer", "step_time_mlp", "scaling", "memory"])
         for copy in ("a", "b"): charts.save_svg(charts.memory(results), self.folder / copy)
         self.assertEqual((self.folder / "a").read_bytes(), (self.folder / "b").read_bytes())
         self.assertNotIn(b"<dc:date>", (self.folder / "a").read_bytes())
@@ -614,9 +614,6 @@ class ChartsTest(Folder):
 
     def test_what_is_gathered_between_steps_has_no_overlap(self):
         results = synthetic.results(2)
-        labels = [label.get_text() for label in charts.overlap_ratio(results).axes[0].get_yticklabels()]
-        self.assertIn(names.STRATEGIES["zero2"], labels)
-        self.assertEqual([s for s in names.GATHER_BETWEEN_STEPS if names.STRATEGIES[s] in labels], [])
         rows = {row[1]: row for row in tables.steps(results, "mlp", 2).rows if row[0] == names.BACKENDS["threads"].label}
         self.assertTrue(all(rows[names.STRATEGIES["zero2"]][5:7]))
         for strategy in names.GATHER_BETWEEN_STEPS: self.assertEqual(rows[names.STRATEGIES[strategy]][5:7], ["", ""])
@@ -625,7 +622,7 @@ class ChartsTest(Folder):
         results = synthetic.results(1)
         results.columns = {name: columns for name, columns in results.columns.items() if name.startswith("train_step/mlp/flat/threads/ranks:2")}
         results.memory = []
-        self.assertEqual(list(charts.drawn(results)), ["step_time_mlp", "overlap_ratio"])
+        self.assertEqual(list(charts.drawn(results)), ["step_time_mlp"])
         self.assertEqual(charts.drawn(Results()), {})
 
 
@@ -684,7 +681,7 @@ class CommandLineTest(Folder):
         done = self.call("--render", saved, "--out", "page")
         self.assertEqual(done.returncode, 0, done.stderr)
         page = (self.folder / "page/index.html").read_text()
-        self.assertEqual(page.count("<svg "), 7)
+        self.assertEqual(page.count("<svg "), 5)
         for table in (tables.all_reduce(results), tables.bus_bandwidth(results), tables.steps(results, "mlp", 2), tables.memory(results), tables.goals(results)):
             self.assertGreater(len(table.rows), 3)
             for row in table.rows:
