@@ -32,7 +32,7 @@ WHO = {
 }
 PEERS = {"limit", "nccl_library", "mpi_library", "mpi_library_nonblocking", "mpich_library", "mpich_library_nonblocking", "gloo"}
 
-BRIEFLY_REDUCED = {"limit", "threads", "mpi", "mpi_messages", "tcp_messages", "mpi_library", "gloo"}  # those that docs show
+BRIEFLY_REDUCED = {"limit", "threads", "mpi", "mpi_borrowed", "mpi_messages", "tcp_messages", "mpi_library", "gloo"}  # those that docs show
 
 # By the names of bench_train_step.
 BACKENDS = {"threads": Look("gradsync, threads", WHO["threads"].colour, "o"),
@@ -66,8 +66,8 @@ STRATEGIES = {
     "torch_ddp_gradient_views": "DDP, gradients as views",
     "torch_zero1": "DDP, ZeroRedundancyOptimizer",
 }
-# Of these, those that docs show, in their order.
-BRIEFLY = ("independent", "flat", "buckets_25MB", "zero1", "zero3", "torch_independent", "torch_flat", "torch_ddp")
+# Of these, those that docs show.
+BRIEFLY = ("independent", "buckets_25MB", "zero1", "zero3", "torch_independent", "torch_ddp")
 WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
 INDEPENDENT = ("independent", "torch_independent")
 # Weights are still gathered when a step has ended, while others take theirs: no figure of overlap is of their own steps alone.
