@@ -8,12 +8,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, MultipleLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from . import names, tables
 from .names import INK
 from .estimates import efficiency_of, exposed_of
-from .text import bandwidth, milliseconds, seconds, size
+from .text import milliseconds, seconds, size
 
 REST, EXPOSED = "#9FB8CC", "#D55E00"
 STEP_COLUMN, EXPOSED_COLUMN = 44, 104  # points beside the panel, where the columns of figures end
@@ -69,25 +69,17 @@ def number_of_ranks(ranks, cores):
 
 
 def all_reduce_time(results):
-    return over_size(results, lambda b: b.time, seconds, "time, median")
-
-
-def all_reduce_bandwidth(results):
-    return over_size(results, lambda b: b.counter("busbw"), bandwidth, "bus bandwidth, median")
-
-
-def over_size(results, what, form, label):
     """A panel a number of ranks, a line a contestant; both axes logarithmic."""
     cases = {ranks: whos for ranks, whos in tables.all_reduce_cases(results).items() if ranks > 1}
     if not cases: return None
-    values = [what(b) for contestants in cases.values() for of_who in contestants.values() for b in of_who.values() if what(b)]
+    values = [b.time for contestants in cases.values() for of_who in contestants.values() for b in of_who.values()]
     sizes = sorted({count for contestants in cases.values() for of_who in contestants.values() for count in of_who})
     wide = max(values) > 1000 * min(values)
     figure, axes = panels(len(cases), {1: 6.5, 2: 9.4}.get(len(cases), 4 * len(cases)), 4.6, sharex=True, sharey=True)
     for axis, (ranks, contestants) in zip(axes, cases.items()):
         for who in names.ordered(contestants, names.WHO):
             look = names.WHO.get(who, names.Look(who, "#555555"))
-            points = sorted((count, what(b)) for count, b in contestants[who].items() if what(b))
+            points = sorted((count, b.time) for count, b in contestants[who].items())
             axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle=look.line, label=look.label)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
@@ -97,10 +89,10 @@ def over_size(results, what, form, label):
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.yaxis.set_major_locator(LogLocator(base=10, subs=(1,) if wide else (1, 2, 5), numticks=20))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value)))
         axis.yaxis.set_minor_formatter(NullFormatter())
         axis.minorticks_off()
-    axes[0].set_ylabel(f"{label} (logarithmic)")
+    axes[0].set_ylabel("time, median (logarithmic)")
     legend_below(figure, axes, 3 if len(cases) > 1 else 2)
     return figure
 
@@ -135,14 +127,14 @@ def step_time(results, model):
             b = backends[backend][strategy]
             exposed = exposed_of(b)
             step, waits = b.time * 1e3, max(exposed.value if exposed else 0, 0) * 1e3
-            axis.barh(place, step - waits, 0.72, color=REST, label="the step less what is exposed")
-            if waits: axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed, of pairs with copies that do not synchronise")
+            axis.barh(place, step - waits, 0.72, color=REST, label="the step without its exposed time")
+            if waits: axis.barh(place, waits, 0.72, left=step - waits, color=EXPOSED, label="exposed: added by synchronisation")
             column(milliseconds(b.time), STEP_COLUMN, place)
             if not exposed: continue
             column(milliseconds(exposed.value), EXPOSED_COLUMN, place)
             if exposed.spread:
                 below, above = (abs(end - exposed.value) * 1e3 for end in exposed.spread)
-                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="least and greatest process of what is exposed")
+                axis.errorbar(step, place, xerr=[[below], [above]], color=INK, elinewidth=0.8, capsize=2, label="exposed time of the fastest and the slowest process")
         axis.set_yticks(range(len(strategies)), [names.STRATEGIES.get(s, s) for s in strategies])
         axis.set_ylim(rows[i // columns] - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
@@ -150,42 +142,11 @@ def step_time(results, model):
         axis.tick_params(axis="x", labelbottom=True)
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.set_title(names.BACKENDS[backend].label if backend in names.BACKENDS else backend, pad=16)
-        axis.set_xlabel("ms a step, median")
+        axis.set_xlabel("ms per step, median")
     grid.flat[0].set_xlim(left=0)
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
     figure.suptitle(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}", x=0.01, ha="left", fontsize=10)
     legend_below(figure, list(grid.flat[:len(order)]), columns)
-    return figure
-
-
-def overlap_ratio(results):
-    """A panel a model, a row a strategy, a mark a backend. Without strategies that gather between their steps."""
-    shown = {}
-    for model, of_ranks in tables.step_cases(results).items():
-        ranks = most_measured(of_ranks)
-        marks = [(strategy, backend, tables.overlapped(strategy, b, "overlap_ratio")) for backend, strategies in (of_ranks.get(ranks) or {}).items()
-                 for strategy, b in strategies.items() if strategy not in names.INDEPENDENT]
-        marks = [mark for mark in marks if mark[-1] is not None]
-        if marks: shown[model, ranks] = marks
-    if not shown: return None
-    strategies = names.ordered({s for marks in shown.values() for s, _, _ in marks}, names.STRATEGIES)
-    figure, axes = panels(len(shown), 2.2 + 3.6 * len(shown), 1.4 + 0.4 * len(strategies), sharey=True)
-    for axis, ((model, ranks), marks) in zip(axes, shown.items()):
-        backends = names.ordered({backend for _, backend, _ in marks}, names.BACKENDS)
-        for i, backend in enumerate(backends):
-            look = names.BACKENDS.get(backend, names.Look(backend, "#555555"))
-            points = [(value, strategies.index(strategy) + 0.24 * (i - (len(backends) - 1) / 2)) for strategy, b, value in marks if b == backend]
-            axis.plot(*zip(*points), color=look.colour, marker=look.marker, linestyle="", label=look.label)
-        axis.set_yticks(range(len(strategies)), ["PyTorch, " * s.startswith("torch_") + names.STRATEGIES.get(s, s) for s in strategies])
-        axis.set_ylim(len(strategies) - 0.5, -0.5)
-        for row in range(0, len(strategies), 2): axis.axhspan(row - 0.5, row + 0.5, color=INK, alpha=0.04, linewidth=0)
-        axis.grid(axis="y", visible=False)
-        axis.tick_params(axis="y", length=0)
-        axis.set_xlim(-0.04, 1.04)
-        axis.xaxis.set_major_locator(MultipleLocator(0.2))
-        axis.set_title(f"{model}, {number_of_ranks(ranks, results.machine.get('cores'))}")
-        axis.set_xlabel("overlap: 1 - waited / communication")
-    legend_below(figure, axes, 3)
     return figure
 
 
@@ -219,7 +180,7 @@ def scaling(results):
         efficiency.set_xlim(every[0] / 2 ** 0.2, every[-1] * 2 ** 0.2)
         efficiency.minorticks_off()
         efficiency.set_xlabel("ranks (logarithmic)")
-    axes[0][0].set_ylabel("samples a second, all ranks")
+    axes[0][0].set_ylabel("samples per second, all ranks")
     axes[1][0].set_ylabel("efficiency (lines: of processes)")
     legend_below(figure, [axis for row in axes for axis in row], 3)
     return figure
@@ -246,18 +207,16 @@ def memory(results):
         axis.margins(y=0.1)
         axis.grid(visible=False)  # each height has its figure, which no line is to cross
         axis.set_title(f"{ranks} rank{'s' * (ranks != 1)}")
-    axes[0].set_ylabel("MB (10^6 bytes) of a rank")
+    axes[0].set_ylabel("MB (10^6 bytes) per rank")
     legend_below(figure, axes, 3)
     return figure
 
 
 def drawn(results):
     """{name: (figure, what it shows)} of all that the results have something for."""
-    every = {"all_reduce_time": (all_reduce_time(results), "all-reduce: time over size, by backend and ranks"),
-             "all_reduce_bandwidth": (all_reduce_bandwidth(results), "all-reduce: bus bandwidth over size, by backend and ranks")}
+    every = {"all_reduce_time": (all_reduce_time(results), "all-reduce: time over size, by backend and ranks")}
     for model in tables.step_cases(results):
-        every[f"step_time_{model}"] = (step_time(results, model), f"{model}: a step's time by strategy and backend, and what of it is exposed")
-    every["overlap_ratio"] = (overlap_ratio(results), "overlap ratio by strategy and backend")
-    every["scaling"] = (scaling(results), "samples a second and efficiency over ranks")
-    every["memory"] = (memory(results), "memory of a rank by stage of sharding and ranks")
+        every[f"step_time_{model}"] = (step_time(results, model), f"{model}: time of a step by strategy and backend, and its exposed part")
+    every["scaling"] = (scaling(results), "samples per second and efficiency over ranks")
+    every["memory"] = (memory(results), "memory per rank by stage of sharding and number of ranks")
     return {name: (figure, what) for name, (figure, what) in every.items() if figure}

@@ -10,6 +10,8 @@ import re
 
 from . import charts, names, tables
 from .estimates import exposed_of
+from .goals import MET, PART
+from .plan import MIB
 from .results import BadInput
 from .text import Table, milliseconds, or_blank, seconds, size
 
@@ -29,14 +31,28 @@ def conditions(results):
             + ("\n\nNot measured: " + "; ".join(f"{name} ({text})" for name, text in results.not_measured()) + "." if results.not_measured() else ""))
 
 
+def all_reduces(results, whos, counts, numbers_of_ranks):
+    """A row a size, a column a contestant: `whos`, {name: heading}."""
+    cases = tables.all_reduce_cases(results)
+    table = Table("", ["all-reduce", *whos.values()])
+    for ranks in numbers_of_ranks:
+        for count in counts:
+            cells = [cases.get(ranks, {}).get(who, {}).get(count) for who in whos]
+            label = f"{ranks} ranks, " * (len(numbers_of_ranks) > 1) + size(count)
+            if any(cells): table.rows.append([label, *(or_blank(seconds, b and b.time) for b in cells)])
+    return table.markdown()
+
+
 def summary(results):
     """Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them."""
-    by_size = tables.all_reduce_cases(results).get(2, {})
-    table = Table("", ["all-reduce", "threads, any memory", "processes, memory of `allocate()`", "processes, other memory", "MPI_Allreduce", "Gloo", "bare loop (limit)"])
-    for count in (2 ** 20, 25 * 2 ** 20, 100 * 2 ** 20):
-        cells = [by_size.get(who, {}).get(count) for who in ("threads", "mpi", "mpi_borrowed", "mpi_library", "gloo", "limit")]
-        if any(cells): table.rows.append([size(count), *(or_blank(seconds, b and b.time) for b in cells)])
-    return table.markdown()
+    return all_reduces(results, {"threads": "threads, any memory", "mpi": "processes, memory of `allocate()`", "mpi_borrowed": "processes, other memory",
+                                 "mpi_library": "MPI_Allreduce", "gloo": "Gloo", "limit": "bare loop (limit)"}, (MIB, 25 * MIB, 100 * MIB), (2,))
+
+
+def all_reduce(results):
+    present = {who for contestants in tables.all_reduce_cases(results).values() for who in contestants}
+    whos = {who: look.label for who, look in names.WHO.items() if who in present & names.BRIEFLY_REDUCED}
+    return all_reduces(results, whos, (4096, MIB, 25 * MIB), (2, 4))
 
 
 def exposed_briefly(benchmark):
@@ -57,26 +73,18 @@ def summary_steps(results):
     return table.markdown()
 
 
-def commands(part):
-    """Those of memory differ in the stage S and the number of ranks N alone."""
-    def text(results):
-        lines = results.run.get("commands", {}).get(part, [])
-        if part == "memory": lines = dict.fromkeys(re.sub(r"--shard (?!parameters)\w+", "--shard S", re.sub(r"(-n|--ranks) \d+", r"\1 N", line)) for line in lines)
-        return "\n".join(f"    {line}" for line in lines)
-    return text
+def train_step(results):
+    """A table for each model, of those strategies that a user chooses between."""
+    cases = tables.step_cases(results)
+    made = [tables.steps_briefly(results, model, ranks) for model in cases if (ranks := charts.most_measured(cases[model]))]
+    return "\n\n".join(f"{t.title}:\n\n{t.markdown()}" for t in made if t.rows)
 
 
-def of_models(table):
-    """A table for each model."""
-    def text(results):
-        made = [table(results, model) for model in tables.step_cases(results)]
-        return "\n\n".join(f"{t.title}:\n\n{t.markdown()}" for t in made if t.rows)
-    return text
-
-
-def steps(results, model):
-    ranks = charts.most_measured(tables.step_cases(results)[model])
-    return tables.steps_briefly(results, model, ranks) if ranks else Table("", [])
+def goals(results):
+    """Those that are not met, and how many there are."""
+    rows = [row for row in tables.goals(results).rows if row[3] != PART]
+    table = Table("", ["goal not met", "goal", "measured", ""], [row for row in rows if row[3] != MET])
+    return f"{len(rows) - len(table.rows)} of {len(rows)} goals are met." + "\n\n" * bool(table.rows) + table.markdown()
 
 
 def chart(name, what):
@@ -87,18 +95,9 @@ BLOCKS = {  # by name: what makes its text of the results
     "conditions": conditions,
     "summary": summary,
     "summary_steps": summary_steps,
-    "goals": lambda results: tables.goals(results).markdown(),
-    "all_reduce_command": commands("all_reduce"),
-    "all_reduce": lambda results: tables.all_reduce(results).markdown(),
-    "to_limit": lambda results: tables.to_limit(results).markdown(),
-    "train_step_command": commands("train_step"),
-    "torch_command": commands("torch"),
-    "train_step": of_models(steps),
-    "scaling": of_models(tables.scaling),
-    "memory_command": commands("memory"),
-    "memory": lambda results: tables.memory(results).markdown(),
-    "reducer_command": commands("reducer"),
-    "marks": lambda results: tables.marks(results).markdown(),
+    "goals": goals,
+    "all_reduce": all_reduce,
+    "train_step": train_step,
 }
 
 
@@ -119,12 +118,13 @@ def rewritten(page, text, results, drawn):
 
 
 def write(root, results, drawn):
-    """Figures, charts and the results of the main branch, all from one run; returns the paths."""
-    pages = {pathlib.Path(root, page): rewritten(page, pathlib.Path(root, page).read_text(), results, drawn) for page in PAGES}
-    for path, text in pages.items(): path.write_text(text)
+    """Figures, the charts that the pages show, and the results of the main branch, all from one run; returns the paths."""
+    pages = {pathlib.Path(root, page): pathlib.Path(root, page).read_text() for page in PAGES}
+    shown = [name for name in drawn if any(f"<!-- bench: chart_{name} -->" in text for text in pages.values())]
+    for path, text in pages.items(): path.write_text(rewritten(path, text, results, drawn))
     folder = pathlib.Path(root, CHARTS)
     folder.mkdir(exist_ok=True)
-    for name, (figure, _) in drawn.items(): charts.save_svg(figure, folder / f"{name}.svg")
+    for name in shown: charts.save_svg(drawn[name][0], folder / f"{name}.svg")
     kept = pathlib.Path(root, "bench/results.json")
     results.brief().save(kept)
-    return [*pages, *(folder / f"{name}.svg" for name in drawn), kept]
+    return [*pages, *(folder / f"{name}.svg" for name in shown), kept]

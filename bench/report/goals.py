@@ -13,6 +13,7 @@ from .text import milliseconds, ratio, seconds, size
 
 TIMELINE = 1.01
 NOT_MEASURED, MET = "not measured", "met"
+PART = "part of the row above, which decides"
 BAD = "missed", NOT_MEASURED, "within the noise", f"missed in {ONE}"  # the worst first
 EVERY_SIZE = [count for group in SIZES.values() for count in group]
 FROM_MIB = [count for count in EVERY_SIZE if count >= MIB]
@@ -81,7 +82,7 @@ def all_reduces(made):
         threads, gloo = at(2, "threads", count), at(2, "gloo", count)
         rounds = lambda counter: (by_rounds(threads.rounds(counter), gloo.rounds(counter)) if threads and gloo else None)
         times = by_rounds(gloo.rounds("time"), threads.rounds("time")) if threads and gloo else None
-        made.add(f"all-reduce, 2 ranks, {size(count)}: Gloo's time over threads', each over the limit's beside it", "10", rounds("limit_ratio") or times,
+        made.add(f"all-reduce, 2 ranks, {size(count)}: Gloo's time over threads'", "10", rounds("limit_ratio") or times,
                  lambda v: v >= 10, needs=needs(2, "gloo", "threads"))
     small = at(2, "threads", 4096)
     made.add("all-reduce, 2 ranks, 4 KiB: threads' time", "under 1 us", small and of_rounds(small.rounds("time")), lambda v: v < 1e-6, seconds,
@@ -105,7 +106,7 @@ def all_reduces(made):
         if own and own.rounds("mpi_library_best_ratio"): found = of_rounds([1 / v for v in own.rounds("mpi_library_best_ratio")])
         elif own and all(others): found = by_rounds(own.rounds("time"), min(others, key=lambda other: other.time).rounds("time"))
         messages[f"{ranks_of(ranks)}, {size(count)}"] = found
-    made.add_worst("all-reduce: time of MPI by messages over the better of MPI_Allreduce's and MPI_Iallreduce's, at most", "1.05", messages,
+    made.add_worst("all-reduce: MPI by messages over the faster of MPI_Allreduce and MPI_Iallreduce, at most", "1.05", messages,
                    lambda v: v <= 1.05, max, needs=[need for ranks in (2, 4, 6) for need in needs(ranks, "mpi_messages", "mpi_library")])
     sockets = {f"{ranks_of(ranks)}, {size(count)}": ratio_of(ranks, "tcp_messages", "gloo_ratio", "gloo", count)
                for ranks in (2, 4) for count in EVERY_SIZE}
@@ -142,16 +143,16 @@ def steps(made):
             ours = backends.get(backend, {}).get(names.DEFAULT)
             own = ours and exposed_of(ours, each)
             needs = needs_of_step(model, 2, backend, names.DEFAULT, "independent")
-            what = [f"{model}, 2 ranks, {backend}: what is exposed of a step, and of PyTorch DDP's", f"at most {goal} of DDP's"]
+            what = [f"{model}, 2 ranks, {backend}: exposed time of a step, ours and PyTorch DDP's", f"at most {goal} of DDP's"]
             if own and theirs:
                 verdict = less(own, goal, theirs).verdict(lambda v: v <= 0)
                 over = f": {ratio(own.value / theirs.value)}" if theirs.between and theirs.between[0] > 0 else ""
                 made.rows.append([*what, f"{own.text(milliseconds)} of {theirs.text(milliseconds)} ms{over}", verdict])
             else: made.add(*what, None, None, needs=[*needs, *needs_of_step(model, 2, "gloo", "torch_ddp", "torch_independent")])
-            made.add(f"{model}, 2 ranks, {backend}: scaling efficiency against two copies that do not synchronise", "0.98", ours and efficiency_of(ours),
+            made.add(f"{model}, 2 ranks, {backend}: scaling efficiency", "0.98", ours and efficiency_of(ours),
                      lambda v: v >= 0.98, efficiency, needs)
             sharded = backends.get(backend, {}).get(names.SHARDED)
-            made.add(f"{model}, 2 ranks, {backend}: the same, with the optimizer sharded (ZeRO 1)", "0.98", sharded and efficiency_of(sharded),
+            made.add(f"{model}, 2 ranks, {backend}: scaling efficiency with a sharded optimizer (ZeRO 1)", "0.98", sharded and efficiency_of(sharded),
                      lambda v: v >= 0.98, efficiency, needs_of_step(model, 2, backend, names.SHARDED, "independent"))
 
 
@@ -170,8 +171,8 @@ def watching(made):
         needs = needs_of_step(model, 2, "threads", names.WATCHED)
         made.add(f"{model}, 2 ranks, threads: a step with a Timeline over one without", goal, pairs, met, efficiency, needs)
         metered = b and of_processes(b, "", lambda step: step[1] / (step[1] - step[0]), "watched")
-        made.add(f"{model}, 2 ranks, threads: the same, of what the Timeline itself takes", goal, metered, met, lambda v: f"{v:.5f}", needs)
-        if metered and made.rows[-1][3] == MET: made.rows[-1][3] = "a part of it: the row above decides"
+        made.add(f"{model}, 2 ranks, threads: a step with a Timeline, counting only the Timeline itself", goal, metered, met, lambda v: f"{v:.5f}", needs)
+        if metered and made.rows[-1][3] == MET: made.rows[-1][3] = PART
 
 
 def alone(made):
@@ -183,6 +184,6 @@ def alone(made):
              needs_of_step("transformer", 1, "threads", names.DEFAULT))
     for model in names.MODELS:
         ours, peer = at(model, "threads", "independent"), at(model, "gloo", "torch_independent")
-        made.add(f"{model}, 1 rank: PyTorch's eager step over ours, so that ours does not flatter the ratios", "1",
+        made.add(f"{model}, 1 rank: PyTorch's eager step over ours", "1",
                  by_rounds(peer.rounds("time"), ours.rounds("time")) if ours and peer else None, lambda v: v >= 1,
                  needs=[*needs_of_step(model, 1, "threads", "independent"), *needs_of_step(model, 1, "gloo", "torch_independent")])

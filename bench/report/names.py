@@ -32,6 +32,8 @@ WHO = {
 }
 PEERS = {"limit", "nccl_library", "mpi_library", "mpi_library_nonblocking", "mpich_library", "mpich_library_nonblocking", "gloo"}
 
+BRIEFLY_REDUCED = {"limit", "threads", "mpi", "mpi_borrowed", "mpi_messages", "tcp_messages", "mpi_library", "gloo"}  # those that docs show
+
 # By the names of bench_train_step.
 BACKENDS = {"threads": Look("gradsync, threads", WHO["threads"].colour, "o"),
             "mpi": Look("gradsync, MPI, shared memory", WHO["mpi"].colour, "s"),
@@ -41,29 +43,31 @@ BACKENDS = {"threads": Look("gradsync, threads", WHO["threads"].colour, "o"),
 MODELS = ("transformer", "mlp")
 STRATEGIES = {
     "independent": "no synchronisation",
-    "meeting": "a barrier alone, after",
-    "naive": "naive: each parameter, after",
-    "flat": "flat: one collective, after",
-    "overlap_per_parameter": "overlap, each parameter",
+    "meeting": "a barrier after the backward",
+    "naive": "naive: each parameter alone",
+    "flat": "flat: one collective",
+    "overlap_per_parameter": "overlap, each parameter alone",
     "buckets_1MB": "overlap, buckets of 1 MB",
     "buckets_10MB": "overlap, buckets of 10 MB",
     "buckets_25MB": "overlap, buckets of 25 MB",
     "buckets_100MB": "overlap, buckets of 100 MB",
     "buckets_1000MB": "overlap, buckets of 1000 MB",
     "optimal": "overlap, optimal buckets",
-    "forward": "overlap with the forward too",
+    "forward": "overlap with the forward, too",
     "zero1": "ZeRO 1: optimizer sharded",
-    "zero2": "ZeRO 2: and gradients",
-    "zero3": "ZeRO 3: and parameters",
+    "zero2": "ZeRO 2: gradients, too",
+    "zero3": "ZeRO 3: parameters, too",
     "torch_independent": "no synchronisation",
-    "torch_naive": "naive: each parameter, after",
+    "torch_naive": "naive: each parameter alone",
     "torch_naive_async": "naive, asynchronous",
-    "torch_flat": "flat: one collective, after",
+    "torch_flat": "flat: one collective",
     "torch_ddp": "DDP (25 MB)",
     "torch_ddp_1MB": "DDP, buckets of 1 MB",
     "torch_ddp_gradient_views": "DDP, gradients as views",
     "torch_zero1": "DDP, ZeroRedundancyOptimizer",
 }
+# Of these, those that docs show.
+BRIEFLY = ("independent", "buckets_25MB", "zero1", "zero3", "torch_independent", "torch_ddp")
 WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
 INDEPENDENT = ("independent", "torch_independent")
 # Weights are still gathered when a step has ended, while others take theirs: no figure of overlap is of their own steps alone.

@@ -61,16 +61,14 @@ def sections(results):
         Section("All-reduce", "A float sum in place. Time until every rank has the result, the slowest rank's. Bus bandwidth is nccl-tests': 2 (n - 1) / n of "
                 "the bytes over the time, comparable over numbers of ranks. The limit is a bare loop that reads every rank's buffer and writes every rank's "
                 "buffer once, a thread a core, measured in turns with the others.",
-                ["all_reduce", "collectives", "nccl"], ["all_reduce_time", "all_reduce_bandwidth"],
+                ["all_reduce", "collectives", "nccl"], ["all_reduce_time"],
                 [tables.all_reduce(results), tables.bus_bandwidth(results), tables.to_limit(results)], [tables.contests(results)]),
         Section("Training step", "One step of the same model on the same batch, a thread of compute a rank. Exposed: the step less that of copies that do not "
                 "synchronise, directly before and after it (below zero: within the noise). Waited: what the reducer itself says it has waited. Efficiency: the "
                 "copies' time over the step's. Of both every process has a median over its pairs; the figure is their mean, in brackets are the least and the "
                 "greatest of them.", ["train_step", "torch"], [f"step_time_{model}" for model in cases],
                 folded=[tables.steps(results, model, ranks) for model, of_ranks in cases.items() for ranks in sorted(of_ranks)]),
-        Section("Overlap", "How much of the time that gradients were on their way was hidden behind compute. On cores that are all busy computing, communication "
-                "takes time from the compute even where nobody waits: see exposed above. Strategies that still gather weights when their step has "
-                "ended (overlap with the forward, ZeRO 3) are left out: meanwhile others take their steps.", ["train_step", "overlap"], ["overlap_ratio"], [tables.on_devices(results)]),
+        Section("Overlap", "How much of the communication a backward on a device hides.", ["overlap"], shown=[tables.on_devices(results)]),
         Section("Scaling", "Samples a second of all ranks, and efficiency against copies that do not synchronise.", ["train_step", "torch"], ["scaling"],
                 [tables.scaling(results, model) for model in cases]),
         Section("Memory", "What a rank holds by the library's account (bars), and what its process used at most (marks), by stage of sharding.", ["memory"],

@@ -2,7 +2,7 @@
 """Results as tables."""
 from . import names
 from .estimates import efficiency_of, exposed_of
-from .results import AllReduce, MarkReady, TrainStep
+from .results import AllReduce, TrainStep
 from .text import Table, bandwidth, megabytes, milliseconds, or_blank, paired, ratio, seconds, significant, size, spread
 
 
@@ -108,14 +108,14 @@ def steps(results, model, ranks):
 
 
 def steps_briefly(results, model, ranks):
-    """A row a strategy, a column a backend: step (exposed)."""
+    """A row for each strategy of names.BRIEFLY, a column a backend: step (exposed)."""
     backends = step_cases(results)[model][ranks]
     order = names.ordered(backends, names.BACKENDS)
-    table = Table(f"{model}, {ranks} ranks: ms a step (exposed)", ["strategy", *(names.BACKENDS[b].label if b in names.BACKENDS else b for b in order)])
+    table = Table(f"{model}, {ranks} ranks: ms per step (exposed)", ["strategy", *(names.BACKENDS[b].label if b in names.BACKENDS else b for b in order)])
     named = {}  # what PyTorch calls the same stands in the same row
     for backend in order:
-        for strategy, benchmark in backends[backend].items():
-            named.setdefault(names.STRATEGIES.get(strategy, strategy), {})[backend] = benchmark
+        for strategy in names.BRIEFLY:
+            if strategy in backends[backend]: named.setdefault(names.STRATEGIES[strategy], {})[backend] = backends[backend][strategy]
     for label in names.ordered(named, dict.fromkeys(names.STRATEGIES.values())):
         cell = lambda b: "" if b is None else milliseconds(b.time) + ("" if exposed(b) is None else f" ({milliseconds(exposed(b))})")
         table.rows.append([label, *(cell(named[label].get(backend)) for backend in order)])
@@ -150,17 +150,6 @@ def memory(results):
     for row in results.memory:
         table.rows.append([names.STAGES.get(row["shard"], row["shard"]), str(row["ranks"]), *(megabytes(row[part]) for part in names.MEMORY),
                            megabytes(row["peak_rss_bytes"])])
-    return table
-
-
-def marks(results):
-    """A row an overlap policy, a column a storage and number of ranks."""
-    found = results.parsed(MarkReady)
-    columns = sorted({(name["storage"], name["ranks"]) for name, _ in found}, key=lambda c: (c[0] != "in_buckets", c[1]))
-    table = Table("mark_ready", ["", *(f"{storage.replace('_', ' ')}, {ranks} rank{'s' * (ranks != 1)}" for storage, ranks in columns)])
-    for overlap in dict.fromkeys(name["overlap"] for name, _ in found):
-        of_overlap = {(name["storage"], name["ranks"]): b for name, b in found if name["overlap"] == overlap}
-        table.rows.append([names.OVERLAPS[overlap], *(or_blank(lambda b: f"{b.time * 1e9:.0f} ns", of_overlap.get(c)) for c in columns)])
     return table
 
 
