@@ -77,7 +77,7 @@ public:
     std::string describe() const { return detail::text(size(), size() == 1 ? " thread" : " threads"); }
 
     /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice. It costs more if
-    /// there are more ranks than cores and few gradients: see docs/background/performance.md.
+    /// there are more ranks than cores and few gradients: see docs/background/lab-notes.md.
     static constexpr std::size_t cheaper_alone_from(bool = true) noexcept { return std::size_t{16} << 10; }
     static constexpr bool shares(const BufferView&) noexcept { return true; }
     static constexpr bool steps_inside() noexcept { return true; }

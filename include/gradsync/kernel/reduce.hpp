@@ -216,7 +216,7 @@ struct RegisterSum {
         GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
             // Loops over a few inputs and outputs cost as much as their bodies, so they are unrolled for up to four ranks (types other than
             // float: for two, to save compile time). Otherwise two steps share the loops, except for low-precision types, whose steps do
-            // more (measured: docs/background/performance.md).
+            // more (measured: docs/background/lab-notes.md).
             const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
             std::size_t first = 0;
             if (ranks == 2) first = sum_each<2>(r);

@@ -141,7 +141,7 @@ private:
         std::size_t* came = nullptr;  ///< see `receive`
     };
 
-    /// More parts than this take longer than asking the receiver and copying once from memory to memory (measured, docs/background/performance.md).
+    /// More parts than this take longer than asking the receiver and copying once from memory to memory (measured, docs/background/lab-notes.md).
     static constexpr std::size_t max_parts = 5;
 
     /// Begins a message, in parts if its length is `known` and that is quicker; `room`: bytes that may be touched at `data`.

@@ -180,7 +180,7 @@ public:
 
 private:
     /// In bytes. Ranks that take turns on their cores finish sooner with fewer messages than with less work for each (measured,
-    /// docs/background/performance.md).
+    /// docs/background/lab-notes.md).
     static constexpr std::size_t min_share = 64 * 1024;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
