@@ -11,8 +11,8 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// The last collectives that one rank has started in a communicator, for its errors: what it waited for, and what it had done. It costs two
-/// looks at the system's coarse clock a collective. For any thread.
+/// The last collectives that one rank has started in a communicator. Its errors quote them: what it waited for, and what it had done. Costs
+/// two reads of the system's coarse clock per collective. Thread-safe.
 class FlightRecorder {
 public:
     void start(std::uint64_t number, const Call& call) noexcept {
@@ -56,7 +56,7 @@ public:
                 if (entry.number != 0) std::fprintf(file, "%s\n", describe(entry).c_str());
             std::fclose(file);
         } catch (const std::exception&) {
-            // There is no memory for its texts.
+            // Out of memory for the text.
         }
     }
 
@@ -64,13 +64,13 @@ private:
     static constexpr std::size_t kept = 64;
 
     template <class T>
-    struct Field {  // read while another thread writes: then the entry is of no use, but it is only for people
+    struct Field {  // may be read while written; a mixed-up entry only misleads a reader
         std::atomic<T> value{};
         void operator=(T other) noexcept { value.store(other, std::memory_order_relaxed); }
         operator T() const noexcept { return value.load(std::memory_order_relaxed); }
     };
     struct Entry {
-        Field<std::uint64_t> number, count;  ///< number: of the collective + 1; 0: none
+        Field<std::uint64_t> number, count;  ///< number: that of the collective + 1; 0: no entry
         Field<int> root;
         Field<Operation> operation;
         Field<ReduceOp> op;
@@ -87,7 +87,7 @@ private:
     [[gnu::cold]] static std::string describe(const Entry& entry) {
         Call call{.root = entry.root, .operation = entry.operation, .op = entry.op, .dtype = entry.dtype};
         (call.operation == Operation::gather ? call.in_count : call.out_count) = entry.count;
-        const auto ago = [](std::int64_t at) {  // the clock is no finer
+        const auto ago = [](std::int64_t at) {  // the clock's resolution
             return gradsync::detail::format_duration(std::chrono::milliseconds((now() - at) / 1'000'000)) + " ago";
         };
         return text("#", entry.number - 1, " ", collective::describe(call),

@@ -196,8 +196,7 @@ protected:
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
-    /// Checks before anything is constructed, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see
-    /// Policies.
+    /// Runs before anything is constructed, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see Policies.
     [[gnu::cold]] ReducerOptions checked(const ReducerOptions& options, bool plain, bool sums) const {
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
@@ -286,13 +285,11 @@ protected:
                 if (step_.complete_one()) continue;
                 // Nothing is in flight, so the slots are held by several threads at once, or by an unexpected order of marks.
                 if (gradients_.obtain(b, true)) return;
-                fail_at(
-                    plan().bucket(b).front(), operation,
-                    text(
-                        "there is no memory for bucket ", b,
-                        step_.has_batch()
-                            ? ": too many buckets wait for marks; on devices ask in reverse order of registration (docs/guides/sharding.md)"
-                            : ": this rank has no batch, and marks nothing; ask for no gradients after begin_step(false)"));
+                fail_at(plan().bucket(b).front(), operation,
+                        text("there is no memory for bucket ", b,
+                             step_.has_batch()
+                                 ? ": too many buckets are open; on devices ask in reverse order of registration (docs/guides/sharding.md)"
+                                 : ": this rank has no batch, and marks nothing; ask for no gradients after begin_step(false)"));
             }
         });
     }
