@@ -10,6 +10,7 @@
 
 namespace gradsync::inline v0_2 {
 
+/// Options of FileRendezvous; each rank has its own.
 struct FileRendezvousOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of the meeting, and of every later exchange
 };

@@ -128,6 +128,7 @@ private:
 
 }  // namespace bootstrap
 
+/// Options of MpiRendezvous; each rank has its own.
 struct MpiRendezvousOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of each MPI call; an exchange makes two
 };

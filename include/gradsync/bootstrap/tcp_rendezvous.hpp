@@ -6,6 +6,7 @@
 
 namespace gradsync::inline v0_2 {
 
+/// Options of TcpRendezvous; each rank has its own.
 struct TcpRendezvousOptions {
     /// The time limit: of the wait for rank 0, of the wait for the other ranks, and of every later exchange.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);

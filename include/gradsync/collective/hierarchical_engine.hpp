@@ -342,7 +342,7 @@ private:
         });
     }
 
-    // Do not hold the mutex in the functions below.
+    // Call the functions below without the mutex.
 
     [[gnu::cold]] void report_dead() {
         const int culprit = flat_->consult([](auto&, auto& detector) { return detector.first_dead(); });

@@ -16,6 +16,7 @@ namespace gradsync::inline v0_2::cuda {
 struct AdamWOptions {
     double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
 };
+/// The settings of a group of parameters.
 struct SgdOptions {
     double learning_rate = 1e-2, momentum = 0.9, weight_decay = 0;
     bool nesterov = false;

@@ -129,7 +129,7 @@ private:
 
     List<std::uint64_t> own_;  ///< digest by parameter
     std::uint64_t digest_ = 0;
-    List<std::uint64_t> all_;  ///< digest by rank; empty when nothing is under way
+    List<std::uint64_t> all_;  ///< digest by rank; empty when no comparison is in flight
     typename Host::WorkType work_;
 };
 

@@ -26,6 +26,7 @@ struct BucketSummary {
     double exposed = 0;  ///< the part of `duration` that held up the step
 };
 
+/// The numbers of a timeline, as `summarise` returns them.
 struct TimelineSummary {
     std::size_t steps = 0;
     std::vector<SpanSummary> spans;  ///< the trainer's scopes, then the activities that occurred

@@ -52,6 +52,7 @@ enum class ParameterStorage : std::uint8_t {
                  ///< of its weights
 };
 
+/// Options of ShardedOptimizer; equal on all ranks, like ReducerOptions.
 struct ShardingOptions {
     /// The same options as for a Reducer. `gradients` is for stage 1 only; stage 2 pools gradients.
     ReducerOptions reducer = {};

@@ -7,6 +7,7 @@
 
 namespace gradsync::inline v0_2 {
 
+/// Options of ShardedParameters; equal on all ranks, like ReducerOptions.
 struct ShardedParametersOptions {
     ReducerOptions reducer = {};        ///< without `gradients`, for which see `shard_gradients`, and `compare_weights_every`
     bool shard_gradients = true;        ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
