@@ -155,7 +155,7 @@ protected:
     Shared<const Paths> paths_;
 
 private:
-    friend EngineCollectives<Derived, collective::Engine>;
+    friend class EngineCollectives<Derived, collective::Engine>;
 
     Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_->of(group)}); }
 };
