@@ -155,7 +155,7 @@ public:
     }
 
     /// Ends the world because some ranks do not retire collective n, which is complete: at the time limit, or (`limit` is 0) if one of them
-    /// is dead, which it asks the system.
+    /// is dead. Asks the system.
     [[gnu::cold, gnu::noinline]] void report_holders(std::uint64_t n, std::chrono::nanoseconds limit) const {
         Late who{.did = Late::Did::not_go_on};
         for (int r = 0; r < board_.size(); ++r) {
