@@ -134,8 +134,8 @@ private:
 /// The contents stay the same both times. Nothing else may use the pages during construction and destruction.
 class AdoptedPages {
 public:
-    /// Says why these bytes cannot be adopted; "" if they can. The program must have mapped them for itself, with mmap, in whole pages. Memory
-    /// of malloc shares its pages, and their bookkeeping, with other memory.
+    /// Says why these bytes cannot be adopted; "" if they can. The program must have mapped them for itself, with mmap, in whole pages.
+    /// Memory of malloc shares its pages, and their bookkeeping, with other memory.
     [[gnu::cold]] static std::string problem_of(std::span<const std::byte> region) {
         const auto begin = reinterpret_cast<std::uintptr_t>(region.data()), end = begin + region.size();
         const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
