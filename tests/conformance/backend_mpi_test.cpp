@@ -175,7 +175,7 @@ TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by t
     if (size == 4) CHECK(described(MpiMachines{}) == on_two + "share memory on each machine, and send messages between them");
     if (size >= 3)
         CHECK(described(MpiInTurns{}) ==
-              on_two + "send messages (no ranks of a machine can add up first; number them machine by machine, a power of two on each)");
+              on_two + "send messages (ranks of a machine cannot reduce first; number ranks machine by machine, a power of two on each)");
 }
 
 TEST_CASE("MpiBackend: a mean of 16-bit numbers does not overflow on the way, whatever its weights") {

@@ -41,6 +41,6 @@ TEST_CASE("TcpBackend: it says how the ranks reach one another, and a thread for
         CHECK(three == "3 processes on 2 machines that share memory on each machine, and send messages over TCP between them; thread");
     CHECK(
         described(TcpInTurns{}, 4) ==
-        "4 processes on 2 machines that send messages over TCP (no ranks of a machine can add up first; number them machine by machine, a "
+        "4 processes on 2 machines that send messages over TCP (ranks of a machine cannot reduce first; number ranks machine by machine, a "
         "power of two on each); thread");
 }

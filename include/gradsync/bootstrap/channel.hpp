@@ -7,14 +7,14 @@
 
 /// How two processes prove to each other that they belong to one job: both know a key, and neither sends it.
 ///
-///     caller                                       whoever is called
-///     Hello: who calls whom, and a number  ------>
+///     caller                                       called rank
+///     Hello: ranks and a random number     ------>
 ///                                          <------ challenge: another number, or a refusal
 ///     proof: HMAC(key, 'c', both)          ------>
 ///                                          <------ welcome: HMAC(key, 'a', both), or a refusal
 ///
-/// The two numbers are random, so that nothing that was heard earlier proves anything. All messages that follow are signed with a key that is
-/// made of all of this.
+/// The two numbers are random, so that recorded messages prove nothing. All messages that follow are signed with a key derived from all of
+/// this.
 
 namespace gradsync::inline v0_2::net {
 
@@ -27,28 +27,27 @@ struct Nonce {
     static Nonce random() { return {{bootstrap::random_token(), bootstrap::random_token()}}; }
 };
 
-/// A caller sends this first, as plain bytes. All machines of a job must have the same byte order, or the magic number does not match.
+/// The first message of a caller, as plain bytes. All machines of a job must have the same byte order, or the magic number does not match.
 struct Hello {
     std::uint64_t magic = 0x31636e7973646172u;
     std::uint32_t version = 3;
     std::uint32_t size = 0;         ///< number of the job's ranks
     std::uint32_t from = 0;         ///< the rank that calls
-    std::uint32_t to = 0;           ///< the rank that it calls
-    std::uint64_t connection = 0;   ///< its number among those between the two ranks
-    std::uint64_t epoch = 0;        ///< how often the job's ranks have changed
-    std::uint64_t incarnation = 0;  ///< how often the calling rank has been started
-    Hash job = {};                  ///< of the job's name
+    std::uint32_t to = 0;           ///< the called rank
+    std::uint64_t connection = 0;   ///< number of this connection between the two ranks
+    std::uint64_t epoch = 0;        ///< number of changes of the job's ranks so far
+    std::uint64_t incarnation = 0;  ///< number of starts of the calling rank so far
+    Hash job = {};                  ///< hash of the job's name
     Nonce nonce = {};
 };
 static_assert(sizeof(Hello) == 96 && std::is_trivially_copyable_v<Hello>);
 
-/// The caller's proof that it knows the key (role 'c'), the proof of the rank that it calls (role 'a'), or the key of the session (role 's').
+/// The caller's proof that it knows the key (role 'c'), the called rank's proof (role 'a'), or the key of the session (role 's').
 inline Hash proof(const Hash& key, char role, const Hello& hello, const Nonce& challenge) noexcept {
     return bootstrap::hmac(bootstrap::bytes_of(key), bootstrap::bytes_of(role), bootstrap::bytes_of(hello), bootstrap::bytes_of(challenge));
 }
 
-/// A connection whose messages are signed: who does not know its key can neither invent, change, repeat nor leave out one unnoticed. For one
-/// thread at a time.
+/// A connection whose messages are signed. Without its key nobody can invent, change, repeat or drop a message unnoticed. Not thread-safe.
 class Channel {
 public:
     enum class Kind : std::uint32_t { blob = 1, refusal, challenge, welcome, waiting };
@@ -61,13 +60,13 @@ public:
     const Socket& socket() const noexcept { return socket_; }
     Socket take_socket() noexcept { return std::move(socket_); }
 
-    /// From now on, messages are signed with `key`; until then, with one that all know.
+    /// From now on, messages are signed with `key`; until then, with a key that everybody knows.
     void secure(const Hash& key) noexcept {
         key_ = key;
         sent_ = received_ = 0;
     }
 
-    /// False at the deadline or on an error, and `errno` says why, as Socket::send_all does.
+    /// False at the deadline or on an error; `errno` then says why, as after Socket::send_all.
     [[gnu::cold]] bool send(Kind kind, std::string_view bytes, Clock::time_point deadline) noexcept {
         const Header header{.kind = kind, .bytes = bytes.size()};
         const Hash signature = sign(calls_, sent_++, header, bytes);
@@ -75,7 +74,7 @@ public:
                socket_.send_all(&signature, sizeof signature, deadline);
     }
 
-    /// Receives the next message, of at most `largest` bytes. `nothing`: it did not come, and `errno` says why.
+    /// Receives the next message, of at most `largest` bytes. `nothing`: none came, and `errno` says why.
     [[gnu::cold]] Got receive(Kind& kind, Blob& bytes, Clock::time_point deadline, std::size_t largest = largest_blob) {
         Header header;
         if (!socket_.receive_all(&header, sizeof header, deadline)) return Got::nothing;
@@ -92,7 +91,7 @@ private:
     struct Header {
         std::uint32_t magic = 0x636e7973u;
         Kind kind = Kind::refusal;
-        std::uint64_t bytes = 0;  ///< length of the data that follows; a signature follows it
+        std::uint64_t bytes = 0;  ///< length of the data that follows; the signature comes after it
     };
 
     Hash sign(bool calls, std::uint64_t number, const Header& header, std::string_view bytes) const noexcept {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <type_traits>
 
-/// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), with which ranks prove that they know the token of their job. For a few kilobytes: it takes no
-/// instructions of the processor for it.
+/// SHA-256 (FIPS 180-4) and HMAC (RFC 2104). With them ranks prove that they know the token of their job. For a few kilobytes: it uses no
+/// processor instructions for SHA.
 
 namespace gradsync::inline v0_2::bootstrap {
 
@@ -15,7 +15,7 @@ namespace gradsync::inline v0_2::bootstrap {
 struct Hash {
     std::uint8_t bytes[32] = {};
 
-    /// Takes a time that does not depend on where they differ.
+    /// Takes constant time, whatever the difference.
     friend bool operator==(const Hash& a, const Hash& b) noexcept {
         unsigned difference = 0;
         for (std::size_t i = 0; i < sizeof a.bytes; ++i) difference |= a.bytes[i] ^ unsigned { b.bytes[i] };
@@ -32,7 +32,7 @@ public:
         }
     }
 
-    /// The hash of all that was added. It is the last call.
+    /// The hash of all that was added. No other call may follow.
     [[gnu::cold]] Hash end() noexcept {
         const std::uint64_t bits = 8 * count_;
         add({"\x80", 1});
@@ -84,17 +84,17 @@ private:
     /// The first 32 bits of the fractional parts of the square roots of the first 8 primes.
     Word state_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     std::uint8_t block_[64] = {};
-    std::uint64_t count_ = 0;  ///< bytes that were added
+    std::uint64_t count_ = 0;  ///< bytes added
 };
 
-/// The bytes of a value, to be hashed.
+/// The bytes of a value, for hashing.
 template <class T>
     requires std::is_trivially_copyable_v<T>
 std::string_view bytes_of(const T& value) noexcept {
     return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-/// The HMAC of `parts`, one after another, under `key`. Only who knows the key can compute it.
+/// The HMAC of `parts`, one after another, under `key`. Nobody can compute it without the key.
 template <class... Parts>
 [[gnu::cold]] Hash hmac(std::string_view key, const Parts&... parts) noexcept {
     Sha256 inner, outer;
@@ -113,7 +113,7 @@ template <class... Parts>
     key.copy(block, key.size());
     pad(inner, 0x36);
     (inner.add(parts), ...);
-    pad(outer, 0x36 ^ 0x5c);  // the block has the first pad
+    pad(outer, 0x36 ^ 0x5c);  // the block still has the first pad
     const Hash hash = inner.end();
     outer.add(bytes_of(hash));
     return outer.end();

@@ -14,22 +14,22 @@ struct Job {
     int local_rank = 0;                 ///< among the ranks of this machine; selects this rank's device
     std::string address = "localhost";  ///< rank 0's machine
     std::uint16_t port = 29500;
-    std::string token = {};   ///< a secret that only this job's ranks know: keeps strangers out. "open": all may join
-    std::string run_id = {};  ///< the same on all ranks, and on no other job: keeps jobs apart. It need not be secret
+    std::string token = {};   ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
+    std::string run_id = {};  ///< the same on all ranks, different in every other job; keeps jobs apart. Need not be secret
 
     /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher whose variables are set
     /// counts:
     ///
     /// - torchrun and many others: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK.
-    /// - mpirun, for programs without MPI too: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; the run id is PMIX_NAMESPACE),
-    ///   or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID (MPICH and its kin).
+    /// - mpirun, also for programs without MPI: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; the run id is PMIX_NAMESPACE),
+    ///   or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID (MPICH and relatives).
     /// - srun of Slurm: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
     /// - None of them: one rank.
     ///
-    /// Inside Slurm, ranks meet at the first host of SLURM_STEP_NODELIST (mpirun's: of SLURM_JOB_NODELIST), with a port and a run id made of
-    /// SLURM_JOB_ID. Elsewhere, mpirun's ranks meet on this machine. MASTER_ADDR and MASTER_PORT override all of these.
-    /// If torchrun's agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is
-    /// made of TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is GRADSYNC_JOB_TOKEN.
+    /// Inside Slurm, ranks meet at the first host of SLURM_STEP_NODELIST (mpirun: of SLURM_JOB_NODELIST), with a port and a run id derived
+    /// from SLURM_JOB_ID. Elsewhere, mpirun's ranks meet on this machine. MASTER_ADDR and MASTER_PORT override all of these. If torchrun's
+    /// agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is derived from
+    /// TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is GRADSYNC_JOB_TOKEN.
     ///
     /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR and MASTER_PORT are set without a rank.
     template <class Lookup>
@@ -68,7 +68,7 @@ template <class Lookup>
         const char* const digits = get(name);
         if (digits == nullptr)
             raise(Errc::invalid_argument,
-                  text("the environment variable ", name, " is not set; a launcher sets it for every rank, with those beside it"));
+                  text("the environment variable ", name, " is not set; set it on every rank, with the launcher's other variables"));
         long long value = 0;
         const char* at = digits;
         for (; *at >= '0' && *at <= '9' && value <= most; ++at) value = value * 10 + (*at - '0');
@@ -89,8 +89,8 @@ template <class Lookup>
                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
                     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
                     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
-    // In a Slurm job, mpirun's processes also have Slurm's variables, those of the process that has started them. srun's processes may have
-    // some of the variables of MPICH's mpirun, but not all.
+    // In a Slurm job, mpirun's processes also have Slurm's variables, namely those of the process that started them. srun's processes may
+    // have some of the variables of MPICH's mpirun, but not all.
     const bool of_mpich = has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"));
     const Launcher launcher = has("RANK") || has("WORLD_SIZE") ? by_names
                               : has("OMPI_COMM_WORLD_RANK")    ? open_mpi
@@ -108,7 +108,7 @@ template <class Lookup>
         job.local_rank = has(names.local_rank) ? static_cast<int>(number(names.local_rank, 0, job.size - 1)) : job.rank;
     }
     if (launcher != none && launcher != by_names) {
-        // mpirun begins a step of its own on the other machines: variables of steps differ from rank to rank.
+        // mpirun starts a step of its own on the other machines, so variables of steps differ from rank to rank.
         const char* const step = launcher == slurm ? get("SLURM_STEP_NODELIST") : nullptr;
         const char* const nodes = step != nullptr ? step : get("SLURM_JOB_NODELIST");
         if (nodes != nullptr) job.address = bootstrap::first_host(nodes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// Only the C interface: the C++ bindings are gone from the standard, and cost 0.4 s of compile time.
+// Only the C interface: the C++ bindings were removed from the standard, and cost 0.4 s of compile time.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX
 #endif
@@ -22,8 +22,8 @@ namespace gradsync::inline v0_2 {
 
 namespace bootstrap {
 
-/// Serialises the library's calls of MPI, which may allow one thread at a time only (MPI_THREAD_SERIALIZED). The program must serialise its
-/// own.
+/// Serialises the library's MPI calls, because MPI may allow one thread at a time only (MPI_THREAD_SERIALIZED). The program must serialise
+/// its own.
 inline std::mutex& mpi_mutex() noexcept {
     static std::mutex only;
     return only;
@@ -39,7 +39,7 @@ inline const char* refusal_of_thread(int level) noexcept {
                      "MPI_THREAD_MULTIPLE, or communicate from the main thread only";
 }
 
-/// MPI's text for a function that has failed.
+/// MPI's text for a failed function.
 [[gnu::cold]] inline std::string mpi_text(const char* function, int code) {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
@@ -47,7 +47,7 @@ inline const char* refusal_of_thread(int level) noexcept {
     return gradsync::detail::text(function, ": ", text);
 }
 
-/// The library's word for a failure that MPI reports, and what to do about it.
+/// The library's error code for a failure that MPI reports, and what to do about it.
 struct MpiFailure {
     Errc errc;
     const char* remedy;
@@ -66,24 +66,23 @@ struct MpiFailure {
     return {Errc::peer_failed, "look at MPI's own output"};
 }
 
-/// The largest tag. The library uses it in the communicators that it is given, while backends are constructed.
+/// The largest tag. The library uses it in communicators that it is given, while backends are constructed.
 inline int liveness_tag() noexcept {
     void* bound = nullptr;
     int found = 0;
-    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // other communicators may lack it: Open MPI copies it to duplicates
-                                                                    // only
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // Open MPI copies it to duplicates of MPI_COMM_WORLD only
     return found ? *static_cast<int*>(bound) : 32767;               // the minimum that the standard guarantees
 }
 
-/// A new key for an attribute of communicators. `on_delete` is called when an attribute goes.
+/// A new key for an attribute of communicators. `on_delete` is called when an attribute is deleted.
 inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     int key = MPI_KEYVAL_INVALID;
     MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key, nullptr);
     return key;
 }
 
-/// The number of the last call of all rendezvous of a communicator; the same on all ranks. It tells this one's messages from those of an
-/// earlier one that are still on their way.
+/// The number of the last call over all rendezvous of a communicator; the same on all ranks. It tells the messages of this rendezvous from
+/// those of an earlier one that are still in flight.
 [[gnu::cold]] inline gradsync::detail::Shared<int> last_call_of(MPI_Comm comm) {
     using Holder = gradsync::detail::Shared<int>;
     static const int key = make_key([](MPI_Comm, int, void* holder, void*) {
@@ -99,7 +98,7 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     return *made.release();
 }
 
-/// Writes where each rank's bytes begin among those of all, as far as an int tells; returns their number.
+/// Writes the offset of each rank's bytes among all, as far as an int can hold it, and returns the total.
 [[gnu::cold]] inline std::int64_t add_up(const List<int>& counts, List<int>& offsets) noexcept {
     std::int64_t bytes = 0;
     for (std::size_t r = 0; r < counts.size(); ++r) {
@@ -109,7 +108,7 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     return bytes;
 }
 
-/// While it lives, errors in a communicator are returned, whatever its error handler is: MPI's default ends the process.
+/// While it lives, errors in a communicator are returned, whatever its error handler: MPI's default ends the process.
 class MpiErrorsReturned {
 public:
     explicit MpiErrorsReturned(MPI_Comm comm) noexcept : comm_(comm) {
@@ -129,17 +128,19 @@ private:
 
 }  // namespace bootstrap
 
+/// Options of MpiRendezvous; each rank has its own.
 struct MpiRendezvousOptions {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of each MPI call; an exchange makes two
 };
 
-/// Ranks that already have MPI. The communicator stays yours, and must outlive this.
+/// A rendezvous of ranks that already have MPI. The communicator stays yours, and must outlive this.
 ///
 /// No MPI call blocks here. After a time-out, MPI keeps its buffers until the process ends, and the communicator must not be used for other
-/// collectives (after a time-out of `duplicate`, it may not even give a new one). MPI_Finalize may then hang; MPI_Abort does not. The error
-/// names the ranks that did not come. MPI itself does not say: a rank that has waited for too long tells all others which call it is in, and
-/// those that wait answer with theirs, in messages with the communicator's largest tag, which the library reserves. Nothing is sent unless
-/// a rank asks.
+/// collectives (after a time-out of `duplicate`, it may not even give a new one). MPI_Finalize may then hang; MPI_Abort does not.
+///
+/// The error names the ranks that did not come, which MPI itself does not report. A rank that has waited for too long tells all others
+/// which call it is in, and waiting ranks answer with theirs. These messages use the communicator's largest tag, which the library
+/// reserves. Nothing is sent unless a rank asks.
 class MpiRendezvous {
 public:
     /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for MPI_COMM_NULL; and for an
@@ -196,8 +197,8 @@ public:
         });
         const std::int64_t bytes = bootstrap::add_up(b.counts, b.offsets);
         if (bytes > INT_MAX)
-            refuse(Errc::invalid_argument, bootstrap::text("the ranks bring ", bytes, " bytes together, and MPI takes ", INT_MAX,
-                                                           "; bring less, and use a backend's collectives for data"));
+            refuse(Errc::invalid_argument, bootstrap::text("the ranks exchange ", bytes, " bytes in total, but MPI takes at most ", INT_MAX,
+                                                           "; exchange less, and use a backend's collectives for data"));
         b.together.resize(static_cast<std::size_t>(bytes));
         finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_,
@@ -217,13 +218,13 @@ public:
     }
 
 private:
-    /// Begins an MPI call and returns when it is over. `memory`: the buffers that MPI uses meanwhile.
+    /// Begins an MPI call and returns when it is complete. `memory`: the buffers that MPI uses meanwhile.
     template <class Memory, class Begin>
     [[gnu::cold]] void finish(const gradsync::detail::Shared<Memory>& memory, const char* function, Begin&& begin) {
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
-        // Time to hear from the others, as `collective::Deadline` allows at a time limit.
+        // Time for the others to answer, as `collective::Deadline` allows at a time limit.
         const auto respite = gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
         call_ = ++*last_call_;
         asked_ = false;
@@ -241,13 +242,13 @@ private:
                     for (int r = 0; r < size_; ++r)
                         if (r != rank_) tell(r);
             }
-            // If several are silent, one of them may only be slow to answer.
+            // If several ranks are silent, some of them may only be slow to answer.
             if (spent >= options_.timeout + respite && (silent().size() < 2 || spent >= options_.timeout + 4 * respite)) break;
             if (spent < std::chrono::milliseconds(1)) ::sched_yield();
             else ::usleep(50);
         }
         gradsync::detail::leak_until_exit(memory);
-        // If all ranks were heard of, the missing ones have given up before, or are elsewhere in the program.
+        // If all ranks answered, the missing ones gave up earlier, or are elsewhere in the program.
         using bootstrap::text;
         const List<int> missing = silent();
         const std::string ranks = missing.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(missing);
@@ -265,22 +266,22 @@ private:
         return ranks;
     }
 
-    /// Receives which calls other ranks are in, and answers them.
+    /// Receives the calls that other ranks are in, and answers them.
     [[gnu::cold]] void hear() {
         for (;;) {
             int there = 0, call = 0;
             MPI_Status status;
             if (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &there, &status) != MPI_SUCCESS || !there) return;
             if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
-            // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank. Questions of an
-            // earlier rendezvous that no rank received say nothing.
+            // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank. Unreceived questions
+            // of an earlier rendezvous carry no information.
             int& heard = heard_[static_cast<std::size_t>(status.MPI_SOURCE)];
             if (call > earlier_) heard = gradsync::detail::larger(heard, asked_ ? call_ : call);
             tell(status.MPI_SOURCE);
         }
     }
 
-    /// Tells a rank which call this one is in; at most once a call.
+    /// Tells a rank which call this one is in, at most once per call.
     [[gnu::cold]] void tell(int rank) {
         if (std::exchange(told_[static_cast<std::size_t>(rank)], call_) == call_) return;
         const auto message = gradsync::detail::Shared<int>::make(call_);
@@ -304,13 +305,13 @@ private:
     MPI_Comm comm_;
     MpiRendezvousOptions options_;
     int rank_ = -1, size_ = 0;  ///< set by the constructor
-    int tag_ = 0;               ///< of the messages about calls
+    int tag_ = 0;               ///< tag of the messages about calls
     gradsync::detail::Shared<int> last_call_;
-    int earlier_ = 0;  ///< the last call of the rendezvous before this one
-    int call_ = 0;     ///< number of the call under way
+    int earlier_ = 0;  ///< last call of the previous rendezvous
+    int call_ = 0;     ///< number of the current call
     bool asked_ = false;
-    List<int> heard_;  ///< by rank: the last call that the rank is known to have reached
-    List<int> told_;   ///< by rank: the last call that this rank has told it
+    List<int> heard_;  ///< by rank: last call that the rank is known to have reached
+    List<int> told_;   ///< by rank: last call that this rank has told it
 };
 
 static_assert(Rendezvous<MpiRendezvous>);

@@ -6,10 +6,10 @@
 
 namespace gradsync::inline v0_2::net {
 
-/// The address at which others of the job can call a process. Plain bytes, to be sent to all.
+/// The addresses at which the other ranks can call a process. Plain bytes, to be sent to all.
 struct Contact {
     Nonce token = {};         ///< part of the key: the same address may mean another machine elsewhere
-    std::uint32_t count = 0;  ///< of its addresses; 0: it cannot be called
+    std::uint32_t count = 0;  ///< number of its addresses; 0: it cannot be called
     std::int32_t error = 0;   ///< `errno`, if it cannot
     Address addresses[8] = {};
 
@@ -17,7 +17,7 @@ struct Contact {
 };
 static_assert(std::is_trivially_copyable_v<Contact>);
 
-/// How long each side waits for the words of another that may be a stranger.
+/// How long each side waits for words of a possible stranger.
 inline constexpr std::chrono::seconds patience{5};
 
 /// A connection to a rank.
@@ -26,15 +26,14 @@ struct Link {
     Channel channel = {};
 };
 
-/// Takes calls from ranks of the job that know the key, and turns all others away.
+/// Answers calls from ranks of the job that know the key, and turns all others away.
 class Reception {
 public:
     Reception() = default;
-    /// Takes calls at `listener`. `own`: what a caller's greeting must say: who is called, in a job of what name and size.
+    /// Answers calls at `listener`. `own`: what a caller's greeting must contain: the called rank, and the job's name and size.
     Reception(Socket listener, const Hello& own, const Hash& key) noexcept : listener_(std::move(listener)), own_(own), key_(key) {}
 
-    /// Begins to listen for the ranks that meet at `meeting`, at `bind` (see `listen`). If that fails, `contact().count` is 0 and
-    /// `problem` says why.
+    /// Starts to listen for the ranks of `meeting`, at `bind` (see `listen`). If that fails, `contact().count` is 0 and `problem` says why.
     [[gnu::cold]] static Reception open(const bootstrap::AnyRendezvous& meeting, const std::string& bind, std::string& problem) {
         Contact contact;
         Socket listener = listen(bind, 0, backlog, problem);
@@ -62,8 +61,8 @@ public:
         callers_.clear();
     }
 
-    /// Returns a call of one of the `expected` ranks; no channel at the deadline. A stranger who says nothing keeps nobody waiting; where
-    /// very many do so, those that came first are turned away.
+    /// Returns a call of one of the `expected` ranks; no channel at the deadline. A silent stranger delays nobody; if there are very many,
+    /// the oldest are turned away.
     [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) {
         List<pollfd> waiting;
         auto last = Clock::now();
@@ -86,7 +85,7 @@ public:
             for (std::size_t i = 0; i < callers_.size(); ++i) {
                 Caller& caller = callers_[i];
                 if (waiting[i].revents == 0 || listen_to(caller)) continue;
-                caller.until = now;  // it is heard, or turned away
+                caller.until = now;  // heard or turned away
                 if (!caller.admitted || !may_enter(caller, expected)) continue;
                 caller.channel.secure(proof(key_, 's', caller.words.hello, caller.challenge));
                 return {static_cast<int>(caller.words.hello.from), std::move(caller.channel)};
@@ -94,7 +93,7 @@ public:
             errno = 0;
             for (std::size_t i = 0; i < backlog; ++i) {
                 Socket socket = listener_.accept({});
-                if (!socket && (errno == EMFILE || errno == ENFILE)) ::usleep(10'000);  // the next caller goes on waiting
+                if (!socket && (errno == EMFILE || errno == ENFILE)) ::usleep(10'000);  // the next caller keeps waiting
                 if (!socket) break;
                 if (callers_.size() == backlog)
                     callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) { return &caller == oldest && ++turned_away_ > 0; });
@@ -105,14 +104,14 @@ public:
         return {};
     }
 
-    /// How many callers were turned away, and what the last one that may have belonged to the job was told: empty if there was none.
+    /// The number of callers turned away. `told()`: the reason given to the last one that may have belonged to the job, or empty.
     int turned_away() const noexcept { return turned_away_; }
     /// The longest time in which `answer` looked at no caller: more than a tenth of a second if this process was stopped.
     std::chrono::nanoseconds longest_pause() const noexcept { return longest_pause_; }
     const std::string& told() const noexcept { return told_; }
 
 private:
-    /// A caller who has not proved yet that it belongs to the job.
+    /// A caller that has not yet proved that it belongs to the job.
     struct Caller {
         Channel channel = {};
         Clock::time_point until = {};
@@ -120,14 +119,14 @@ private:
             Hello hello;
             Hash proof;
         } words{};
-        std::size_t got = 0;  ///< bytes of its words
+        std::size_t got = 0;  ///< bytes received of its words
         Nonce challenge = {};
         bool challenged = false, admitted = false;
     };
 
     static constexpr std::size_t backlog = 128;
 
-    /// Reads what has arrived of a caller's words, and turns it away at the first wrong byte. Returns whether more is to come.
+    /// Reads a caller's words that have arrived, and turns it away at the first wrong byte. Returns true if more must come.
     [[gnu::cold]] bool listen_to(Caller& caller) {
         Hello& hello = caller.words.hello;
         const std::size_t due = caller.challenged ? sizeof caller.words : sizeof hello;
@@ -155,7 +154,7 @@ private:
         return false;
     }
 
-    /// Whether one that belongs to the job may enter; tells it so, or why not.
+    /// Decides whether a caller that belongs to the job may enter, and tells it so, or why not.
     [[gnu::cold]] bool may_enter(Caller& caller, const List<int>& expected) {
         using gradsync::detail::text;
         const Hello& hello = caller.words.hello;
@@ -168,7 +167,7 @@ private:
         for (const int rank : expected)
             if (rank == static_cast<int>(hello.from))
                 return caller.channel.send(Channel::Kind::welcome, bootstrap::bytes_of(proof(key_, 'a', hello, caller.challenge)), soon());
-        return refuse(caller, Errc::invalid_argument, text("rank ", hello.from, " has arrived already; give every process another RANK"));
+        return refuse(caller, Errc::invalid_argument, text("rank ", hello.from, " has arrived already; give every process its own RANK"));
     }
 
     [[gnu::cold]] bool refuse(Caller& caller, Errc code, const std::string& why) {
@@ -188,16 +187,16 @@ private:
     std::string told_;
 };
 
-/// How a call ended: with a channel, with a refusal, or else with a problem.
+/// How a call ended: with a channel, a refusal, or a problem.
 struct Answer {
     Channel channel = {};
     Refusal refusal = {};
     std::string problem = {};
-    bool silent = false;   ///< somebody listens there, and said nothing
-    bool hung_up = false;  ///< whoever listens there did, before it had said anything: it may be about to close, or be called by too many
+    bool silent = false;   ///< the listener said nothing
+    bool hung_up = false;  ///< the listener hung up before it said anything: it may be closing, or have too many callers
 };
 
-/// Introduces the caller to whoever is at the other end of `socket`, by the rules of channel.hpp.
+/// Introduces the caller to the other end of `socket`, by the rules of channel.hpp.
 [[gnu::cold]] inline Answer introduce(Socket socket, Hello hello, const Hash& key, Clock::time_point deadline) {
     using Kind = Channel::Kind;
     using bootstrap::bytes_of;
@@ -213,13 +212,13 @@ struct Answer {
         else if (got == Channel::Got::nothing) {
             answer.hung_up = errno != ETIMEDOUT;
             answer.silent = true;
-            answer.problem = answer.hung_up ? "whoever listens there hung up" : "whoever listens there does not answer";
-        } else answer.refusal = {.code = Errc::peer_failed, .why = "it does not speak as a rank of gradsync does"};
+            answer.problem = answer.hung_up ? "the process that listens there hung up" : "the process that listens there does not answer";
+        } else answer.refusal = {.code = Errc::peer_failed, .why = "it is not a rank of gradsync"};
         return false;
     };
     channel.socket().send_without_delay();
     hello.nonce = Nonce::random();
-    // Others answer at once, if they belong to the job: whoever is mute must not take the time that another address needs.
+    // Ranks of the job answer at once; a silent listener must not take the time that another address needs.
     const auto soon = gradsync::detail::smaller(deadline, Clock::now() + patience);
     Nonce challenge;
     if (!channel.socket().send_all(&hello, sizeof hello, soon)) answer.problem = std::strerror(errno);
@@ -239,8 +238,8 @@ struct Answer {
     return answer;
 }
 
-/// Calls whoever listens at one of `addresses`. An address that does not answer within a quarter of a second does not keep the next ones
-/// waiting (as RFC 8305 has it). Each is tried once, unless the deadline comes first.
+/// Calls the listener at one of `addresses`. An address that does not answer within a quarter of a second does not delay the next ones (as
+/// in RFC 8305). Each is tried once, unless the deadline comes first.
 [[gnu::cold]] inline Answer call(const List<Address>& addresses, const Hello& hello, const Hash& key, Clock::time_point deadline) {
     using gradsync::detail::smaller;
     Answer answer{.problem = "no address"};
@@ -282,7 +281,7 @@ struct Answer {
     return answer;
 }
 
-/// Does a store of torch.distributed listen at one of `addresses`? It uses MASTER_PORT, too, and echoes the number of a ping.
+/// Does a store of torch.distributed listen at one of `addresses`? It also uses MASTER_PORT, and echoes the number of a ping.
 [[gnu::cold]] inline bool is_torch_store(const List<Address>& addresses, Clock::time_point deadline) {
     constexpr unsigned char validate_and_ping[] = {0, 0xce, 0xf7, 0x85, 0x3c, 13, 'p', 'i', 'n', 'g'};
     for (const Address& address : addresses) {
@@ -296,8 +295,8 @@ struct Answer {
     return false;
 }
 
-/// Connects this rank with the ranks `called`, which it calls at their contacts, and with the `callers`, which call `reception`, up to
-/// `limit`; each call may take `limit_each`. Returns the connections that could be made. `secret`: of the rendezvous.
+/// Connects this rank: it calls the ranks `called` at their contacts, and the `callers` call `reception`, for up to `limit`; each call may
+/// take `limit_each`. Returns the connections that were made. `secret`: that of the rendezvous.
 [[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank, std::string_view secret,
                                         const List<int>& called, List<int> callers, std::chrono::nanoseconds limit,
                                         std::chrono::nanoseconds limit_each) {
@@ -315,7 +314,7 @@ struct Answer {
     gradsync::detail::Thread answering;  // calls and answers must not wait for each other
     try {
         answering.start(answer);
-    } catch (const std::system_error&) {  // no thread can be started: this rank answers after its calls
+    } catch (const std::system_error&) {  // no thread: this rank answers after its calls
     }
     for (const int r : called) {
         const Contact& contact = contacts[static_cast<std::size_t>(r)];

@@ -15,18 +15,18 @@
 
 namespace gradsync::inline v0_2 {
 
-using Blob = std::vector<std::byte>;  ///< a few bytes that ranks exchange before they have a backend
+using Blob = std::vector<std::byte>;  ///< bytes that ranks exchange before they have a backend
 
-/// The most bytes that one rank may bring to an exchange.
+/// The most bytes that one rank may contribute to an exchange.
 inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 
-/// Ranks that know only their numbers find one another here: they exchange a few bytes, from which a backend makes its connections. Too
+/// Lets ranks that know only their numbers find one another. They exchange a few bytes, from which a backend makes its connections. Too
 /// slow for data.
 ///
-/// `all_gather(own)` returns every rank's bytes, by rank; they may be of different lengths. It is collective, and has a time limit and a size
-/// limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive, or is gone. A model is for one thread at a
-/// time. If others than the job's ranks can read what they exchange, a model has `secret()`: text that only the ranks know. It is part of
-/// the keys of the connections that they make.
+/// `all_gather(own)` returns every rank's bytes, by rank; they may differ in length. It is collective, and has a time limit and a size
+/// limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive or is gone. A model need not be
+/// thread-safe. If others than the job's ranks can read the exchange, a model has `secret()`: text that only the ranks know. It becomes
+/// part of the keys of the connections.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -40,7 +40,7 @@ using gradsync::detail::format_duration;
 using gradsync::detail::raise;
 using gradsync::detail::text;
 
-/// A reference to a Rendezvous without its type: what makes connections is compiled once for all of them.
+/// A reference to a Rendezvous without its type, so that the code that makes connections is compiled once.
 class AnyRendezvous {
 public:
     template <class R>
@@ -110,19 +110,19 @@ inline std::string list_ranks(std::span<const int> ranks) {
                 named == ranks.size() ? "" : text(" and ", ranks.size() - named, " others"));
 }
 
-/// Why a rank cannot go on, as others are told.
+/// Why a rank cannot continue, as the others are told.
 struct Refusal {
     Errc code = Errc::peer_failed;
-    int peer = -1;  ///< the rank that is to blame
+    int peer = -1;  ///< the rank to blame
     std::string why = {};
 
-    static constexpr std::size_t longest = 1000;  ///< text
+    static constexpr std::size_t longest = 1000;  ///< characters of the text
 
     [[gnu::cold]] std::string words() const {
         const std::int32_t numbers[] = {static_cast<std::int32_t>(code), peer};
         return std::string(reinterpret_cast<const char*>(numbers), sizeof numbers) + why.substr(0, longest);
     }
-    /// Nothing that was sent is taken for more than a text and two numbers.
+    /// Treats received bytes as no more than a text and two numbers.
     [[gnu::cold]] static Refusal read(std::string_view words) {
         std::int32_t numbers[] = {0, -1};
         if (words.size() < sizeof numbers) return {.why = "for no reason"};
@@ -130,7 +130,7 @@ struct Refusal {
         Refusal refusal{is_errc(numbers[0]) ? static_cast<Errc>(numbers[0]) : Errc::peer_failed, numbers[1],
                         std::string(words.substr(sizeof numbers, longest))};
         for (char& c : refusal.why)
-            if (c < ' ' || c > '~') c = '?';  // it may be printed to a terminal
+            if (c < ' ' || c > '~') c = '?';  // it may be printed on a terminal
         return refusal;
     }
 };
@@ -145,15 +145,15 @@ inline std::uint64_t random_token() {
     return token;
 }
 
-/// One rank of those that meet: its arguments, checked, and its errors.
+/// One rank of a rendezvous: its checked arguments, and its errors.
 class Participant {
 public:
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
 
 protected:
-    /// `place`: where it meets the others, for the errors: " in /tmp/meeting", or empty. Throws Error(invalid_argument) for an invalid rank,
-    /// size or time limit.
+    /// `place`: where the ranks meet, for errors: " in /tmp/meeting", or empty. Throws Error(invalid_argument) for an invalid rank, size or
+    /// time limit.
     Participant(int rank, int size, std::chrono::nanoseconds timeout, std::string place = {})
         : rank_(rank), size_(size), timeout_(gradsync::detail::clamp_timeout(timeout)), place_(std::move(place)) {
         if (size < 1 || rank < 0 || rank >= size) refuse(Errc::invalid_argument, text("rank ", rank, " is not one of ", size));
@@ -170,7 +170,7 @@ protected:
     void debug(const Parts&... parts) const noexcept {
         gradsync::detail::debug(gradsync::detail::DebugLevel::info, rank_, "rendezvous: ", parts...);
     }
-    /// `from`: the rank that has sent the refusal.
+    /// `from`: the rank that sent the refusal.
     [[noreturn]] void refuse(const Refusal& refusal, int from) const {
         refuse(refusal.code, refusal.why, refusal.peer < 0 ? from : refusal.peer);
     }

@@ -19,25 +19,25 @@
 #include "../core/shared.hpp"
 #include "../core/unique_handle.hpp"
 
-/// TCP sockets; none of them ever blocks without a limit. POSIX; Linux.
+/// TCP sockets. None of them blocks without a limit. POSIX; Linux.
 
 namespace gradsync::inline v0_2::net {
 
 using Clock = std::chrono::steady_clock;
 
-/// A host that answers nothing for so long is taken for gone. See `keep_alive`.
+/// A host that answers nothing for so long counts as gone. See `keep_alive`.
 inline constexpr std::chrono::seconds answer_limit{9};
 
-/// The other side's host, or the network to it, does not answer.
+/// Does the other host, or the network to it, not answer?
 constexpr bool is_silence(int error) noexcept {
     return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
 }
-/// The same call may succeed later.
+/// May the same call succeed later?
 constexpr bool may_pass(int error) noexcept {
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == ENOBUFS || error == ENOMEM;
 }
 
-/// Owns a descriptor that does not block, and is closed in programs that this one starts, and in its forked children.
+/// Owns a non-blocking descriptor, which is closed in programs that this one starts and in its forked children.
 class Socket : public UniqueHandle<int, gradsync::detail::close_descriptor, -1> {
 public:
     Socket() = default;
@@ -56,7 +56,7 @@ public:
         }
     }
 
-    /// Sends all `bytes`; false at the deadline or on an error. `errno` then says why: 0 if the other side has closed.
+    /// Sends all `bytes`. False at the deadline or on an error; `errno` then says why: 0 if the other side has closed.
     [[gnu::cold]] bool send_all(const void* data, std::size_t bytes, Clock::time_point deadline) const noexcept {
         return move_all(const_cast<void*>(data), bytes, POLLOUT, deadline);
     }
@@ -64,11 +64,11 @@ public:
         return move_all(data, bytes, POLLIN, deadline);
     }
 
-    /// Begins to connect. It is ready for POLLOUT once `is_connected()` can tell how that ended. False, and `errno` says why, if it failed.
+    /// Begins to connect. Wait for POLLOUT; then `is_connected()` tells how it ended. False if it failed; `errno` says why.
     [[gnu::cold]] bool connect(const sockaddr* name, socklen_t size) const noexcept {
         return ::connect(get(), name, size) == 0 || errno == EINPROGRESS || errno == EINTR;
     }
-    /// If not, `errno` says why.
+    /// If false, `errno` says why.
     [[gnu::cold]] bool is_connected() const noexcept {
         int error = 0;
         socklen_t length = sizeof error;
@@ -88,7 +88,7 @@ public:
     }
 
     /// Ends this side's messages, and waits until the other side has closed, so that it has read them all: a close with unread input makes
-    /// the system throw away what is still on its way.
+    /// the system drop data that is still in flight.
     [[gnu::cold]] void end(Clock::time_point deadline) const noexcept {
         char rest[4096];
         ::shutdown(get(), SHUT_WR);
@@ -98,10 +98,10 @@ public:
     }
 
     void set(int level, int option, int value) const noexcept { ::setsockopt(get(), level, option, &value, sizeof value); }
-    /// Makes small messages leave at once.
+    /// Disables the delay of small messages.
     void send_without_delay() const noexcept { set(IPPROTO_TCP, TCP_NODELAY, 1); }
-    /// Makes the system probe a quiet other end, and take its host for gone if no answer comes for `answer_limit`. The host of a process that
-    /// is stopped answers.
+    /// Makes the system probe a quiet other end, and declare its host gone if no answer comes for `answer_limit`. The host of a stopped
+    /// process still answers.
     void keep_alive() const noexcept {
         set(SOL_SOCKET, SO_KEEPALIVE, 1);
         set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
@@ -110,7 +110,7 @@ public:
     }
 
 private:
-    /// A port at which nobody listens may be given to the very socket that calls it, which then answers itself: nobody is there.
+    /// Has the system connected this socket to itself? It may give a port without a listener to the very socket that calls it.
     [[gnu::cold]] bool has_called_itself() const noexcept {
         sockaddr_storage own{}, other{};
         socklen_t size = sizeof own, other_size = sizeof other;
@@ -143,16 +143,16 @@ private:
     }
 };
 
-/// An IPv4 or IPv6 address with a port. It can be sent as plain bytes.
+/// An IPv4 or IPv6 address with a port. Plain bytes, to be sent.
 struct Address {
-    sockaddr_in6 name = {};  ///< it has room for IPv4's, and the ports lie at the same place
+    sockaddr_in6 name = {};  ///< large enough for IPv4, with the port at the same offset
 
     Address() = default;
     Address(const sockaddr* at, std::size_t bytes) noexcept { std::memcpy(&name, at, gradsync::detail::smaller(bytes, sizeof name)); }
     const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&name); }
     int family() const noexcept { return name.sin6_family == AF_INET6 ? AF_INET6 : AF_INET; }
     socklen_t size() const noexcept { return family() == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in); }
-    /// In the host's byte order.
+    /// The port, in the host's byte order.
     std::uint16_t port() const noexcept { return ntohs(name.sin6_port); }
     void set_port(std::uint16_t port) noexcept { name.sin6_port = htons(port); }
     /// Returns the address as text, without the port.
@@ -165,7 +165,7 @@ struct Address {
 
 namespace detail {
 
-/// A question to the system's resolver, which may take as long as it likes to answer.
+/// A question to the system's resolver, which may take any time to answer.
 struct Question {
     std::string host, port;
     addrinfo hints{};
@@ -186,9 +186,9 @@ struct Question {
 
 }  // namespace detail
 
-/// The addresses of a host and port, of both families, as the system resolves them; for "localhost" those of IPv4, which is always there, so
-/// that nobody can answer at the other's. An empty host means all addresses of this machine, to listen at. `problem` is empty, or says why
-/// there are none.
+/// The addresses of a host and port, of both families, as the system resolves them. "localhost" gives IPv4 only, which always exists, so
+/// that nobody can answer at the other family's. An empty host means all addresses of this machine, to listen at. `problem` is empty, or
+/// says why there are none.
 [[gnu::cold]] inline List<Address> resolve(const std::string& host, std::uint16_t port, Clock::time_point deadline, std::string& problem) {
     using detail::Question;
     const auto question = gradsync::detail::Shared<Question>::make();
@@ -197,7 +197,7 @@ struct Question {
     question->hints.ai_socktype = SOCK_STREAM;
     if (host == "localhost") question->hints.ai_family = AF_INET;
     int ends[2] = {-1, -1};
-    // A name server may be mute: a thread asks, and is left alone at the deadline.
+    // A name server may not answer: a thread asks, and is abandoned at the deadline.
     if (question->ask(AI_PASSIVE | AI_NUMERICHOST) != 0 &&
         ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0) {
         const Socket answer(ends[0]);
@@ -228,7 +228,7 @@ struct Question {
     return std::move(question->found);
 }
 
-/// The addresses of this machine's networks that are up; of `interface` only, if it is not empty. IPv4 first.
+/// The addresses of this machine's networks that are up; only those of `interface` if it is not empty. IPv4 first.
 [[gnu::cold]] inline List<Address> addresses_of(const std::string& interface) {
     List<Address> found;
     ifaddrs* first = nullptr;
@@ -238,25 +238,25 @@ struct Question {
         for (const ifaddrs* it = first; it != nullptr; it = it->ifa_next) {
             if (it->ifa_addr == nullptr || it->ifa_addr->sa_family != family || !(it->ifa_flags & IFF_UP)) continue;
             if (interface.empty() ? (it->ifa_flags & IFF_LOOPBACK) != 0 : interface != it->ifa_name) continue;
-            // Link-local addresses are only valid on their own link.
+            // Link-local addresses are valid on their own link only.
             if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr)) continue;
             found.push_back({it->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)});
         }
     return found;
 }
 
-/// Listens at `address`; returns no socket, and sets `errno`, if that fails. The IPv6 wildcard address serves IPv4 too.
+/// Listens at `address`. If that fails, returns no socket and sets `errno`. The IPv6 wildcard address serves IPv4 too.
 [[gnu::cold]] inline Socket listen(const Address& address, int backlog) noexcept {
     Socket socket = Socket::of_family(address.family());
     if (!socket) return {};
-    socket.set(SOL_SOCKET, SO_REUSEADDR, 1);  // reuses a port whose last user has just gone
+    socket.set(SOL_SOCKET, SO_REUSEADDR, 1);  // reuses a port that was just closed
     if (address.family() == AF_INET6) socket.set(IPPROTO_IPV6, IPV6_V6ONLY, 0);
     if (::bind(socket.get(), address.get(), address.size()) != 0 || ::listen(socket.get(), backlog) != 0) return {};
     return socket;
 }
 
-/// Listens at an address of `where`: a host or an address of this machine, or one of its network interfaces; empty means all networks.
-/// Returns no socket, and sets `problem`, if that fails.
+/// Listens at an address of `where`: a host name or address of this machine, or one of its network interfaces; empty means all networks. If
+/// that fails, returns no socket and sets `problem`.
 [[gnu::cold]] inline Socket listen(const std::string& where, std::uint16_t port, int backlog, std::string& problem) {
     List<Address> addresses = where.empty() ? List<Address>() : addresses_of(where);
     for (Address& address : addresses) address.set_port(port);
@@ -266,7 +266,7 @@ struct Question {
             if ((at.family() == AF_INET6) != ipv6) continue;
             if (Socket socket = listen(at, backlog)) return socket;
             problem = std::strerror(errno);
-            if (errno == EADDRINUSE) return {};  // ranks that prefer this address would call whoever listens there
+            if (errno == EADDRINUSE) return {};  // ranks that prefer this address would call the other listener
         }
     return {};
 }

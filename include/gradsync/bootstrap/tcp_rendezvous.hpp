@@ -6,27 +6,28 @@
 
 namespace gradsync::inline v0_2 {
 
+/// Options of TcpRendezvous; each rank has its own.
 struct TcpRendezvousOptions {
-    /// Limit of the wait for rank 0, and then of that for the others; of the meeting, and of every exchange after it.
+    /// The time limit: of the wait for rank 0, of the wait for the other ranks, and of every later exchange.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
-    /// Rank 0 listens at this address of its machine, or at this network interface ("eth0"). If it is empty, rank 0 listens at the job's
-    /// address if that is a loopback address, and otherwise on all networks.
+    /// The address or network interface ("eth0") of its machine at which rank 0 listens. Empty: the job's address if that is a loopback
+    /// address, otherwise all networks.
     std::string bind = {};
 };
 
-/// Ranks meet at rank 0, which listens on a port that all know.
+/// A rendezvous at rank 0, which listens on a port that all ranks know.
 ///
 /// Ranks and rank 0 prove to each other that they know the job's token, without sending it (bootstrap/channel.hpp), and sign what they
-/// exchange. Rank 0 turns all others away, also those with a wrong rank or number of ranks: they learn why, and the job waits on. Where
-/// ranks do not meet at a loopback address, the token must be a secret of 16 characters or more, or "open". Linux.
+/// exchange. Rank 0 turns all others away, also those with a wrong rank or number of ranks: they learn why, and the job keeps waiting.
+/// Unless ranks meet at a loopback address, the token must be a secret of at least 16 characters, or "open". Linux.
 class TcpRendezvous : public bootstrap::Participant {
     using Clock = net::Clock;
     using Kind = net::Channel::Kind;
 
 public:
-    /// Collective. Throws Error on every rank that has arrived if not all arrive in time (naming those that did not). Throws Error on the
-    /// ranks concerned if the size of the job differs between ranks, if two ranks have one number, tokens differ, or the port is taken.
-    /// Throws Error(invalid_argument) for an invalid rank, size or time limit, and for a token that is no secret.
+    /// Throws Error on every rank that has arrived if not all arrive in time; it names the missing ones. Throws Error on the ranks
+    /// concerned if the size of the job differs between ranks, if two ranks have the same number, if tokens differ, or if the port is
+    /// taken. Throws Error(invalid_argument) for an invalid rank, size or time limit, and for a token that is no secret. Collective.
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {});
 
     /// See the concept `Rendezvous`.
@@ -90,7 +91,7 @@ private:
                 fail({Errc::timeout, missing[0],
                       bootstrap::text(bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
                                       bootstrap::format_duration(timeout()), strangers,
-                                      "; look at their output, and whether they were told the same MASTER_ADDR and MASTER_PORT")});
+                                      "; look at their output, and check that all have the same MASTER_ADDR and MASTER_PORT")});
             }
             debug("rank ", link.rank, " arrived");
             missing.erase_if([&](int rank) { return rank == link.rank; });
@@ -115,10 +116,10 @@ private:
                                   .why = "it is a store of torch.distributed; give gradsync a port of its own: set GRADSYNC_PORT"};
             if (!answer.refusal.why.empty())
                 refuse(answer.refusal.code,
-                       bootstrap::text("whoever listens at ", place(), " did not admit this rank: ", answer.refusal.why), 0);
+                       bootstrap::text("the process that listens at ", place(), " did not admit this rank: ", answer.refusal.why), 0);
             if (Clock::now() + pause >= deadline)
                 refuse(Errc::timeout,
-                       bootstrap::text("rank 0 was not to be reached at ", place(), " within ", bootstrap::format_duration(timeout()), " (",
+                       bootstrap::text("rank 0 could not be reached at ", place(), " within ", bootstrap::format_duration(timeout()), " (",
                                        answer.problem, "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
                        0);
         }
@@ -129,7 +130,7 @@ private:
 
     // --------------------------------------------------------------------------------------------------------- exchanges
 
-    /// Rank 0 waits for the others since a while when another rank begins to; it reports who is missing before that rank gives up.
+    /// Rank 0 has been waiting for the others when another rank begins to; it reports missing ranks before that rank gives up.
     static constexpr std::chrono::seconds moment{2};
 
     net::Channel& peer(int other) noexcept { return peers_[rank() == 0 ? at(other) : 0]; }
@@ -166,14 +167,14 @@ private:
         fail({Errc::peer_failed, other, bootstrap::text("rank ", other, " is gone", why, "; look at its output for the cause")});
     }
 
-    /// The others learn of another rank's refusal through rank 0.
+    /// Passes on a refusal; the other ranks learn of it through rank 0.
     [[noreturn]] void pass_on(net::Refusal refusal, int from) {
         if (refusal.peer < 0) refusal.peer = from;
         if (rank() == 0) fail(refusal);
         refuse(refusal, from);
     }
 
-    /// The others learn of the failure through rank 0.
+    /// Fails; the other ranks learn of it through rank 0.
     [[noreturn]] void fail(const net::Refusal& failure) {
         const auto soon = Clock::now() + std::chrono::seconds(1);
         for (net::Channel& channel : peers_)

@@ -14,20 +14,20 @@ constexpr std::string_view name_of(Operation operation) noexcept {
         {"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter", "barrier", "reduce_step"}, operation);
 }
 
-/// One rank's description of a collective that it starts. Counts are elements; an empty side is {nullptr, 0}. In-place operations have the
-/// same buffer on both sides.
+/// One rank's description of a collective that it starts. Counts are in elements; an unused side is {nullptr, 0}. In-place operations have
+/// the same buffer on both sides.
 struct Call {
     const void* in = nullptr;
     void* out = nullptr;
     std::size_t in_count = 0;
-    std::size_t out_count = 0;  ///< of a reduce_step: bytes, because it may have another type
+    std::size_t out_count = 0;  ///< bytes in a reduce_step, because its type may differ
     Contribution contribution = {};
-    int root = 0;  ///< root of a rooted operation; in others, the code of the CollectiveTag
+    int root = 0;  ///< root of a rooted operation; otherwise the code of the CollectiveTag
     Operation operation = Operation::barrier;
     ReduceOp op = ReduceOp::sum;
     DType dtype = DType::f32;
-    bool elsewhere : 1 = false;      ///< the ranks only meet here; the data moves elsewhere
-    std::uint8_t followers : 7 = 0;  ///< number of collectives after it that leave with it, as one group
+    bool elsewhere : 1 = false;      ///< ranks only synchronise here; the data moves elsewhere
+    std::uint8_t followers : 7 = 0;  ///< number of later collectives that are started with it, as one group
 };
 
 constexpr bool is_rooted(Operation operation) noexcept {
@@ -35,7 +35,7 @@ constexpr bool is_rooted(Operation operation) noexcept {
            operation == Operation::scatter;
 }
 
-/// Is it a call that travels by messages, in a communicator of `size` ranks? One that another process sent may be anything.
+/// Is this a valid call for messages in a communicator of `size` ranks? A call from another process may be anything.
 constexpr bool is_valid(const Call& call, int size) noexcept {
     return call.operation <= Operation::barrier && call.op <= ReduceOp::mean && call.dtype <= DType::f8e5m2 &&
            (!is_rooted(call.operation) || (call.root >= 0 && call.root < size));
@@ -65,12 +65,12 @@ constexpr bool reduces(Operation operation) noexcept {
     return said;
 }
 
-/// Is `in`, or `out`, the shard of the calling rank? Otherwise it is the whole buffer.
+/// Is `in` (or `out`) the calling rank's shard? Otherwise it is the whole buffer.
 constexpr bool in_is_shard(Operation operation) noexcept { return operation == Operation::all_gather || operation == Operation::gather; }
 constexpr bool out_is_shard(Operation operation) noexcept {
     return operation == Operation::reduce_scatter || operation == Operation::scatter;
 }
-/// Does each rank own its shard (`shard_range`)? Otherwise the ranks may split the buffer as they like.
+/// Does each rank own its shard (`shard_range`)? Otherwise the ranks may split the buffer in any way.
 constexpr bool has_shards(Operation operation) noexcept {
     return in_is_shard(operation) || out_is_shard(operation) || operation == Operation::reduce_step;
 }
@@ -86,7 +86,7 @@ constexpr bool contributes(const Call& ranks_call, int rank, int owner) noexcept
         default: return ranks_call.op != ReduceOp::mean || ranks_call.contribution.scale != 0;
     }
 }
-/// Does `rank` get the result of that share? (The root of a broadcast has it already.)
+/// Does `rank` get the result of that share? (The root of a broadcast already has it.)
 constexpr bool receives(const Call& call, int rank, int owner) noexcept {
     switch (call.operation) {
         case Operation::barrier: return false;
@@ -99,7 +99,7 @@ constexpr bool receives(const Call& call, int rank, int owner) noexcept {
     }
 }
 
-/// Number of elements of the whole buffer, which is split over the ranks.
+/// The number of elements of the whole buffer, which is split over the ranks.
 inline std::size_t whole_count(ListView<const Call> calls) noexcept {
     const Call& own = calls[0];
     switch (own.operation) {

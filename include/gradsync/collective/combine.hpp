@@ -5,13 +5,13 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// Combines elements of all ranks as their calls ask for. Keeps its scratch, so that a steady state allocates nothing. For one thread at a
-/// time.
+/// Combines elements of all ranks as their calls ask for. Reuses its scratch memory, so that a steady state allocates nothing. Not
+/// thread-safe.
 class Combiner {
 public:
     explicit Combiner(std::size_t ranks) : leaf_count_(ranks), inputs_(ranks), scales_(ranks), sums_(ranks), open_(ranks) {}
 
-    /// Takes each rank's elements as the sum of several leaves: `leaves`, by rank. (Default: of one.)
+    /// Makes each rank's elements count as the sum of several leaves: `leaves`, by rank. Default: one each.
     void set_leaves(List<std::size_t> leaves) {
         leaves_ = std::move(leaves);
         leaf_count_ = 0;
@@ -56,14 +56,14 @@ private:
         double weight = 0;
     };
 
-    /// Sums the weights where every rank is one leaf: two nodes of the same size at a time are the tree, too.
+    /// Sums the weights if every rank is one leaf: adding two nodes of the same size at a time also follows the tree.
     void add_weights(std::size_t ranks) noexcept {
         for (std::size_t size = 1; size < ranks; size *= 2)
             for (std::size_t r = 0; r + size < ranks; r += 2 * size) open_[r].weight += open_[r + size].weight;
     }
 
-    /// Finds the sums, and those of the weights, where ranks are several leaves, or have nothing. Returns whether they are the same as if
-    /// every rank that has something was one leaf.
+    /// Finds the order of the sums, and sums the weights, if ranks have several leaves or contribute nothing. Returns true if the order is
+    /// the same as if every contributing rank were one leaf.
     bool find_sums(ListView<const Call> calls) noexcept {
         std::size_t used = 0, top = 0, last = 0;
         for (std::size_t r = 0; r < calls.size(); ++r) {
@@ -73,7 +73,7 @@ private:
             for (; top > 1 && gradsync::detail::are_halves(open_[top - 2].first, open_[top - 1].first, last, leaf_count_); --top) {
                 Node& left = open_[top - 2];
                 const Node& right = open_[top - 1];
-                if (left.present && right.present) ++sums_[used - 1];  // the sum of something and nothing is no sum
+                if (left.present && right.present) ++sums_[used - 1];  // a missing side needs no addition
                 left = {left.first, left.present || right.present, left.weight + right.weight};
             }
         }

@@ -11,15 +11,14 @@ namespace message_passing {
 class MessageWorld;
 }
 
-/// Options of the backends whose ranks are processes; the same on all ranks (except `domain`, `timeout` and `bind`).
+/// Options of the backends whose ranks are processes. All except `domain`, `timeout` and `bind` must be equal on all ranks.
 struct ProcessOptions {
     /// The time limit of every wait, construction included; must be positive. `set_timeout` changes it.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
-    bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages like all others
-    int domain = -1;            ///< if not -1, only ranks of one machine with the same number share memory, so that a machine can be
-                                ///< divided
-    /// This rank listens for connections at this address of its machine, or at this network interface ("eth0"), and ranks that share no
-    /// memory with it call it there. If it is empty, the rank listens on all networks.
+    bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages
+    int domain = -1;            ///< if not -1, only ranks of one machine with the same number share memory. Divides a machine.
+    /// The address or network interface ("eth0") at which this rank listens. Ranks that share no memory with it connect there. Empty: all
+    /// networks.
     std::string bind = {};
 };
 
@@ -29,9 +28,9 @@ namespace detail {
 struct Paths {
     Machines machines = Machines();
     bool share = false;                 ///< whether ranks of one machine can share memory
-    std::string problem = {};           ///< why memory is not shared
-    std::string unwatched = {};         ///< text about ranks whose death would not be noticed: ", but ...", or empty
-    std::string messages = "messages";  ///< kind of messages that they send if they do not share memory
+    std::string problem = {};           ///< why ranks do not share memory
+    std::string unwatched = {};         ///< says which deaths would go unnoticed: ", but ...", or empty
+    std::string messages = "messages";  ///< kind of messages between ranks that share no memory
     bool any_thread = true;             ///< whether any thread may send messages, at any time
 
     Paths of(const collective::Group& group) const {
@@ -51,29 +50,30 @@ struct Connection {
 };
 
 /// Sets up shared memory on each machine. If that fails on any machine, or is not wanted, `engine` is null on every rank, and
-/// `paths.problem` says why. `add_messages` must follow if `engine` is null, or if there are several machines. Collective.
+/// `paths.problem` says why. If `engine` is null or there are several machines, call `add_messages` next. Collective.
 Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options);
 
 /// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of `Paths::unwatched`.
 std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting, const Placement& ranks,
                             const ProcessOptions& options);
 
-/// Adds messages between the ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself sees deaths. Collective.
+/// Adds messages between ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself detects deaths.
+/// Collective.
 void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
                   Owner<message_passing::Transport> transport, decltype(&watch_processes) watch);
 
-/// Connects ranks that are processes in the best way: memory that they share on one machine, messages between several. `transport()` makes
-/// the transport of the messages, if there are any; either all ranks call it or none does. Collective.
+/// Connects ranks that are processes in the fastest way: shared memory on one machine, messages between machines. `transport()` makes the
+/// transport of the messages, if there are any; either all ranks call it or none does. Collective.
 template <class MakeTransport>
 Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
                    decltype(&watch_processes) watch, MakeTransport&& transport) {
     Connection connection = share_memory(meeting, ranks, options);
     if (!connection.engine || ranks.machines.count() > 1) add_messages(connection, meeting, ranks, options, transport(), watch);
-    bootstrap::exchange(meeting, std::uint8_t{0});  // a rank that ends from now on ends no other rank's construction
+    bootstrap::exchange(meeting, std::uint8_t{0});  // from here on a rank that ends does not fail the others' construction
     return connection;
 }
 
-/// Returns a hash of the layout of the bytes that ranks send to one another; all ranks' builds must have the same. Raise the first number if
+/// Returns a hash of the layout of the bytes that ranks send to one another, which must be equal on all ranks. Raise the first number when
 /// the meaning of these bytes changes.
 constexpr std::uint64_t build() noexcept {
     std::uint64_t hash = 2;
@@ -106,7 +106,7 @@ constexpr std::uint64_t build() noexcept {
     return all;
 }
 
-/// Throws Error(parameter_mismatch) if the options of the ranks differ. `all`: by rank, the same on all ranks.
+/// Throws Error(parameter_mismatch) if the ranks' options differ. `all`: by rank, the same on all ranks.
 inline void check_same_options(const List<std::uint8_t>& all, int rank, const char* backend, const char* options) {
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r] != all[0])
@@ -114,25 +114,25 @@ inline void check_same_options(const List<std::uint8_t>& all, int rank, const ch
                   {.operation = backend, .rank = rank, .peer = static_cast<int>(r)});
 }
 
-/// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between several. Derived must
-/// be constructible from a Connection by this class (a friend).
+/// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between machines. Derived
+/// must be constructible from a Connection by this class (a friend).
 template <class Derived>
 class ProcessBackend : public EngineCollectives<Derived, collective::Engine> {
 public:
     static constexpr BackendAbilities abilities{
         .progress_thread = true, .poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
 
-    /// Between machines, messages move only inside calls. A progress thread makes these calls, if any thread may send messages.
+    /// Between machines, messages move only inside calls. A progress thread makes such calls, if any thread may send messages.
     bool wants_progress_thread() const { return paths_->any_thread && paths_->machines.count() > 1; }
 
-    /// In bytes; see the concept. Memory that is not shared travels in pieces that stay in the caches, which costs less than two copies of
-    /// more than these hold. Messages leave from any memory.
+    /// In bytes; see the concept. Memory that is not shared travels in pieces that fit the caches, which is cheaper than two copies that do
+    /// not. Messages are sent from any memory.
     std::size_t cheaper_alone_from(bool shared) const { return std::size_t{1} << (shared && paths_->machines.count() == 1 ? 18 : 20); }
     bool shares(const BufferView& view) const noexcept { return this->engine_->shares(view.data, view.bytes()); }
 
     bool steps_inside() const noexcept { return this->engine_->steps_inside(); }
 
-    /// Says how the ranks reach one another, and why not by the faster way.
+    /// Says how the ranks reach one another, and why no faster way is in use.
     std::string describe() const { return paths_->describe() + this->engine_->remark(); }
 
     /// Returns memory in which collectives are fastest; see the concept. Collective.
@@ -157,7 +157,7 @@ protected:
     Shared<const Paths> paths_;
 
 private:
-    friend EngineCollectives<Derived, collective::Engine>;
+    friend class EngineCollectives<Derived, collective::Engine>;
 
     Derived join(const collective::Group& group) { return Derived({this->engine_->split(group), paths_->of(group)}); }
 };
@@ -183,7 +183,7 @@ GRADSYNC_ONCE std::string Paths::describe() const {
                     messages, " between them", unwatched);
     const char* const alone = count == machines.size()
                                   ? "one on each machine"
-                                  : "no ranks of a machine can add up first; number them machine by machine, a power of two on each";
+                                  : "ranks of a machine cannot reduce first; number ranks machine by machine, a power of two on each";
     return text(ranks, " that send ", messages, " (", share ? alone : problem, ")", unwatched);
 }
 
@@ -224,7 +224,7 @@ GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, 
                       got = lifeline.lines();
     if (got == wanted) return {};
     return text(", but ", wanted - got, " of ", wanted,
-                " connections that tell of a process's death could not be made: it would show by the time limit only");
+                " connections that watch for dead processes could not be made: only the time limit reveals a death");
 }
 
 GRADSYNC_ONCE void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks,

@@ -9,13 +9,13 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// One rank's side of a communicator, for backends that choose at run time how its ranks reach one another.
+/// One rank's side of a communicator, for backends that choose at run time how their ranks reach one another.
 ///
 /// - `start` begins this rank's next collective and returns its number, counted from 0.
-/// - `test` makes progress and says whether the collective is complete. Throws Error if the world has failed.
-/// - `wait` returns when it is complete. Throws Error if the world has failed, or the time limit is reached.
-/// - `abandon` says that no one will wait for it, and that its buffers may be freed soon.
-/// - `fail` ends the world; it returns once no other rank touches this rank's buffers.
+/// - `test` makes progress and returns whether the collective is complete. Throws Error if the world has failed.
+/// - `wait` returns when the collective is complete. Throws Error if the world has failed or the time limit is reached.
+/// - `abandon` declares that nobody will wait for it, and that its buffers may be freed soon.
+/// - `fail` ends the world. It returns once no other rank touches this rank's buffers.
 ///
 /// The rest is as in the concept Backend.
 class Engine : public Member, public ProgressHook {
@@ -36,16 +36,16 @@ public:
         wait_until([&] { return advance_to(number); }, [&](Deadline& deadline) { look(number, deadline); });
     }
     /// For repeated tests: ends the world if `deadline`, which began with the first look, says that the time limit is reached, or if a rank
-    /// that is waited for has left or died.
+    /// that it waits for has left or died.
     virtual void look(std::uint64_t number, Deadline& deadline) = 0;
     virtual void abandon(std::uint64_t number) noexcept {
-        // It may need no more waiting to be over.
+        // It may already be complete.
         if (const std::optional<Call> open = advance_to(number)) fail(abandoned(name_of(*open, number), own_world_rank()));
     }
     virtual void fail(const Failure& failure) noexcept = 0;
     virtual std::chrono::nanoseconds progress_time() const noexcept = 0;
 
-    /// Makes all possible progress. Returns the call of a collective if it is not complete afterwards.
+    /// Makes all possible progress. Returns the collective's call if it is not complete afterwards.
     virtual std::optional<Call> advance_to(std::uint64_t number) noexcept = 0;
     /// Throws Error(invalid_argument) if the calling thread may not communicate.
     virtual void check_thread(Operation) const {}
@@ -56,13 +56,13 @@ public:
     virtual Shared<Engine> split(const Group& group) = 0;
     /// Returns memory in which collectives are fastest, zeroed and aligned to at least 64 bytes. Collective.
     virtual Memory allocate(std::size_t bytes) = 0;
-    /// Makes memory of this process, whole pages, such as `allocate` returns, for as long as the result lives; empty if it stays as it is.
-    /// Collective.
+    /// Turns memory of this process, in whole pages, into memory as `allocate` returns it, for the lifetime of the result. Returns an empty
+    /// Memory if the region stays as it is. Collective.
     [[gnu::cold]] virtual Memory adopt(std::span<std::byte> /*region*/) { return {}; }
-    /// Do other ranks reach these bytes?
+    /// Can other ranks access these bytes?
     [[gnu::cold]] virtual bool shares(const void* /*data*/, std::size_t /*bytes*/) const noexcept { return false; }
 
-    /// Explains a communicator that is slower than it could be: ", but ...", or empty.
+    /// Explains why a communicator is slower than it could be: ", but ...", or empty.
     virtual std::string remark() const { return {}; }
 
     /// Returns `own` of all ranks, by rank. Collective.
@@ -86,8 +86,8 @@ protected:
         raise_failure(world().failure(), operation, own_world_rank(), flights());
     }
 
-    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or returns nothing if it must wait until
-    /// collective `oldest`, which it sets, is complete. Throws Error if the world fails meanwhile.
+    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or sets `oldest` and returns nothing if it
+    /// must wait until collective `oldest` is complete. Throws Error if the world fails meanwhile.
     template <class Begin>
     std::uint64_t start_in_turn(Operation operation, Begin&& begin) {
         for (std::uint64_t oldest = 0;; wait(oldest)) {
@@ -96,10 +96,10 @@ protected:
         }
     }
 
-    /// `advance()` makes progress and returns the call that is not complete, if any. Throws Error if there is one and the world has failed.
+    /// `advance()` makes progress and returns the call if it is not complete. Throws Error if it is not and the world has failed.
     template <class Advance>
     bool is_over(Advance&& advance) {
-        // Read before looking: collectives that the failed rank had seen complete are found complete here too.
+        // Read before `advance()`: collectives that the failed rank had seen complete are found complete here too.
         const bool failed = world().failed();
         const std::optional<Call> open = advance();
         if (!open) return true;
@@ -108,12 +108,12 @@ protected:
         return false;
     }
 
-    /// Returns once `advance()` returns no call; see `is_over`. `look(deadline)` checks the wait, once it has taken a while. Meanwhile the
-    /// rank does what others may need from it in other communicators.
+    /// Returns once `advance()` returns no call; see `is_over`. After a while `look(deadline)` checks the wait. Meanwhile the rank serves
+    /// the needs of other ranks in other communicators.
     template <class Advance, class Look>
     void wait_until(Advance&& advance, Look&& look) {
         World& world = this->world();
-        // An arriving message rings no wait queue, so naps are short.
+        // An arriving message does not signal the wait queue, so naps are short.
         const Backoff fresh(world.cores_are_shared, std::chrono::microseconds(50));
         Backoff backoff = fresh;
         std::uint64_t arrivals = world.arrivals();

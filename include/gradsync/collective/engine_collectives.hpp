@@ -8,23 +8,23 @@ namespace gradsync::inline v0_2::detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_copied(pid_t maker) {
     raise(Errc::invalid_argument, text("this communicator belongs to process ", maker, ", of which process ", ::getpid(),
-                                       " is a forked child; make another one in the child, or do not use it there"));
+                                       " is a forked child; create a new one in the child, or do not use it there"));
 }
-/// Throws Error(invalid_argument) if this process only copied the object, by fork.
+/// Throws Error(invalid_argument) if this process got the object by fork.
 template <class T>
 void check_maker(const Shared<T>& object) {
     if (!object.maker().is_here()) [[unlikely]]
         refuse_copied(object.maker().number());
 }
 
-/// A collective that is known to its engine by number. See the concept `Work`.
+/// A collective that its engine knows by number. See the concept `Work`.
 template <class Engine>
 class [[nodiscard]] NumberedWork {
 public:
     NumberedWork() = default;
     NumberedWork(Shared<Engine> engine, std::uint64_t number) noexcept : engine_(std::move(engine)), number_(number) {}
     NumberedWork(NumberedWork&&) noexcept = default;
-    NumberedWork& operator=(NumberedWork other) noexcept {  // `other` then abandons the collective that this was
+    NumberedWork& operator=(NumberedWork other) noexcept {  // `other` then abandons the previous collective
         std::swap(engine_, other.engine_);
         std::swap(number_, other.number_);
         deadline_ = other.deadline_;
@@ -35,8 +35,8 @@ public:
     }
 
     /// Makes progress without blocking; returns true if the collective is complete. Throws Error if the communicator has failed, a rank has
-    /// left or died, or tests have gone on for the backend's time limit. (A pause between two tests counts as a second at most, or as a
-    /// sixteenth of the limit if that is less.)
+    /// left or died, or repeated tests reach the backend's time limit. A pause between two tests counts as a second at most, or as a
+    /// sixteenth of the limit if that is less.
     bool test() {
         if (poll()) return true;
         if constexpr (requires { engine_->look(number_, deadline_); }) engine_->look(number_, deadline_);
@@ -58,8 +58,8 @@ public:
         end();
     }
 
-    /// Makes a device's stream wait until the collective is complete, and returns at once. From then on the Work counts as complete, and
-    /// its buffers belong to the work on the stream. Throws Error if the communicator has failed.
+    /// Orders a device's stream after the collective, and returns at once. From then on the Work counts as complete, and its buffers belong
+    /// to the work on the stream. Throws Error if the communicator has failed.
     template <class Stream>
         requires requires(Engine& engine, Stream stream) { engine.wait_on(std::uint64_t{}, stream); }
     void wait_on(Stream stream) {
@@ -81,11 +81,11 @@ private:
     collective::Deadline deadline_;  ///< time limit of repeated tests
 };
 
-/// The common part of backends that are a handle to an engine. It checks what one rank alone can check, and makes a `Call` of it. The
-/// concept `Backend` says what the calls do. Throws Error(invalid_argument) before anything is communicated.
+/// The common part of backends that are a handle to an engine. It checks what one rank can check alone, and turns it into a `Call`. The
+/// concept `Backend` documents the calls. Invalid arguments throw Error(invalid_argument) before anything is communicated.
 ///
-/// `space` is the memory space of their buffers. Derived has `abilities`, and `join(group)`, which makes its handle to a new group. In device
-/// memory, the engine's `control()` exchanges what a split needs on the host.
+/// `space` is the memory space of the buffers. Derived has `abilities`, and `join(group)`, which returns its handle to a new group. If the
+/// buffers are in device memory, the engine's `control()` exchanges on the host what a split needs.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
 public:
@@ -135,7 +135,7 @@ public:
     }
     WorkType barrier() { return start({}); }
 
-    /// Collective: the ranks with the same colour form a new communicator, in the order of (key, rank).
+    /// Splits the communicator: ranks with the same colour form a new one, in the order of (key, rank). Collective.
     Derived split(int color, int key) {
         check_handle();
         struct Entry {
@@ -156,7 +156,7 @@ public:
         return static_cast<Derived&>(*this).join(group);
     }
 
-    /// Collective: a communicator of the same ranks, whose collectives have an order of their own.
+    /// Returns a communicator of the same ranks, whose collectives have an order of their own. Collective.
     Derived duplicate() {
         check_handle();
         return split(0, rank());
@@ -168,15 +168,15 @@ public:
     void set_tag(CollectiveTag tag) noexcept {
         tag_ = tag;
     }
-    /// Returns a number for a CollectiveTag's owner. Local; all ranks must ask for them at the same places in the program.
+    /// Returns a number for a CollectiveTag's owner. Local, but all ranks must call it at the same places in the program.
     template <class D = Derived>
         requires(D::abilities.tags)
     std::size_t next_owner() noexcept {
         return engine_->next_number();
     }
 
-    /// Sets the limit of every wait of this rank, here and in communicators made from this one later. Throws Error(invalid_argument) if it
-    /// is not positive.
+    /// Sets the time limit of every wait of this rank, here and in communicators that are made from this one later. Throws
+    /// Error(invalid_argument) if it is not positive.
     void set_timeout(std::chrono::nanoseconds limit) {
         check_handle();
         collective::check_limit(limit);
@@ -184,12 +184,12 @@ public:
     }
     std::chrono::nanoseconds timeout() const noexcept { return engine_->timeout(); }
 
-    /// Works on this rank's share of everything that all ranks have started; never blocks.
+    /// Works on this rank's share of all collectives that all ranks have started. Never blocks. No-op in a forked child.
     void progress() noexcept {
         if (engine_.maker().is_here()) engine_->progress();
     }
 
-    /// The time that this rank has spent on work in `progress()` and `test()` so far.
+    /// The time that this rank has spent on work in `progress()` and `test()`.
     std::chrono::nanoseconds progress_time() const noexcept { return engine_->progress_time(); }
 
     /// Has the communicator failed? Later starts then throw the reason.
@@ -199,8 +199,9 @@ public:
         return engine_->world().failed();
     }
 
-    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`.
-    /// If an Error is being handled that blames another rank, that rank stays to blame. Returns once no rank touches another's buffers.
+    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`. If
+    /// the current exception is an Error that blames another rank, that rank is named instead. Returns once no rank touches another's
+    /// buffers.
     [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
         if (!engine_.maker().is_here()) return;
         const int self = engine_->own_world_rank(), peer = handled().peer;
@@ -243,7 +244,7 @@ private:
         raise(Errc::invalid_argument, "this backend was moved from; use what it was moved to, or move a copy");
     }
 
-    /// The texts are made only to be thrown: the checks are on the path of every collective.
+    /// Texts are made only when they are thrown: the checks are on the path of every collective.
     template <class... Parts>
     [[noreturn, gnu::cold, gnu::noinline]] void refuse(Operation operation, const Parts&... what) const {
         detail::refuse(name_of(operation).data(), text(what...), engine_->own_world_rank());
@@ -266,7 +267,7 @@ private:
         if (in.dtype != out.dtype) refuse(operation, "in and out must have one dtype, not ", in.dtype, " and ", out.dtype);
         if (in.space != space || out.space != space)
             refuse(operation, space == MemorySpace::host ? "this backend reads host memory only; stage device buffers through the host"
-                                                         : "this backend reads device memory only; use host() for what lies on the host");
+                                                         : "this backend reads device memory only; use host() for buffers in host memory");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
             refuse(operation, "a buffer of more than 0 elements has no memory");
         if (root < 0 || root >= size())

@@ -4,7 +4,7 @@
 #include "flight_recorder.hpp"
 #include "world.hpp"
 
-/// The texts in which engines say what ended a world. All ranks are world ranks; `what` is a `name_of(call, n)`.
+/// The messages with which engines end a world. All ranks are world ranks; `what` is a `name_of(call, n)`.
 
 namespace gradsync::inline v0_2::collective {
 
@@ -13,7 +13,7 @@ namespace gradsync::inline v0_2::collective {
     return text(describe(call), ", collective #", n);
 }
 
-/// Rank `misfit` of the communicator has started another collective n than the others, see `first_misfit`. `world_ranks`: by rank.
+/// Rank `misfit` of the communicator started a different collective n than the others, see `first_misfit`. `world_ranks`: by rank.
 [[gnu::cold, gnu::noinline]] inline Failure mismatch(std::uint64_t n, ListView<const Call> calls, int misfit,
                                                      ListView<const int> world_ranks) {
     // The root of a gather or scatter sets its size; rank 0 may be the one that does not fit.
@@ -29,24 +29,24 @@ namespace gradsync::inline v0_2::collective {
                  "; all ranks must start the same collectives in the same order")};
 }
 
-/// The ranks that keep a collective from completing, as far as one rank can tell.
+/// The ranks that hold up a collective, as far as one rank can tell.
 struct Late {
     enum class Did { not_start, not_go_on, not_answer, wait_itself };
     List<int> ranks = {};      ///< world ranks; empty if unknown
-    Did did = Did::not_start;  ///< the failure of these ranks; `not_go_on`: every rank has started it
-    bool certain = true;       ///< if not, these ranks, or unknown ones, may wait themselves for a rank that others see
+    Did did = Did::not_start;  ///< what these ranks failed to do; `not_go_on`: every rank has started it
+    bool certain = true;       ///< if not, these or unknown ranks may be waiting for a rank that others can name
 };
 
 [[gnu::cold, gnu::noinline]] inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
     constexpr const char* did[] = {" did not start it", " started it, as all did, but did not go on", " did not answer",
-                                   " waits itself for one that did not start it,"};  // indexed by Late::Did
+                                   " is itself waiting for one that did not start it,"};  // indexed by Late::Did
     const bool blames = !late.ranks.empty() && late.did != Late::Did::wait_itself;
     std::string who = "its work did not end, though every rank started it";
     if (!late.ranks.empty())
         who = text(late.ranks.size() == 1 ? "rank " : "ranks ", gradsync::detail::joined(late.ranks), did[static_cast<int>(late.did)]);
     return {Errc::timeout, blames ? late.ranks.front() : -1,
             text(what, ": ", who, " while rank ", self, " waited ", gradsync::detail::format_duration(limit),
-                 "; find out what keeps it, or raise the limit with set_timeout()")};
+                 "; find out what delays it, or raise the limit with set_timeout()")};
 }
 
 [[gnu::cold, gnu::noinline]] inline Failure left_early(const std::string& what, int rank) {
@@ -66,14 +66,14 @@ struct Late {
                  " was under way; look at its machine and the network")};
 }
 
-/// The collective was abandoned by the calling thread.
+/// The calling thread abandoned the collective.
 [[gnu::cold, gnu::noinline]] inline Failure abandoned(const std::string& what, int self) {
     if (std::uncaught_exceptions() > 0)
         return {Errc::peer_failed, self, text("an exception on rank ", self, " left ", what, " incomplete; look at what that rank says")};
     return {Errc::abandoned, self, text("rank ", self, " dropped ", what, " before it was complete; keep the Work and wait() for it")};
 }
 
-/// Throws the failure as rank `self` sees it in `operation`. `flights`: its collectives, or null.
+/// Throws the failure, as rank `self` sees it in `operation`. `flights`: its collectives, or null.
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_failure(const Failure& failure, Operation operation, int self,
                                                                  FlightRecorder* flights = nullptr) {
     if (flights != nullptr) flights->write(self);

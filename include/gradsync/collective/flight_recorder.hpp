@@ -11,8 +11,8 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// The last collectives that one rank has started in a communicator, for its errors: what it waited for, and what it had done. It costs two
-/// looks at the system's coarse clock a collective. For any thread.
+/// The last collectives that one rank has started in a communicator. Its errors quote them: what it waited for, and what it had done. Costs
+/// two reads of the system's coarse clock per collective. Thread-safe.
 class FlightRecorder {
 public:
     /// `rank`: the world rank, for the debug log.
@@ -66,7 +66,7 @@ public:
                 if (entry.number != 0) std::fprintf(file, "%s\n", describe(entry).c_str());
             std::fclose(file);
         } catch (const std::exception&) {
-            // There is no memory for its texts.
+            // Out of memory for the text.
         }
     }
 
@@ -74,13 +74,13 @@ private:
     static constexpr std::size_t kept = 64;
 
     template <class T>
-    struct Field {  // read while another thread writes: then the entry is of no use, but it is only for people
+    struct Field {  // may be read while written; a mixed-up entry only misleads a reader
         std::atomic<T> value{};
         void operator=(T other) noexcept { value.store(other, std::memory_order_relaxed); }
         operator T() const noexcept { return value.load(std::memory_order_relaxed); }
     };
     struct Entry {
-        Field<std::uint64_t> number, count;  ///< number: of the collective + 1; 0: none
+        Field<std::uint64_t> number, count;  ///< number: that of the collective + 1; 0: no entry
         Field<int> root;
         Field<Operation> operation;
         Field<ReduceOp> op;

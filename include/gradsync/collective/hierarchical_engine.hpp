@@ -8,14 +8,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A communicator of teams, some of several ranks that share memory. A team is on one machine, and a node of the tree of sums
+/// A communicator of teams, some of which have several ranks that share memory. A team is on one machine, and is a node of the tree of sums
 /// (core/math.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine by machine, and every machine has the
 /// same power of two of them, each machine is one team.
 ///
-/// An all-reduce goes through stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all teams that have it,
-/// and an all-gather in each team. So every rank drives the network, and each element leaves a team once. If teams have different numbers of
-/// ranks, the smallest number (eight at most) is the number of shards, the first ranks of each team have them, and the first and last stage
-/// are a reduce and a broadcast for each shard. Types of 16 and 8 bits travel as f32 and are rounded once, at the end.
+/// An all-reduce has three stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all teams that own it, and
+/// an all-gather in each team. So every rank drives the network, and each element leaves a team once. If teams differ in size, the smallest
+/// size (at most eight) is the number of shards, the first ranks of each team own them, and the first and last stage are a reduce and a
+/// broadcast for each shard. Types of 16 and 8 bits travel as f32 and are rounded once, at the end.
 ///
 /// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
 /// started.
@@ -24,8 +24,8 @@ class HierarchicalEngine final : public collective::Engine {
     using ProcessEngine = shared_memory::ProcessEngine;
 
 public:
-    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: those of
-    /// all ranks. Collective over `flat`.
+    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: the
+    /// machines of all ranks. Collective over `flat`.
     static Shared<collective::Engine> combine(Shared<MessageEngine> flat, Shared<ProcessEngine> local, Machines machines) {
         if (machines.count() == 1) return local;
         if (machines.most() == 1) return flat;
@@ -67,7 +67,7 @@ public:
     void progress() noexcept override {
         for (collective::Engine* engine : engines()) engine->progress();
         std::unique_lock lock(mutex_, std::try_to_lock);
-        if (lock && !world().failed()) advance();  // a failure is reported to the waiting caller
+        if (lock && !world().failed()) advance();  // the waiting caller reports a failure
     }
 
     std::chrono::nanoseconds progress_time() const noexcept override {
@@ -93,20 +93,20 @@ public:
         }
         const auto on_limit = [&](std::chrono::nanoseconds by) {
             if (!met) report_timeout(deadline, by);
-            // Several ranks may all wait for one of them in an earlier collective: its team, which knows that one, reports first.
+            // Several ranks may all wait for one of them in an earlier collective. Its team knows that one and reports first.
             else if (flat_->late(*met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3)) flat_->look(*met, deadline);
         };
         deadline.look(timeout(), on_limit, [&] { met ? flat_->look_for_missing() : report_dead(); });
     }
 
-    /// Fails all engines, and this one, so that none of them touches buffers any more.
+    /// Fails all engines, this one included, so that none of them touches buffers any more.
     [[gnu::cold]] void fail(const collective::Failure& failure) noexcept override {
         for (collective::Engine* engine : engines()) engine->fail(failure);
         const std::lock_guard lock(mutex_);
         ended_ = true;
     }
 
-    /// Memory that the machine's ranks share; messages need no copy from and to it.
+    /// Memory that the machine's ranks share; messages from and to it need no copy.
     [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
@@ -126,9 +126,9 @@ public:
     }
 
 private:
-    // Few enough that a stage never waits when it begins: collectives of all ranks, and those that they become in a team.
+    // Small enough that a stage never waits when it begins: collectives of all ranks, and those that they become in a team.
     static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
-    static constexpr int max_shards = 8;  ///< if each shard is a collective of its own
+    static constexpr int max_shards = 8;  ///< if each shard is a separate collective
 
     std::size_t most_in_flight() const noexcept {
         return even_ ? max_in_flight : smaller(max_in_flight, max_started_here / (static_cast<std::size_t>(shards_) + 1));
@@ -139,14 +139,14 @@ private:
     /// An all-reduce in a stage. Other collectives are kept in this form too.
     struct Started {
         Call call;
-        std::uint64_t met = 0;  ///< number of the collective in which all ranks say what they have started
+        std::uint64_t met = 0;  ///< number of the collective in which ranks say what they have started
         Stage stage = Stage::meeting;
         std::uint64_t number = 0;   ///< number of this stage's last collective
         std::uint64_t parts = 0;    ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
         std::uint64_t weighed = 0;  ///< number of the collective that adds up the team's weights
         double sums[2] = {};        ///< how many of the team contribute, and the sum of their weights
         Call work = {};             ///< the call whose buffers are reduced: `call`, or the same in f32
-        kernel::HostBuffer wide;    ///< the buffer of the latter
+        kernel::HostBuffer wide;    ///< its buffer, if it is in f32
     };
 
     std::array<collective::Engine*, 5> engines() const noexcept {
@@ -164,7 +164,7 @@ private:
             problem = error.what();
             culprit = error.context().peer < 0 ? self : error.context().peer;
         }
-        for (const int other : flat.exchange(culprit)) {  // if the world has failed, this throws, and tells the other machines
+        for (const int other : flat.exchange(culprit)) {  // throws if the world has failed, and tells the other machines
             if (other < 0) continue;
             if (problem.empty()) problem = text("split on rank ", self, ": rank ", other, " has no shared memory for it; see what it says");
             raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = other});
@@ -172,7 +172,7 @@ private:
         return part;
     }
 
-    // All functions below require the mutex, unless they say otherwise.
+    // All functions below require the mutex, unless stated otherwise.
 
     bool is_complete(std::uint64_t n) const noexcept { return started_.is_over(n) || started_[n].stage == Stage::complete; }
 
@@ -200,8 +200,7 @@ private:
             try {
                 move(started, gates, met);
             } catch (const std::exception& error) {
-                // A start says that the world has failed, which waiting callers notice. After any other error the ranks would start
-                // different collectives.
+                // If the world has failed, waiting callers notice. After any other error the ranks would start different collectives.
                 const int self = own_world_rank();
                 if (!world().failed()) world().fail({Errc::peer_failed, self, text("rank ", self, " cannot go on: ", error.what())});
             }
@@ -210,7 +209,7 @@ private:
         started_.retire([](const Started& oldest) { return oldest.stage == Stage::complete; });
     }
 
-    /// Each stage begins in the order of the collectives: the stages that may begin, given the collectives already visited.
+    /// The stages that may begin, given the collectives already visited. Each stage begins in the order of the collectives.
     struct Gates {
         bool scatter = true, cross = true, gather = true;
         void close_behind(Stage stage) noexcept {
@@ -220,7 +219,7 @@ private:
         }
     };
 
-    /// Makes all possible progress on an all-reduce; `met()`: have all ranks started it, and do their calls fit?
+    /// Makes all possible progress on an all-reduce. `met()`: have all ranks started it, with calls that fit?
     template <class Met>
     void move(Started& started, const Gates& gates, Met&& met) {
         if (started.stage == Stage::meeting && gates.scatter && met()) scatter(started);
@@ -232,7 +231,7 @@ private:
         }
     }
 
-    /// Has a call of a 16- or 8-bit type reduced in f32, so that it is rounded once.
+    /// Reduces a call of a 16- or 8-bit type in f32, so that it is rounded once.
     void widen(Started& started) {
         const Call& call = started.call;
         if (!is_low_precision(call.dtype)) return;
@@ -249,7 +248,7 @@ private:
         spare_.keep(std::move(started.wide));
     }
 
-    /// The ranks that keep an all-reduce from leaving its stage, once all ranks have met.
+    /// The ranks that hold up an all-reduce in its stage, once all ranks have met.
     collective::Late late(const Started& started) {
         collective::Late who = started.stage == Stage::scattering ? late(*scatter_, started)
                                : started.stage == Stage::crossing ? late(*across_, started)
@@ -258,11 +257,11 @@ private:
         return who;
     }
 
-    /// The shard of the team's sum that its rank `owner` has; there are none from `shards_` on.
+    /// The shard of the team's sum that rank `owner` of the team owns; empty from `shards_` on.
     ElementRange shard(const Call& call, int owner) const noexcept {
         return owner < shards_ ? shard_range(call.out_count, shards_, owner) : ElementRange{};
     }
-    /// Makes parts of two whole buffers those of a call.
+    /// Sets the buffers of a call to parts of two whole buffers.
     static void set_buffers(Call& part, const void* in, ElementRange from, void* out, ElementRange to) noexcept {
         const std::size_t width = size_of(part.dtype);
         part.in = from.size() == 0 ? nullptr : static_cast<const std::byte*>(in) + from.first * width;
@@ -271,8 +270,8 @@ private:
         part.out_count = to.size();
     }
 
-    /// Starts a stage in a team: one collective of the whole buffer if there is a shard for each rank, otherwise one for each shard.
-    /// `part(owner, range)`: the collective of that shard, or of the whole. If a start throws, `started` stays as it was.
+    /// Starts a stage in a team: one collective of the whole buffer if every rank owns a shard, otherwise one for each shard. `part(owner,
+    /// range)`: the collective of that shard, or of the whole. If a start throws, `started` is unchanged.
     template <class Part>
     void enter(Started& started, Stage stage, ProcessEngine& engine, Part&& part) {
         const int parts = even_ ? 1 : shards_;
@@ -343,7 +342,7 @@ private:
         });
     }
 
-    // All functions below must not hold the mutex.
+    // Call the functions below without the mutex.
 
     [[gnu::cold]] void report_dead() {
         const int culprit = flat_->consult([](auto&, auto& detector) { return detector.first_dead(); });
@@ -357,8 +356,8 @@ private:
         fail(flat_->consult([&](auto& world, auto&) { return world.end_of(culprit, what); }));
     }
 
-    /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the rank that stopped: it
-    /// leaves those that know more some time to report first.
+    /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the rank that stopped, so
+    /// it gives better informed ranks time to report first.
     [[gnu::cold]] void report_timeout(collective::Deadline& deadline, std::chrono::nanoseconds by) {
         collective::Late who;
         std::string what;
@@ -379,21 +378,21 @@ private:
 
     const Shared<MessageEngine> flat_;  ///< over all ranks
     const Machines machines_, teams_ = machines_.teams();
-    const Shared<ProcessEngine> aside_;  ///< over the ranks of this machine, for objects that all make at the same place
+    const Shared<ProcessEngine> aside_;  ///< over the ranks of this machine, for objects that all create at the same place
     /// Over the ranks of this team.
     const Shared<ProcessEngine> scatter_ = split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
-    /// Over the ranks with the same place in all teams.
+    /// Over the ranks with the same index in all teams.
     const Shared<MessageEngine> across_ = flat_->split(teams_.counterparts(rank())).as<MessageEngine>();
     /// Over the ranks of this team, with an order of its own.
     const Shared<ProcessEngine> gather_ = split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
     const bool even_ = teams_.fewest() == teams_.most();  ///< all teams have the same number of ranks
-    /// The shards of a team's sum: one for each of its ranks if `even_`, otherwise one for each of its first ranks.
+    /// The shards of a team's sum: one for each rank if `even_`, otherwise one for each of its first ranks.
     const int shards_ = even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards);
 
     std::mutex mutex_;
     bool ended_ = false;
-    collective::InFlight<Started> started_{most_in_flight()};                ///< never grows, because the sums of scales are buffers
-    message_passing::SpareMemory<kernel::HostBuffer, max_in_flight> spare_;  ///< of collectives that are over
+    collective::InFlight<Started> started_{most_in_flight()};                ///< must not grow: the sums of scales are buffers
+    message_passing::SpareMemory<kernel::HostBuffer, max_in_flight> spare_;  ///< of completed collectives
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -11,12 +11,12 @@ namespace gradsync::inline v0_2::collective {
 /// The collectives that one rank has started and not finished yet, in a ring. Entries have consecutive numbers, counted from 0. They are
 /// added at the end and leave at the front: all below `first()` are over.
 ///
-/// A place in the ring keeps its contents when its entry leaves, so that the next entry there can reuse its memory. The ring grows when it
-/// is full; growth moves the entries, and invalidates references. For one thread at a time.
+/// A place in the ring keeps its contents when its entry leaves, so that the next entry can reuse its memory. A full ring grows, which
+/// moves the entries and invalidates references. Not thread-safe.
 template <class Started>
 class InFlight {
 public:
-    /// `capacity`: the number of entries from which on the ring must grow.
+    /// `capacity`: the number of entries that fit before the ring must grow.
     explicit InFlight(std::size_t capacity = 8) : places_(std::bit_ceil(capacity)) {}
 
     std::uint64_t first() const noexcept { return first_; }
@@ -37,7 +37,7 @@ public:
         return next_++;
     }
 
-    /// Removes entries from the front as long as `over(entry)` is true.
+    /// Removes entries from the front while `over(entry)` is true.
     template <class Over>
     void retire(Over&& over) {
         while (!empty() && over(oldest())) ++first_;

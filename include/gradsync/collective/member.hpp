@@ -7,14 +7,14 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// Memory that an engine has made; shared ownership, freed with the last copy.
+/// Memory made by an engine. Ownership is shared; the last copy frees it.
 class Memory {
 public:
     Memory() = default;
     explicit Memory(Shared<void> memory) noexcept : memory_(std::move(memory)) {}
     void* data() const noexcept { return memory_.get(); }
 
-    /// Wraps a buffer that has a `data()`, and owns it.
+    /// Takes ownership of a buffer with a `data()`.
     template <class Buffer>
     static Memory of(Buffer buffer) {
         const auto kept = Shared<Buffer>::make(std::move(buffer));
@@ -30,9 +30,9 @@ struct Group {
     std::size_t split = 0;  ///< number of the split on the parent, the same on all of its ranks
     int color = 0;
     List<int> members = {};  ///< the parent's ranks, in their new order
-    int rank = 0;            ///< this rank's place among them
+    int rank = 0;            ///< this rank's index among them
 
-    /// Adds a rank of the parent; `self`: it is this one.
+    /// Adds a rank of the parent. `self`: it is the calling rank.
     void add(int member, bool self) {
         if (self) rank = static_cast<int>(members.size());
         members.push_back(member);
@@ -45,13 +45,13 @@ struct Group {
     }
 };
 
-/// Hands the members of a new group the object that they share, if they are threads of one process. `Pointer` is a shared pointer. For
-/// one thread at a time.
+/// Gives the members of a new group the object that they share, if they are threads of one process. `Pointer` is a shared pointer. Not
+/// thread-safe.
 template <class Pointer>
 class Meetings {
 public:
-    /// Returns what the members of `group` share, a group of the communicator `parent`. The first of them to ask makes it; it is forgotten
-    /// once all have it.
+    /// Returns the object that the members of `group`, a group of the communicator `parent`, share. The first caller makes it; it is
+    /// forgotten once all have it.
     template <class Make>
     Pointer meet(const void* parent, const Group& group, Make&& make) {
         auto meeting = meetings_.begin();
@@ -81,7 +81,7 @@ private:
 /// One rank's place in a communicator, and its time limit.
 class Member {
 public:
-    /// The world rank of each rank of a communicator; its ranks may share it if they are threads.
+    /// The world rank of each rank of a communicator. Ranks that are threads may share it.
     using WorldRanks = Shared<const List<int>>;
 
     Member(WorldRanks world_ranks, int rank, std::chrono::nanoseconds timeout) noexcept
@@ -106,10 +106,10 @@ public:
         timeout_.store(gradsync::detail::clamp_timeout(limit), std::memory_order_relaxed);
     }
 
-    /// Returns a number for a split, or for another object that all ranks make at the same place in the program.
+    /// Returns a number for a split, or for another object that all ranks create at the same place in the program.
     std::size_t next_number() noexcept { return numbers_++; }
 
-    /// Records this rank's collectives, for its errors; null unless it was asked for.
+    /// Records this rank's collectives, for its errors; null unless asked for.
     FlightRecorder* flights() const noexcept { return flights_.get(); }
     void record_flights() {
         if (!flights_) flights_ = Owner<FlightRecorder>(new FlightRecorder(own_world_rank()));

@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Which ranks of a communicator run on which machine.
+/// The machine of each rank of a communicator.
 class Machines {
 public:
     /// `of_ranks`: by rank, the number of its machine.
@@ -19,15 +19,15 @@ public:
         }
     }
 
-    /// The number of ranks, and that of machines.
+    /// The number of ranks, and of machines.
     int size() const noexcept { return static_cast<int>(of_ranks_.size()); }
     int count() const noexcept { return count_; }
-    /// The number of ranks on the machine with the fewest, and on that with the most.
+    /// The number of ranks on the machine with the fewest, and on the one with the most.
     int fewest() const noexcept { return fewest_; }
     int most() const noexcept { return most_; }
 
     int of(int rank) const noexcept { return of_ranks_[static_cast<std::size_t>(rank)]; }
-    /// Place of a rank among those of its machine.
+    /// The index of a rank among those of its machine.
     int local_rank(int rank) const noexcept {
         int before = 0;
         for (int r = 0; r < rank; ++r) before += of(r) == of(rank);
@@ -47,35 +47,35 @@ public:
         for (const int member : group.members) machines.push_back(of(member));
         return Machines(std::move(machines));
     }
-    /// Cuts each machine, if there are several, into teams: ranks that can add up for themselves, because they are the leaves of a node of the
-    /// tree of sums (core/math.hpp). The first rank of a team is its number.
+    /// Cuts each machine, if there are several, into teams: ranks that can reduce among themselves, because they are the leaves of a node
+    /// of the tree of sums (core/math.hpp). A team's number is its first rank.
     [[gnu::cold]] Machines teams() const {
         List<int> teams(of_ranks_.size());
         if (count_ > 1) cut(0, size(), teams);
         return Machines(std::move(teams));
     }
-    /// For teams: the group of those in the team of `rank`.
+    /// For teams: the group of the ranks in the team of `rank`.
     [[gnu::cold]] collective::Group neighbourhood(int rank) const {
         collective::Group group{.color = of(rank)};
         for (int r = 0; r < size(); ++r)
             if (of(r) == of(rank)) group.add(r, r == rank);
         return group;
     }
-    /// The members of a group that are on the machine of `rank`, by their local ranks.
+    /// The members of a group that are on the machine of `rank`, ordered by local rank.
     [[gnu::cold]] collective::Group here(const collective::Group& group, int rank) const {
         collective::Group here{.split = group.split, .color = group.color};
         for (const int member : group.members)
             if (of(member) == of(rank)) here.add(local_rank(member), member == rank);
         return here;
     }
-    /// For teams: their numbers of ranks, in their order.
+    /// For teams: their sizes, in order.
     [[gnu::cold]] List<std::size_t> counts() const {
         List<std::size_t> counts;
         for (int r = 0; r < size(); ++r)
             if (local_rank(r) == 0) counts.push_back(static_cast<std::size_t>(neighbours(r)));
         return counts;
     }
-    /// For teams: the ranks that have the same place in theirs as `rank`, in the teams' order.
+    /// For teams: the ranks with the same index in their team as `rank`, in the order of the teams.
     [[gnu::cold]] collective::Group counterparts(int rank) const {
         collective::Group group;
         for (int r = 0; r < size(); ++r)
@@ -97,7 +97,7 @@ private:
     int count_ = 0, fewest_, most_ = 0;
 };
 
-/// The machines of the ranks that meet at a rendezvous. Processes are on one machine if they have the same host name and see one another.
+/// The machines of the ranks at a rendezvous. Processes are on one machine if they have the same host name and can see one another.
 struct Placement {
     /// `domain`: only ranks with the same number count as being on one machine. Collective.
     Placement(bootstrap::AnyRendezvous meeting, int domain);
@@ -122,7 +122,7 @@ GRADSYNC_ONCE Placement::Placement(bootstrap::AnyRendezvous meeting, int domain)
     if (::gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
     const List<Place> places =
         bootstrap::exchange(meeting, Place{collective::ProcessIdentity::own(), fnv1a(name, std::strlen(name)), domain});
-    List<int> of_ranks;  // the first rank on its machine names the machine
+    List<int> of_ranks;  // a machine's number is its first rank
     for (const Place& place : places) {
         one_machine &= place.host == places[0].host && place.process.machine == places[0].process.machine;
         // Shared memory is opened through process numbers, so both processes must see the same numbers.

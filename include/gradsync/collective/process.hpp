@@ -15,7 +15,7 @@ namespace gradsync::inline v0_2::collective {
 
 namespace detail {
 
-/// Reads the beginning of a file; returns its length, 0 if the file cannot be read.
+/// Reads the beginning of a file and returns its length; 0 if the file cannot be read.
 inline std::size_t read_beginning(const char* path, char* text, std::size_t size) noexcept {
     std::FILE* const file = std::fopen(path, "re");
     if (file == nullptr) return 0;
@@ -24,15 +24,15 @@ inline std::size_t read_beginning(const char* path, char* text, std::size_t size
     return length;
 }
 
-/// The time at which a process began, in ticks of the system. 0: it has died, but its parent has not waited for it (it keeps its number until
+/// The start time of a process, in ticks of the system. 0: it has died, but its parent has not waited for it (it keeps its number until
 /// then). -1: unknown.
 inline std::int64_t start_of(pid_t process) noexcept {
     char path[48], text[512];
     std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(process));
     const std::size_t length = read_beginning(path, text, sizeof text - 1);
     text[length] = '\0';
-    // Format: "number (name) state ...", the start in the 20th field from the state on. The name may contain anything, so the last parenthesis
-    // counts.
+    // Format: "number (name) state ...", with the start in the 20th field from the state. The name may contain anything, so the last
+    // parenthesis counts.
     const char* at = std::strrchr(text, ')');
     if (at == nullptr || at[1] == '\0') return -1;
     if (at[2] == 'Z' || at[2] == 'X') return 0;
@@ -45,8 +45,8 @@ inline std::int64_t start_of(pid_t process) noexcept {
 /// Identifies a process, so that others can see whether it is alive. Plain bytes, to be sent.
 struct ProcessIdentity {
     std::uint64_t machine = 0;  ///< the running system: its cores and its clock; 0: unknown
-    std::uint64_t system = 0;   ///< the same with the process namespace, in which numbers mean the same; 0: unknown
-    std::int64_t number = 0;    ///< of the process, and above `number_bits` its start: numbers are reused
+    std::uint64_t system = 0;   ///< the machine and the process namespace in which `number` is valid; 0: unknown
+    std::int64_t number = 0;    ///< process number, and above `number_bits` its start, because numbers are reused
     std::int64_t cores = 0;     ///< the machine's cores; 0: unknown
 
     static ProcessIdentity own() noexcept {
@@ -61,12 +61,12 @@ struct ProcessIdentity {
             const ssize_t linked = ::readlink(space, text, sizeof text);
             return linked > 0 ? gradsync::detail::fnv1a(text, static_cast<std::size_t>(linked), outer) : 0;
         };
-        const std::uint64_t clock = within("/proc/self/ns/time", identity.machine);  // in which starts mean the same
+        const std::uint64_t clock = within("/proc/self/ns/time", identity.machine);  // the clock that start times refer to
         identity.system = within("/proc/self/ns/pid", clock != 0 ? clock : identity.machine);
         return identity;
     }
 
-    /// False once it has died; true if this process cannot know.
+    /// False once it has died; true if this process cannot tell.
     bool alive(const ProcessIdentity& self) const noexcept {
         if (system == 0 || system != self.system) return true;
         const auto process = static_cast<pid_t>(number & ((std::int64_t{1} << number_bits) - 1));
@@ -76,7 +76,7 @@ struct ProcessIdentity {
     }
 
 private:
-    static constexpr int number_bits = 22;  ///< Linux has no process numbers of more
+    static constexpr int number_bits = 22;  ///< Linux process numbers have no more bits
 };
 
 }  // namespace gradsync::inline v0_2::collective

@@ -24,7 +24,7 @@ inline void pause_briefly() noexcept {
 #endif
 }
 
-/// The core that the calling thread runs on, or `otherwise` if the system does not say.
+/// The core of the calling thread, or `otherwise` if the system does not say.
 inline int current_core(int otherwise) noexcept {
     const int core = ::sched_getcpu();
     return core < 0 ? otherwise : core;
@@ -61,15 +61,15 @@ private:
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4, "a futex is a 32-bit word");
 
 /// One wait: spins briefly, then yields, then naps. Two ranks on two cores meet while spinning. With more ranks than cores, a spinning rank
-/// keeps the one that it waits for from running, so it yields almost at once. After half a millisecond the core is worth more to others
-/// than the microseconds are to this rank.
+/// blocks the one that it waits for, so it yields almost at once. After half a millisecond the core is worth more to others than the
+/// microseconds are to this rank.
 class Backoff {
 public:
     /// `nap`: the longest sleep between two looks.
     explicit Backoff(bool cores_are_shared, std::chrono::nanoseconds nap = std::chrono::milliseconds(1)) noexcept
         : spins_left_(cores_are_shared ? 20 : 50), nap_(nap) {}
 
-    /// One round. `awake` says whether to skip the nap.
+    /// One round. `awake`: should it skip the nap?
     template <class Predicate>
     void wait_a_little(WaitQueue& wait_queue, Predicate&& awake) {
         if (spins_left_ > 0) {
@@ -83,7 +83,7 @@ public:
         else wait_queue.nap(awake, nap_);
     }
 
-    /// True once spinning is over: from then on, looking at the clock and at flags costs little in comparison.
+    /// True once spinning is over. From then on, reading the clock and flags costs little in comparison.
     bool patient() const noexcept { return spins_left_ == 0; }
 
 private:
@@ -94,20 +94,20 @@ private:
 
 using gradsync::detail::Shared;
 
-/// The reason why a world ended. Ranks are world ranks.
+/// Why a world ended. Ranks are world ranks.
 struct Failure {
     Errc code = Errc::peer_failed;
     int culprit = -1;     ///< world rank to blame; -1: unknown
     std::string message;  ///< text that makes sense on every rank
 };
 
-/// Work that one of this rank's threads must do for it, even while it waits for something else: it may wait in one communicator for a rank
-/// that waits in another.
+/// Work that one of this rank's threads must do even while it waits for something else: it may wait in one communicator for a rank that
+/// waits in another.
 class ProgressHook {
 public:
     /// Does as much as it can at once; a no-op if another thread is doing it.
     virtual void progress() noexcept = 0;
-    /// The world has failed: returns once all that could be told elsewhere have been told, or a limit has passed.
+    /// Call after the world has failed. Returns once the failure was delivered as far as possible, or a limit has passed.
     virtual void deliver_failure() noexcept {}
 
 protected:
@@ -115,7 +115,7 @@ protected:
 
 private:
     friend class ProgressHooks;
-    ProgressHook* next_ = nullptr;  ///< of the list that it is in
+    ProgressHook* next_ = nullptr;  ///< next in its list
 };
 
 /// The hooks of all communicators of one rank. Thread-safe.
@@ -147,13 +147,13 @@ private:
     ProgressHook* first_ = nullptr;
 };
 
-/// State that all communicators of one origin share: the first failure, which ends all of them, the wait queue that wakes their sleepers,
-/// and their progress hooks.
+/// The state that all communicators of one origin share: the first failure, which ends all of them, the wait queue that wakes their
+/// sleepers, and their progress hooks.
 class World {
 public:
     /// The part in memory that all ranks see: of this process, or mapped by several. Initially zero.
     struct State {
-        std::atomic<std::uint32_t> failed{0};  ///< 0: no; odd: a failure is being written; even: it has been
+        std::atomic<std::uint32_t> failed{0};  ///< 0: no; odd: being written; even: written
         std::int32_t code = 0;
         std::int32_t culprit = 0;
         char message[1200] = {};
@@ -171,7 +171,7 @@ public:
     void fail(const Failure& failure) noexcept {
         std::uint32_t seen = 0, own = 1;
         while (!state_->failed.compare_exchange_strong(seen, own, std::memory_order_acquire)) {
-            // Writing takes no time, unless its process died meanwhile: then one of those that wait writes its failure.
+            // Writing is quick, unless the writer's process died meanwhile. Then a waiting rank writes its own failure.
             const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
             while (!failed() && std::chrono::steady_clock::now() < deadline) ::sched_yield();
             if (failed()) return;
@@ -195,13 +195,13 @@ public:
     /// Is the process of this world rank alive? Threads of one process always are.
     virtual bool alive(int /*world_rank*/) noexcept { return true; }
 
-    /// Grows whenever messages arrive or have been sent: waiting ranks stay awake as long as it grows.
+    /// Grows whenever messages arrive or have been sent. Waiting ranks stay awake while it grows.
     virtual std::uint64_t arrivals() const noexcept { return 0; }
 
     /// The state, for another world that must fail with this one.
     const Shared<State>& shared_state() const noexcept { return state_; }
 
-    /// The progress hooks of this rank's communicators, if they need any.
+    /// The progress hooks of this rank's communicators, if any.
     ProgressHooks& hooks() const noexcept { return *hooks_; }
     const Shared<ProgressHooks>& shared_hooks() const noexcept { return hooks_; }
     void advance_hooks() const noexcept {
@@ -210,7 +210,7 @@ public:
 
     WaitQueue& wait_queue;
     const int cores = gradsync::detail::larger(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-    const bool cores_are_shared;  ///< there are more ranks than cores
+    const bool cores_are_shared;  ///< more ranks than cores
 
 private:
     const Shared<State> state_;

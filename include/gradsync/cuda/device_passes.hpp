@@ -9,7 +9,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The passes of a Reducer over device memory (see kernel/passes.hpp), on the compute stream of an engine. The constructor throws
+/// The passes of a Reducer over device memory (see kernel/passes.hpp), on an engine's compute stream. The constructor throws
 /// Error(invalid_argument) if the program has no kernels.
 template <class Engine>
 class DevicePasses {
@@ -62,7 +62,7 @@ public:
         std::vector<ConstBufferView> blocks_;
         std::vector<double*> results_;
     };
-    /// Time stamps on the compute stream. `set(i)` is for any thread, but for one at a time for each i.
+    /// Time stamps on the compute stream. `set(i)` is thread-safe for different i.
     class Stamps {
     public:
         explicit Stamps(Shared<const Engine> engine) noexcept : engine_(std::move(engine)) {}

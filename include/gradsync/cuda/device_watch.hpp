@@ -19,11 +19,11 @@ public:
         thread_.join();
     }
 
-    /// Something is in flight: polls often, until nothing has been started for a while.
+    /// Call when something is in flight: polls often, until nothing has been started for a while.
     void wake() noexcept {
         if (ticks_left_.exchange(ticks_awake) == 0) changed_.ring();
     }
-    /// The thread calls this.
+    /// The function of the thread.
     void operator()() {
         cudaSetDevice(device_);
         while (!stopped_) {

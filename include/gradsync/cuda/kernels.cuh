@@ -147,7 +147,7 @@ __host__ __device__ void with_element(DType dtype, Use&& use) {
     }
 }
 
-/// Loads `n` elements of a floating type; they must be aligned as a whole. f64 needs an A of double.
+/// Loads `n` elements of a floating type, which must be aligned as a whole. f64 needs an A of double.
 template <int n, class A>
 __device__ void load(const void* data, DType dtype, std::size_t place, A* values) {
     with_element<A>(dtype, [&]<class T>(T*) {
@@ -169,9 +169,9 @@ __device__ void store(void* data, DType dtype, std::size_t place, const A* value
 /// Elements per load of a thread of `transform_any`.
 inline constexpr int any_pack = 4;
 
-/// to[i] = from[i], or to[i] += from[i], for `packs` of `n` elements. It serves the pairs of types with an 8-bit type, for which separate
-/// kernels would double their number. A is double if one side is f64; otherwise float, which holds all other types and which devices
-/// convert to 8 bits in one instruction.
+/// to[i] = from[i], or to[i] += from[i], for `packs` of `n` elements. Serves the pairs of types that include an 8-bit type: separate
+/// kernels for them would double the number of kernels. A is double if one side is f64; otherwise float, which holds all other types and
+/// which devices convert to 8 bits in one instruction.
 template <class A, int n>
 __global__ void __launch_bounds__(threads)
     transform_any(void* to, DType to_type, const void* from, DType from_type, std::size_t packs, bool adds) {
@@ -203,16 +203,16 @@ struct TensorStep {
     const void* gradient;
     std::size_t count;
 };
-/// The arguments of a launch, of which there may be 4 KiB.
+/// The arguments of a launch, limited to 4 KiB.
 template <class Rule>
 struct TensorSteps {
     static constexpr int most = 44;
     const float* factor;
-    unsigned first_blocks[most + 1];  ///< of each tensor, and past the last
+    unsigned first_blocks[most + 1];  ///< first block of each tensor, then one past the last
     TensorStep<Rule> tensors[most];
 };
 
-/// The elements of a tensor that a block steps.
+/// The elements of a tensor that one block steps.
 inline constexpr std::size_t step_chunk = std::size_t{threads} * 16;
 
 template <class Base>
@@ -234,7 +234,7 @@ struct Sgd : Base {
     }
 };
 
-/// Steps `n` elements from element n * i on; they are aligned as a whole.
+/// Steps `n` elements from element n * i on, which are aligned as a whole.
 template <int n, class G, class Rule>
 __device__ void step_pack(const TensorStep<Rule>& tensor, float scale, std::size_t i) {
     const auto gradient = static_cast<const Pack<G, n>*>(tensor.gradient)[i];

@@ -6,9 +6,9 @@
 #include "../core/flat_optimizer.hpp"
 #include "passes.hpp"
 
-/// Optimizers that step in device memory, with f32 state, f32 master weights, and gradients of any floating type but f64. A step launches one
-/// kernel for up to 44 tensors. They need the library's kernels: link gradsync::cuda. `step` does not wait, and
-/// throws Error(invalid_argument) for another type. An object is for one thread at a time.
+/// Optimizers that step in device memory, with f32 state, f32 master weights, and gradients of any floating type except f64. A step
+/// launches one kernel per 44 tensors. They need the library's kernels: link gradsync::cuda. `step` does not wait, and throws
+/// Error(invalid_argument) for other types. Not thread-safe.
 
 namespace gradsync::inline v0_2::cuda {
 
@@ -16,12 +16,13 @@ namespace gradsync::inline v0_2::cuda {
 struct AdamWOptions {
     double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
 };
+/// The settings of a group of parameters.
 struct SgdOptions {
     double learning_rate = 1e-2, momentum = 0.9, weight_decay = 0;
     bool nesterov = false;
 };
 
-/// The common part of these optimizers: parameter groups with their settings, and the number of steps, which a checkpoint has to save.
+/// The common part of these optimizers: parameter groups with their settings, and the number of steps, which a checkpoint must save.
 template <class Options>
 class GroupedOptimizer {
 public:
@@ -43,7 +44,7 @@ public:
     std::uint64_t steps() const noexcept { return steps_; }
     void set_steps(std::uint64_t steps) noexcept { steps_ = steps; }
     void begin_step() noexcept { ++steps_; }
-    /// Later steps also multiply gradients by `*factor`, which is in device memory: no host waits for it. Null: no factor.
+    /// Later steps also multiply gradients by `*factor`, which is in device memory, so that no host waits for it. Null: no factor.
     void scale_gradients_by(const float* factor) noexcept { factor_ = factor; }
 
 protected:
@@ -83,7 +84,7 @@ public:
     }
 
 private:
-    List<AdamWRule> rules_;  ///< by slice; kept so that a step allocates nothing
+    List<AdamWRule> rules_;  ///< by slice; kept, so that a step allocates nothing
 };
 
 /// Stochastic gradient descent with momentum, as PyTorch defines it: g += decay * w; m = momentum * m + g; w -= rate * m (Nesterov:

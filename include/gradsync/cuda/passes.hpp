@@ -7,8 +7,7 @@
 #include "../core/list.hpp"
 
 /// Passes over device memory, on a stream: the device counterpart of kernel/. All return at once. They throw Error(device_failed) if they
-/// cannot be started, and Error(invalid_argument) for a dtype that they do not support. Everything is computed in the accumulator's type
-/// and rounded once.
+/// cannot start, and Error(invalid_argument) for an unsupported dtype. Everything is computed in the accumulator's type and rounded once.
 ///
 /// They are defined in cuda/passes.cu, which nvcc compiles: link the target gradsync::cuda, or add that file to your program. Otherwise
 /// their addresses are null, and `linked()` returns false. Sums over NCCL do not need them.
@@ -24,8 +23,8 @@ namespace gradsync::inline v0_2::cuda {
 /// buffer[i] *= factor.
 [[gnu::weak]] void scale(BufferView buffer, double factor, cudaStream_t stream);
 
-/// to[i] = from[i] * factor. If the factor is 0, to[i] = 0 even for a NaN. `factor` is in device memory. Both buffers have one dtype. May
-/// be in place.
+/// to[i] = from[i] * factor. If the factor is 0, to[i] = 0 even for a NaN. `factor` is in device memory. Both buffers must have one dtype.
+/// May be in place.
 [[gnu::weak]] void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream);
 
 /// Clamps buffer[i] to [-limit, limit]. A NaN stays.
@@ -43,7 +42,7 @@ struct MeanFactor {
 /// Computes the factors of `cell`, which is in device memory.
 [[gnu::weak]] void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream);
 
-/// The numbers of a step of AdamW that are the same for all elements of a slice.
+/// The coefficients of a step of AdamW that are the same for all elements of a slice.
 struct AdamWRule {
     float gradient_scale, beta1, beta2;
     float step_size;          ///< learning rate / (1 - beta1^t)
@@ -55,8 +54,8 @@ struct SgdRule {
     float gradient_scale, rate, momentum, decay;
     bool nesterov;
 };
-/// Steps of an optimizer; see optimizers.hpp. `rules`: by slice. If `factor` is not null, gradients are multiplied by `*factor`, too,
-/// which is in device memory.
+/// Steps of an optimizer; see optimizers.hpp. `rules`: by slice. If `factor` is not null, gradients are also multiplied by `*factor`, which
+/// is in device memory.
 [[gnu::weak]] void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream);
 [[gnu::weak]] void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, const float* factor, cudaStream_t stream);
 

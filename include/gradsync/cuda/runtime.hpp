@@ -8,7 +8,7 @@
 #include "../core/error.hpp"
 #include "../core/unique_handle.hpp"
 
-/// Wrappers of the CUDA runtime: owners of its handles, and its errors as Error. Host code: nvcc is not needed.
+/// Wrappers of the CUDA runtime: owners of its handles, and its errors as Error. Host code; does not need nvcc.
 
 namespace gradsync::inline v0_2::cuda {
 
@@ -32,7 +32,7 @@ inline void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind d
 using Stream = UniqueHandle<cudaStream_t, cudaStreamDestroy>;
 using Event = UniqueHandle<cudaEvent_t, cudaEventDestroy>;
 
-/// A stream that waits for other streams only where told to. If `urgent`, its kernels run before those of other streams.
+/// A stream that waits for other streams only if told to. If `urgent`, its kernels run before those of other streams.
 inline Stream make_stream(bool urgent = false) {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -48,26 +48,26 @@ inline Event make_event(bool timed = false) {
     return Event(event);
 }
 
-/// The answer of a query. "Not ready" is not an error, so it is cleared as the runtime's last error.
+/// The answer of a query. "Not ready" is no error, so it is cleared as the runtime's last error.
 inline cudaError_t answer(cudaError_t code) noexcept {
     if (code == cudaErrorNotReady) (void)cudaGetLastError();
     return code;
 }
 
-/// Is all work before the event done?
+/// Is all work before the event complete?
 inline bool is_over(const Event& event) {
     const cudaError_t code = answer(cudaEventQuery(event.get()));
     if (code != cudaErrorNotReady) check(code, "cudaEventQuery");
     return code == cudaSuccess;
 }
 
-/// Makes work put on `later` from now on wait for the work already on `earlier`. `event`: scratch.
+/// Orders future work on `later` after the work already on `earlier`. `event`: scratch.
 inline void order(cudaStream_t earlier, cudaStream_t later, const Event& event) {
     check(cudaEventRecord(event.get(), earlier), "cudaEventRecord");
     check(cudaStreamWaitEvent(later, event.get(), 0), "cudaStreamWaitEvent");
 }
 
-/// Memory of `bytes` bytes, zeroed by default (on the device that waits for the default stream). Freeing waits for the device.
+/// Memory of `bytes` bytes, zeroed by default (on the device this waits for the default stream). Freeing waits for the device.
 template <bool is_device>
 class Memory {
 public:

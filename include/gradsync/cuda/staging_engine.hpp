@@ -23,7 +23,7 @@ class StagingEngine final : collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
 
 public:
-    /// State that the communicators of one origin share.
+    /// The state that the communicators of one origin share.
     struct Watch {
         collective::ProgressHooks hooks;
         DeviceWatch thread;
@@ -39,7 +39,7 @@ public:
         watch_->hooks.dismiss(*this);
         settle_copies();
         if (!stalled_) return;
-        for (std::uint64_t place = 0; place < most_pieces; ++place)  // a copy may still come, and freeing would wait for it
+        for (std::uint64_t place = 0; place < most_pieces; ++place)  // a copy may still be in flight, and freeing would wait for it
             for (auto* memory : {&pieces_[place].in_memory, &pieces_[place].out_memory})
                 leak_until_exit(Shared<cuda::PinnedMemory>::make(std::move(*memory)));
     }
@@ -81,7 +81,7 @@ public:
         return false;
     }
 
-    /// Repeated tests time out in the host's backend, which knows which rank to name, or here, if a stream stalls.
+    /// Repeated tests time out in the host's backend, which knows which rank to name, or here if a stream stalls.
     void look(std::uint64_t n, collective::Deadline& deadline) {
         const std::lock_guard lock(mutex_);
         if (started_.is_over(n) || failed_) return;
@@ -117,20 +117,20 @@ public:
         fail(text("dropped ", what, " before it was complete; keep the Work and wait() for it"));
     }
 
-    /// Buffers of collectives are not touched afterwards, unless a stream has stalled for the time limit.
+    /// Afterwards nothing touches the buffers of collectives, unless a stream has stalled for the time limit.
     void fail(const std::string& what) noexcept {
         host_.fail(what);
         settle_copies();
     }
 
 private:
-    static constexpr std::size_t most_pieces = 4;  ///< on their way
+    static constexpr std::size_t most_pieces = 4;  ///< pieces in flight
 
     /// A collective; its pieces start and return in order.
     struct Started {
         Call call;
         std::size_t pieces = 1;
-        std::size_t opened = 0;     ///< pieces that have left the device
+        std::size_t opened = 0;     ///< pieces copied off the device, or in flight
         std::size_t returning = 0;  ///< pieces whose copies back have begun
         std::size_t over = 0;
         cuda::Event ready = {};  ///< marks the compute stream's earlier work
@@ -151,7 +151,7 @@ private:
 
     // All functions below require the mutex.
 
-    /// Is collective n over, or is the rest of it on its way back to the device?
+    /// Is collective n complete, or is the rest of it on its way back to the device?
     bool is_returning(std::uint64_t n) const noexcept { return started_.is_over(n) || started_[n].returning == started_[n].pieces; }
     /// Is the oldest piece being reduced on the host?
     bool is_reducing() noexcept { return pieces_.first() < reducing_ && !pieces_.oldest().returning; }
@@ -167,7 +167,7 @@ private:
                 pieces_.add([this](Piece& piece, std::uint64_t) { open(piece); });
         });
     }
-    /// Runs `f`, such as a wait of the host's backend, which knows for how long, and which rank to name. Keeps an Error from it for later
+    /// Runs `f`, such as a wait of the host's backend, which knows the time limit and the rank to name. Keeps an Error from it for later
     /// calls.
     template <class F>
     void keep_error(F&& f) {
@@ -179,7 +179,7 @@ private:
         }
     }
 
-    /// Sends the next piece off the device.
+    /// Starts to copy the next piece off the device.
     void open(Piece& piece) {
         Started& whole = started_[opening_];
         const Call& call = whole.call;
@@ -264,12 +264,12 @@ private:
         }
     }
 
-    /// For waits in which no piece is being reduced.
+    /// For waits during which no piece is being reduced.
     void look_for_stall(collective::Deadline& deadline) {
         deadline.look(
             timeout(), [this](std::chrono::nanoseconds) { report_stall(); }, [] {});
     }
-    /// Fails because the oldest piece has not got on for the time limit.
+    /// Fails because the oldest piece has made no progress within the time limit.
     [[gnu::cold]] void report_stall() {
         const Piece& oldest = pieces_.oldest();
         const Started& started = started_[oldest.number];
@@ -285,7 +285,7 @@ private:
                                           ErrorContext{.operation = name_of(started.call.operation).data(), .rank = rank()});
     }
 
-    /// Waits for the copies, up to the time limit if no stream has stalled so far.
+    /// Waits for the copies, up to the time limit, unless a stream has stalled before.
     void settle_copies() noexcept {
         const auto until = Clock::now() + (stalled_ ? std::chrono::nanoseconds::zero() : timeout());
         for (const cuda::Stream* stream : {&down_, &up_})
@@ -306,8 +306,8 @@ private:
     cuda::Stream down_ = cuda::make_stream(), up_ = cuda::make_stream();
     collective::InFlight<Started> started_;
     collective::InFlight<Piece> pieces_{most_pieces};  ///< numbered across collectives
-    std::uint64_t opening_ = 0;                        ///< the collective whose pieces leave
-    std::uint64_t reducing_ = 0;                       ///< the first piece that has not started on the host
+    std::uint64_t opening_ = 0;                        ///< the collective whose pieces are being copied off the device
+    std::uint64_t reducing_ = 0;                       ///< the first piece not yet started on the host
     std::unique_ptr<Error> failed_;
     std::atomic<bool> stalled_{false};  ///< a stream's work did not end within the time limit
 };

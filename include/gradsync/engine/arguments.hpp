@@ -5,13 +5,13 @@
 #include "../core/exchange.hpp"
 #include "../core/overlap_policy.hpp"
 
-/// The policies and options of a face are constructor arguments in any order. Their concepts tell them apart.
+/// The policies and options of a constructor come in any order. Their concepts tell them apart.
 
 namespace gradsync::inline v0_2::detail {
 
 enum class Role : std::uint8_t { other, buckets, overlap, exchange, stage };
 
-/// The role of a T. A policy that lacks a member has the role that its other members suggest, so that the missing one is named.
+/// The role of a T. A policy that lacks a member gets the role that its other members suggest, so that the error names the missing member.
 template <class T, class B>
 consteval Role role_of() {
     if constexpr (BucketPolicy<T> || requires { &T::plan; }) return Role::buckets;
@@ -35,7 +35,7 @@ struct ChosenType<role, B, Default, First, Rest...>
 template <Role role, class B, class Default, class... Arguments>
 using Chosen = typename ChosenType<role, B, Default, Arguments...>::type;
 
-/// The first argument that is a T or has this role, as a T, or a default one.
+/// The first argument that is a T or has this role, converted to T; a default-constructed T if there is none.
 template <class T, Role role, class B, class First, class... Rest>
 T choose(First& first, Rest&... rest) {
     if constexpr (std::same_as<First, T> || (role != Role::other && role_of<First, B>() == role)) {
@@ -53,7 +53,7 @@ T choose(First& first, Rest&... rest) {
     }
 }
 
-/// Compiles if each argument is the options or has one of these roles, and no two are alike.
+/// Compiles if each argument is the options or has one of these roles, and nothing is passed twice.
 template <class B, class Options, Role... roles>
 struct Accepts {
     template <class... Arguments>

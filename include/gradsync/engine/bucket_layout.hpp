@@ -7,14 +7,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The elements from the beginning of `range` to that of `part`, which lies in it; 0 if `part` is empty.
+/// The number of elements from the start of `range` to the start of `part`, which lies in it; 0 if `part` is empty.
 inline std::size_t distance(const BufferView& range, const BufferView& part) noexcept {
     if (part.count == 0) return 0;
     return static_cast<std::size_t>(static_cast<std::byte*>(part.data) - static_cast<std::byte*>(range.data)) / size_of(range.dtype);
 }
 
-/// The range of memory in which the views lie side by side, in any order, with nothing else between them; without memory if they do not.
-/// `view(i)`: the view of parameter i, of one type; they do not overlap. Empty ones may lie anywhere.
+/// The range of memory that the views fill side by side, in any order, with nothing between them; a view without memory if they do not.
+/// `view(i)` is the view of parameter i. All views have one type and do not overlap. Empty ones may lie anywhere.
 template <class View>
 BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexcept {
     BufferView range = view(parameters.front()).subview(0, 0);
@@ -31,11 +31,11 @@ BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexce
     return static_cast<std::byte*>(range.data) + range.bytes() == end ? range : BufferView();
 }
 
-/// The place of each parameter in its bucket, in elements. It is aligned to 64 bytes, except where a bucket is a range of the trainer's memory.
-/// The gaps between parameters belong to none of them. A bucket ends with its last parameter.
+/// The position of each parameter in its bucket, in elements. Positions are aligned to 64 bytes, unless the bucket is a range of the
+/// trainer's memory. Gaps between parameters belong to no parameter. A bucket ends with its last parameter.
 struct BucketLayout {
-    List<std::size_t> offsets;  ///< by parameter: its first element, from the bucket's first
-    List<std::size_t> counts;   ///< by bucket: its elements
+    List<std::size_t> offsets;  ///< by parameter: offset of its first element in the bucket
+    List<std::size_t> counts;   ///< by bucket: number of elements
 
     BucketLayout() = default;
     BucketLayout(const BucketPlan& plan, ListView<const ParameterInfo> infos) : offsets(infos.size()), counts(plan.size()) {
@@ -59,7 +59,7 @@ struct ShardSlice {
     std::size_t offset = 0;  ///< its offset in the shard, in elements
 };
 
-/// The slices that `rank` owns of buckets that are split over `size` ranks, bucket by bucket.
+/// The slices that `rank` owns if buckets are split over `size` ranks, bucket by bucket.
 inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, ListView<const ParameterInfo> infos, int size,
                                      int rank) {
     List<ShardSlice> slices;
@@ -74,8 +74,8 @@ inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout&
     return slices;
 }
 
-/// The number of buckets that are filled at the same time, plus one in flight, if gradients are asked for in `order`. A gradient of several
-/// uses is asked for at its first use.
+/// The number of buckets that are filled at the same time, plus one in flight, if the trainer asks for gradients in `order`. A gradient
+/// with several uses is asked for at its first use.
 [[gnu::cold]] inline std::size_t slots_needed(const BucketPlan& plan, ListView<const ParameterView> parameters,
                                               std::span<const std::size_t> order) {
     List<std::size_t> bucket_of(parameters.size()), missing(plan.size());

@@ -10,15 +10,15 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The memory of the buckets: one allocation, zeroed at first, in which each bucket is contiguous. Either every bucket has memory of its
-/// own, or buckets take slots while they need memory.
+/// The memory of the buckets: one allocation, zeroed at first, in which each bucket is contiguous. Either every bucket has its own memory,
+/// or buckets share slots and hold one only while they need memory.
 template <Backend B>
 class BucketStorage {
 public:
     BucketStorage() = default;
 
-    /// `direct`, by bucket: the range of the trainer's memory that holds its gradients and nothing else; without memory if there is none.
-    /// `images`: how often each other bucket has memory; the views are of its first image. Collective, like the backend's `allocate`.
+    /// `direct`, by bucket: the range of the trainer's memory that holds exactly its gradients; without memory if there is none.
+    /// `images`: the number of copies of every other bucket; the views show the first copy. Collective, like the backend's `allocate`.
     [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
                                                    ListView<const ParameterView> parameters, ListView<const BufferView> direct,
                                                    std::size_t images) {
@@ -39,13 +39,13 @@ public:
         return storage;
     }
 
-    /// Makes `slots` slots, which are as large as the largest buckets. Collective.
+    /// Makes `slots` slots, sized for the largest buckets. Collective.
     [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
                                                   std::size_t slots) {
         BucketStorage storage(plan, infos);
         storage.slot_of_.resize(plan.size());
         storage.slots_.resize(slots);
-        for (const BufferView& bucket : storage.buckets_) {  // each takes the place of the smallest
+        for (const BufferView& bucket : storage.buckets_) {  // each replaces the smallest so far
             std::size_t bytes = in_lines(bucket.bytes());
             for (Slot& slot : storage.slots_)
                 if (slot.bytes < bytes) std::swap(slot.bytes, bytes);
@@ -62,7 +62,7 @@ public:
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// The part of parameter i within its bucket.
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
-    /// The same part of image `number`.
+    /// The same part in image `number`.
     BufferView image(BufferView view, std::size_t number) const noexcept {
         view.data = static_cast<std::byte*>(view.data) + number * image_bytes_;
         return view;
@@ -72,17 +72,17 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
 
     void rebind(std::size_t b, std::size_t i, BufferView gradient) noexcept { buckets_[b] = parameters_[i] = gradient; }
-    /// Gives bucket b, which lay in the trainer's memory, memory of its own outside the backend's: a little slower between processes.
+    /// Moves bucket b from the trainer's memory to memory of its own outside the backend's, which is a little slower between processes.
     void detach(std::size_t b, std::span<const std::size_t> parameters)
         requires(B::memory_space == MemorySpace::host)
     {
         place(b, parameters, more_memory(b));
     }
 
-    // For slots; from one thread at a time. `parameters` are those of bucket b.
+    // For slots. Call from one thread at a time. `parameters` are those of bucket b.
 
     bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
-    /// Takes the smallest free slot that is large enough; false if there is none. It still holds the data of its previous bucket.
+    /// Takes the smallest free slot that is large enough; false if there is none. The slot still holds the data of its previous bucket.
     bool take_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
         std::size_t best = slots_.size();
         for (std::size_t s = 0; s < slots_.size(); ++s)
@@ -99,7 +99,7 @@ public:
         slots_[slot_of_[b]].taken = false;
         place(b, parameters, nullptr);
     }
-    /// Adds a slot for bucket b outside the backend's memory: a little slower between processes, because it has to be copied.
+    /// Adds a slot for bucket b outside the backend's memory. It is a little slower between processes, because it has to be copied.
     void add_slot(std::size_t b)
         requires(B::memory_space == MemorySpace::host)
     {
@@ -159,7 +159,7 @@ private:
     List<kernel::HostBuffer> more_memory_;
 };
 
-/// Allocates memory for the views, one after the other in lines of 64 bytes; returns its bytes. Collective.
+/// Allocates memory for the views, each aligned to 64 bytes, and returns the number of bytes. Collective.
 template <Backend B, class Memory>
 std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) {
     std::size_t bytes = 0, first = 0;
@@ -172,7 +172,7 @@ std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) 
     return bytes;
 }
 
-/// This rank's shards of the buckets, if gradients are sharded: the sums over a step's micro-batches, to which each reduction adds.
+/// This rank's shards of the buckets, if gradients are sharded: the running sums over a step's micro-batches. Each reduction adds to them.
 template <Backend B>
 class GradientShards {
 public:
@@ -181,14 +181,14 @@ public:
           factor_(options.averaging == Averaging::mean ? 1.0 / static_cast<double>(options.micro_batches) : 1),
           sums_(backend, 0) {}
 
-    /// For the buckets of `storage`, which are reduced as `sums` says. There is no sum yet. Collective.
+    /// Allocates for the buckets of `storage`, which are reduced as `sums` says. No sum exists yet. Collective.
     void allocate(B& backend, const BucketStorage<B>& storage, std::size_t buckets, const DealtSums& sums) {
         const DealtSums::Needs needs = sums.needs();
         micro_batches_ = sums.deal().micro_batches;
         buckets_ = buckets;
         first_part_ = needs.places * buckets;
         views_.resize(first_part_ + needs.parts * buckets);
-        for (std::size_t k = 0; k < views_.size(); ++k) {  // as large as those of rank 0: every rank allocates the same number of bytes
+        for (std::size_t k = 0; k < views_.size(); ++k) {  // rank 0's size: every rank must allocate the same number of bytes
             const BufferView bucket = storage.bucket(k % buckets);
             const DType dtype = k < first_part_ ? accumulator_of(bucket.dtype) : bucket.dtype;
             views_[k] = typed_view(nullptr, shard_range(bucket.count, backend.size(), 0).size(), dtype);
@@ -204,10 +204,10 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }
 
     BufferView operator[](std::size_t b) const noexcept { return views_[b]; }
-    /// The memory for this rank's shard of sum k of bucket b, if a round has several.
+    /// The memory for this rank's shard of sum k of bucket b, if a round has several sums.
     BufferView part(std::size_t k, std::size_t b) const noexcept { return views_[first_part_ + k * buckets_ + b]; }
 
-    /// Adds the next sum, over `leaves` micro-batches, to the shard of bucket b. The last one of a step completes it.
+    /// Adds the next sum, over `leaves` micro-batches, to the shard of bucket b. The last sum of a step completes the shard.
     void add(std::size_t b, BufferView sum, std::size_t leaves) {
         if (micro_batches_ == 0) return sums_.push_in_a_row(b, sum, views_[b]);
         if (sums_.leaves(b) + leaves != micro_batches_) return sums_.push(b, sum, views_[b], leaves);

@@ -7,15 +7,15 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// One sum that the ranks reduce: that of the blocks of ranks [first, last) in a round of the deal.
+/// One sum that the ranks reduce: the blocks of ranks [first, last) in one round of the deal.
 struct DealtSum {
     std::size_t round;
     int first, last;
     std::size_t leaves;  ///< micro-batches
 };
 
-/// One past the last of the ranks, from `first` on, whose blocks in this round add up to a node of the tree of micro-batches in the order in
-/// which the ranks are added up: they are a node of the tree of ranks, or two ranks, which no other can come between.
+/// One past the last rank of the longest run from `first` on whose blocks in this round add up to a node of the micro-batch tree, in the
+/// order in which ranks are added up. Such a run is a node of the tree of ranks, or two ranks, whose order is always the same.
 constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
     const std::size_t at = round.first / round.block, rank = static_cast<std::size_t>(first);
     std::size_t size = 1;
@@ -25,14 +25,14 @@ constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
     return static_cast<int>(rank + size);
 }
 
-/// The sums that are reduced together, in their order: those of one round if gradients are sharded, of all rounds otherwise.
+/// The sums that are reduced together, in order: those of one round if gradients are sharded, otherwise those of all rounds.
 class DealtSums {
 public:
     /// With `several`, a round is split into sums; otherwise it is one.
     DealtSums(const Deal& deal, bool several) : deal_(deal), several_(several) { set_round(0); }
 
     const Deal& deal() const noexcept { return deal_; }
-    /// Are there several in a step, which are added up afterwards?
+    /// Does a step have several sums, which are added up afterwards?
     bool several() const noexcept { return several_; }
     ListView<const DealtSum> now() const noexcept { return now_; }
     std::size_t round() const noexcept { return round_; }
@@ -49,17 +49,17 @@ public:
         }
     }
 
-    /// The memory that the sums of a step need, and the order in which they are added up.
+    /// The memory for the sums of a step, and the order of their additions.
     struct Needs {
-        std::size_t places = 1;        ///< open sums, one at least, before the last one comes
-        std::size_t at_a_time = 0;     ///< sums
-        std::size_t parts = 0;         ///< of these, those that are not the only one of their round
+        std::size_t places = 1;        ///< open sums before the last one comes; at least 1
+        std::size_t at_a_time = 0;     ///< sums that are reduced together
+        std::size_t parts = 0;         ///< of these, the sums that share their round with others
         List<std::uint8_t> additions;  ///< by sum of a step: see kernel::Reduction::sums
     };
     [[gnu::noinline]] Needs needs() const {
         Needs needs;
         DealtSums all = *this;
-        std::size_t open[65], top = 0, leaves = 0;  // the first micro-batches of the sums on the stack
+        std::size_t open[65], top = 0, leaves = 0;  // first micro-batch of each sum on the stack
         for (all.set_round(0); leaves < deal_.micro_batches; all.set_round(all.round_ + 1)) {
             for (const DealtSum& sum : all.now_) {
                 open[top++] = leaves;

@@ -11,9 +11,9 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// All-gathers of buckets that are started together and waited for one by one, when their data are needed. Until then they advance in a
-/// thread if the backend needs one, otherwise in `poll()`. For one thread at a time. The destructor waits for those still pending, unless
-/// an exception is propagating.
+/// All-gathers of buckets that start together and are waited for one by one, when their data are needed. Until then they advance in a
+/// background thread if the backend needs one, otherwise in `poll()`. Not thread-safe. The destructor waits for pending gathers, unless an
+/// exception is propagating.
 template <Backend B>
 class DeferredGather {
 public:
@@ -23,11 +23,11 @@ public:
         if (std::uncaught_exceptions() != exceptions_) return;
         try {
             for (std::size_t b = 0; b < gathers_.size(); ++b) wait(b);
-        } catch (...) {  // the communicator has failed, and reports that to its other users
+        } catch (...) {  // the communicator has failed; later calls report it
         }
     }
 
-    /// Call it once, first.
+    /// Call once, before anything else.
     [[gnu::cold]] void attach(const B& backend) {
         backend_.emplace(backend);
         progress_.backend.emplace(backend);
@@ -37,7 +37,7 @@ public:
     void set_watch(Watch& watch) noexcept { watch_ = &watch; }
     void resize(std::size_t buckets) { gathers_ = List<Gather>(buckets); }
 
-    /// Starts the all-gather of bucket b. The shard of this rank must be in its place in `bucket`.
+    /// Starts the all-gather of bucket b. This rank's shard must be in its place in `bucket`.
     void start(std::size_t b, BufferView bucket, CollectiveTag tag) {
         Gather& gather = gathers_[b];
         gather.under_way = backend_->size() > 1;
@@ -53,7 +53,7 @@ public:
         if (thread_.running()) thread_.wake();
     }
 
-    /// Drops the started gathers after a failed step. That fails the communicator, too.
+    /// Drops the pending gathers after a failed step. This fails the communicator, too.
     void drop() noexcept {
         gathers_.clear();
         progress_.pending.store(0, std::memory_order_relaxed);
@@ -88,7 +88,7 @@ private:
         bool under_way = false;  ///< may still be in flight
     };
 
-    /// The gathers as the thread sees them.
+    /// The gathers as the background thread sees them.
     struct Progress final : BucketEngine {
         std::optional<B> backend;
         std::atomic<std::size_t> pending{0};
@@ -104,7 +104,7 @@ private:
         watch_->arrive(Activity::gather, b);
     }
 
-    std::optional<B> backend_;  ///< its own handle, which has a tag of its own
+    std::optional<B> backend_;  ///< a separate handle, because a handle holds one tag
     Watch* watch_ = nullptr;
     List<Gather> gathers_;
     Progress progress_;

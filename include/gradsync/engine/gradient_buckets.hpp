@@ -8,12 +8,13 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The gradients, and how they get into and out of the buckets. The engine decides when. `add_up` and `deposit` may run for different
-/// gradients at once.
+/// The gradients, and their way into and out of the buckets. The engine decides when. `add_up` and `deposit` may run concurrently for
+/// different gradients.
 template <Backend B>
 class GradientBuckets {
 public:
-    /// Plans the buckets without allocating them. `policy` outlives this. Throws Error if parameters, options and policy do not fit together.
+    /// Plans the buckets without allocating them. `policy` outlives this. Throws Error if parameters, options and policy do not fit
+    /// together.
     [[gnu::cold]] GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
                                   const Policies<B>& policies)
         : options_(options),
@@ -33,7 +34,7 @@ public:
         if (!pooled() && dealt_.several()) additions_ = dealt_.needs().additions;
     }
 
-    /// Allocates the buckets. Call it first, when all ranks are known to have the same plan. Collective.
+    /// Allocates the buckets. Call it first, once all ranks are known to have the same plan. Collective.
     [[gnu::cold]] void allocate(B& backend) {
         storage_ = make_storage(backend);
         allocate_shards(backend);
@@ -71,8 +72,8 @@ public:
     /// This rank's shard of bucket b, once its collective is complete.
     BufferView shard(std::size_t b) const noexcept { return pooled() ? shards_[b] : own_part(b); }
 
-    /// Do buckets have memory only while they need it? If so, `obtain` must precede writes to a gradient, and `land` must follow the
-    /// collective of its bucket.
+    /// Do buckets have memory only while they need it? If so, call `obtain` before writing a gradient, and `land` after the collective of
+    /// its bucket.
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
     /// Records that the trainer asked for gradient i, which has memory.
     void ask_for(std::size_t i) noexcept {
@@ -84,7 +85,7 @@ public:
         std::lock_guard lock(slots_);
         return asked_for_[i] != 0;
     }
-    /// Gives bucket b a slot; false if all are taken. With `more` it adds a slot then, if the backend reads any memory. For any thread.
+    /// Gives bucket b a slot; false if all are taken. With `more` it then adds a slot, if the backend reads any memory. For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
         if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
@@ -95,7 +96,8 @@ public:
         }
         return false;
     }
-    /// Bucket b is reduced: adds up its sums, if there are several. Pooled gradients: adds to this rank's shard, and returns the slot.
+    /// Call when bucket b is reduced. Adds up its sums, if there are several. Pooled gradients: adds to this rank's shard and frees the
+    /// slot.
     void land(std::size_t b) {
         if (!pooled()) {
             if (dealt_.several()) add_up_sums(b);
@@ -107,21 +109,21 @@ public:
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
-    /// The sums of the ranks' micro-batches that are reduced together. If there are several in a step, each is reduced by itself.
+    /// The sums of the ranks' micro-batches that are reduced together. If a step has several, each is reduced separately.
     const DealtSums& dealt() const noexcept { return dealt_; }
-    /// Each rank's micro-batch of a step is over, and more follow; or the step is over, and its shards are not needed any more.
+    /// Ends a round of micro-batches, one per rank. With `ends_step` the step is over, and its shards are no longer needed.
     void end_round(bool ends_step) {
         if (ends_step) shards_.forget();
         dealt_.set_round(ends_step ? 0 : dealt_.round() + 1);
     }
     /// Does this rank contribute to the sum?
     bool has_part(const DealtSum& sum) const noexcept { return sum.first <= rank_ && rank_ < sum.last; }
-    /// The memory in which sum k of those that are reduced now is reduced, for bucket b. It holds this rank's contribution, if it has one.
+    /// The memory of bucket b in which sum k of the current ones is reduced. It holds this rank's contribution, if it has one.
     BufferView sum(std::size_t b, std::size_t k) const noexcept {
         const BufferView bucket = storage_.bucket(b);
         if (pooled()) return bucket;
         const ListView<const DealtSum> now = dealt_.now();
-        std::size_t spare = 0;  // others' sums have spare memory, but for the first sum of a round in which this rank has none
+        std::size_t spare = 0;  // sums of other ranks use spare memory, except the first of a round without a sum of this rank
         const auto has_spare = [&](std::size_t i) {
             const bool is_first = i == 0 || now[i - 1].round != now[i].round, has_root = now[i].round < sums_.roots();
             return !has_part(now[i]) && (!is_first || has_root);
@@ -130,30 +132,30 @@ public:
         for (std::size_t i = 0; i < k; ++i) spare += has_spare(i) ? 1 : 0;
         return storage_.image(bucket, images() - spares() + spare);
     }
-    /// The memory of its result: the whole bucket, or this rank's shard.
+    /// The memory of the result of sum k: the whole bucket, or this rank's shard.
     BufferView result(std::size_t b, std::size_t k) const noexcept {
         if (pooled() && dealt_.now().size() > 1) return shards_.part(k, b);
         return halves_ ? shard_of(sum(b, k), size_, rank_) : sum(b, k);
     }
     bool halves() const noexcept { return halves_; }  ///< Does the exchange end with this rank's shards?
 
-    /// Does gradient i have to be copied into its bucket?
+    /// Must gradient i be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
-    /// Does a mark of gradient i have to `deposit` it?
+    /// Must a mark of gradient i `deposit` it?
     bool is_deposited(std::size_t i) const noexcept { return marks_[i].copied || sums_.in_place(); }
     std::size_t bytes_of(std::size_t i) const noexcept { return marks_[i].gradient.bytes(); }
     /// The sums of earlier micro-batches of this step.
     MicroBatchSums<B>& sums() noexcept { return sums_; }
     const MicroBatchSums<B>& sums() const noexcept { return sums_; }
-    /// Adds gradient i to the sums of its micro-batches. More are to come.
+    /// Adds gradient i to the sums of its micro-batches. More micro-batches follow.
     [[gnu::noinline]] void add_up(std::size_t i) { sums_.add(i, gradient(i), first_sum(i)); }
 
-    /// Puts gradient i, which is complete, into its bucket, together with the sums of earlier micro-batches.
+    /// Puts the complete gradient i into its bucket, together with the sums of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
         if (sums_.holds(i) || sums_.leaves_roots()) deposit_sum(i, gradient(i));
         else if (marks_[i].copied) passes_.copy(marks_[i].gradient, storage_.parameter(i));
     }
-    /// The same with the gradient of the last micro-batch, or with {} if that did not use it.
+    /// The same with the gradient of the last micro-batch, or with {} if the last one did not use it.
     [[gnu::noinline]] void deposit_sum(std::size_t i, BufferView last) { sums_.add_last(i, last, first_sum(i), storage_.parameter(i)); }
 
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
@@ -170,8 +172,8 @@ public:
             if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), marks_[i].gradient);
     }
 
-    /// Makes the first element of each gradient that the results of bucket b will be copied to a NaN, so that nobody trains on what is there
-    /// before. In host memory.
+    /// Writes a NaN to the first element of each gradient that will receive results of bucket b, so that nobody trains on stale contents.
+    /// In host memory only.
     void spoil(std::size_t b) noexcept {
         if constexpr (B::memory_space == MemorySpace::host)
             for (std::size_t i : plan_.bucket(b))
@@ -179,7 +181,7 @@ public:
                     std::memset(g.data, 0xff, size_of(g.dtype));  // a NaN in each of the types
     }
 
-    /// Saves gradient i, if it lives in its bucket, in case no rank used it.
+    /// Saves gradient i, if it lives in its bucket, in case no rank uses it.
     void keep(std::size_t i) {
         if (!live_here() || scattered_) return;
         const BufferView slot = storage_.parameter(i);
@@ -201,7 +203,7 @@ public:
         kept_bytes_.clear();
     }
 
-    /// Plans anew for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
+    /// Plans for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
     [[gnu::cold]] bool reorder(B& backend, std::span<const std::uint64_t> order) {
         for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
         BucketPlan plan = make_plan(backend);
@@ -219,7 +221,8 @@ public:
         return true;
     }
 
-    /// Moves the borrowed gradient i, in bucket b, to another memory. A bucket that it shares there leaves it; else false.
+    /// Moves the borrowed gradient i, in bucket b, to another memory. If the bucket spans several gradients of the trainer's memory, it
+    /// gets memory of its own; if it may not, the call returns false.
     [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient, bool may_leave) {
         const bool direct = parameters_[i].requires_grad && storage_.parameter(i).data == parameters_[i].gradient.data;
         if (direct && plan_.bucket(b).size() == 1) {
@@ -236,7 +239,7 @@ public:
     }
 
 private:
-    /// The part of a parameter that each step reads. These lie together, so that a step touches little memory.
+    /// The part of a parameter that each step reads. Kept together, so that a step touches little memory.
     struct Mark {
         BufferView gradient;  ///< of the trainer
         bool copied;
@@ -261,7 +264,7 @@ private:
     BufferView first_sum(std::size_t i) const noexcept {
         return sums_.apart() ? sums_apart_[i] : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
     }
-    /// How often a bucket has memory: for the sums in the slot's type, too.
+    /// The number of copies of each bucket's memory; more than one if sums of micro-batches have the slot's type.
     std::size_t images() const noexcept {
         return spares() + (sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0)));
     }
@@ -287,12 +290,12 @@ private:
         List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered_, rank_, size_);
         if constexpr (abilities_of<B>.cheaper_alone) {
             if (size_ == 1) return infos;
-            std::uint64_t shared = 1;  // compared whatever the options say, which may differ
+            std::uint64_t shared = 1;  // compared whatever the options say: they may differ between ranks
             for (const ParameterView& p : parameters_)
                 shared = shared && (!p.requires_grad || p.gradient.count == 0 || backend.shares(p.gradient));
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) shared = shared && all;
             least_direct_ = shared != 0 ? 0 : backend.cheaper_alone_from(false);
-            // Limited, so that a rank that is ahead need not wait for the others to start another one.
+            // Limited, so that a rank that is ahead need not wait for the others before it starts another bucket.
             constexpr std::size_t max_alone = 256;
             std::size_t alone = packed ? 0 : infos.size();
             for (std::size_t least = backend.cheaper_alone_from(shared != 0); alone != 0; least *= 2) {
@@ -321,13 +324,13 @@ private:
     /// By bucket: the range of the trainer's memory that is this bucket on all ranks; without memory if there is none. Collective.
     [[gnu::cold]] List<BufferView> direct_buckets(B& backend) const {
         List<BufferView> ranges(plan_.size());
-        List<std::uint64_t> places(plan_.size());  // of the gradients in each range, as a digest; the same if there is one gradient
+        List<std::uint64_t> places(plan_.size());  // by bucket: digest of the positions of its gradients in the range
         bool several = false;
         for (std::size_t b = 0; b < plan_.size(); ++b) {
             const std::span<const std::size_t> bucket = plan_.bucket(b);
             bool direct = true;
             const void* const arena = parameters_[bucket.front()].arena;
-            // A bucket of several gradients in device memory cannot be detached: they must not lie side by side only by chance.
+            // A bucket of several gradients in device memory cannot be detached, so gradients that are adjacent by chance do not form one.
             const bool by_chance = B::memory_space != MemorySpace::host && bucket.size() > 1 && arena == nullptr;
             for (const std::size_t i : bucket)
                 direct = direct && !by_chance && parameters_[i].arena == arena && may_be_direct(i, infos_[i]);
@@ -358,11 +361,11 @@ private:
     }
 
     ReducerOptions options_;
-    bool halves_;     ///< see there
+    bool halves_;     ///< see `halves()`
     bool scattered_;  ///< only the shards are used once a bucket's collective is complete
     bool consumed_;   ///< the exchange consumes the results: no shards are kept
     int size_, rank_;
-    std::size_t least_direct_ = 0;  ///< bytes of a range of the trainer's memory that is used as a bucket, if it holds several gradients
+    std::size_t least_direct_ = 0;  ///< bytes from which a range of several gradients in the trainer's memory is used as a bucket
     const AnyBuckets& policy_;
     List<ParameterView> parameters_;
     List<ParameterInfo> infos_;

@@ -9,7 +9,7 @@ namespace gradsync::inline v0_2::detail {
 /// Exchanges gradients in buckets as they become ready: the engine below Reducer, ShardedOptimizer and ShardedParameters. It plans buckets
 /// once, starts their collectives in the plan's order, and checks that nothing half-reduced reaches an optimizer.
 ///
-/// A step ends in two moves: `close_step` settles the gradients that are not ready and launches the remaining buckets; `complete_step`
+/// A step ends in two parts: `close_step` settles the gradients that are not ready and launches the remaining buckets; `complete_step`
 /// waits for the collectives in order and hands out the results of each bucket.
 template <class B>
 class GradientEngine final : public Marking<B> {
@@ -22,16 +22,16 @@ class GradientEngine final : public Marking<B> {
 public:
     using Base::between_steps, Base::failed, Base::gradient_view, Base::mark_ready, Base::plan;
 
-    /// Collective. `owner`: the public object as errors name it.
+    /// `owner`: the public object as errors name it. Collective.
     GRADSYNC_SETUP GradientEngine(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
                                   Policies<B> policies)
         : Base(backend, owner, std::move(parameters), options, policies) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
                text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ", describe(options_)));
         check_own_memory(host_of(backend_), gradients_.parameters(), options_.gradients == GradientStorage::borrowed);
-        if constexpr (abilities_of<B>.check_reduces)  // all ranks are known to want the same, and nothing has started
+        if constexpr (abilities_of<B>.check_reduces)  // after verify(): all ranks ask for the same, so all of them throw or none
             for (std::size_t b = 0; b < plan().size(); ++b) backend_.check_reduces(infos()[plan().bucket(b).front()].dtype);
-        gradients_.allocate(backend_);  // collective: only now are all ranks known to want the same
+        gradients_.allocate(backend_);  // collective, so only after verify()
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
@@ -41,8 +41,8 @@ public:
         }
         overlap_.attach(background_);
     }
-    /// If an exception has ended a step, or buckets were launched and `finish()` was not called, the communicator fails on every rank:
-    /// the others would wait for the rest of the step. (It fails even if all ranks do the same: no rank can tell whether the others did.)
+    /// If an exception ended a step, or buckets were launched without a `finish()`, the communicator fails on every rank, because the
+    /// others would wait for the rest of the step. It fails even if all ranks do the same: no rank can tell whether the others did.
     ~GradientEngine() {
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
@@ -64,14 +64,14 @@ public:
         this->broadcast_buffers(values, root);
     }
 
-    /// `mark_ready` for a gradient whose producer left it in `gradient`.
+    /// `mark_ready` for a gradient that its producer left in `gradient`.
     void mark_ready(std::size_t i, const BufferView& gradient) {
         check_index(i, gradients_.parameters().size(), "mark_ready");
         check_usable("mark_ready");
         const BufferView own = gradients_.gradient(i);
         if (gradient.count != own.count || gradient.dtype != own.dtype || gradient.space != own.space)
             refuse("mark_ready", text("the gradient of '", name(i), "' no longer has the count, type and space of its parameter"), name(i));
-        const bool refused = own.data == nullptr || readiness_.remaining(i) == 0 || this->is_arriving(i);  // by mark_ready
+        const bool refused = own.data == nullptr || readiness_.remaining(i) == 0 || this->is_arriving(i);  // mark_ready reports it
         if (!refused && gradient.data != own.data &&
             !(options_.gradients == GradientStorage::borrowed && gradients_.rebind(i, readiness_.bucket_of(i), gradient, false))) {
             const auto held = step_.watch().hold(Activity::copy, i);
@@ -91,7 +91,7 @@ public:
         });
     }
 
-    /// The first part of `finish()`, for callers that call it later: no more marks are to come.
+    /// The first part of `finish()`, for callers that finish later: no marks may follow.
     void settle() {
         check_usable("finish");
         const auto alone = end_marks("finish");
@@ -202,7 +202,7 @@ public:
     /// shards have memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
     BufferView bucket(std::size_t b) const noexcept { return gradients_.bucket(b); }
-    /// Are there several sums of a bucket in a step?
+    /// Does a bucket have several sums in a step?
     bool sums_apart() const noexcept { return gradients_.dealt().several(); }
     bool compares_weights() const noexcept { return step_.compares_weights(); }
     const Deal& deal() const noexcept { return gradients_.dealt().deal(); }
@@ -214,7 +214,7 @@ public:
         check_index(i, gradients_.parameters().size(), "was_used");
         return used_.empty() || used_[i] != 0;
     }
-    /// The place of each parameter in its bucket, and the length of buckets, in elements.
+    /// The position of each parameter in its bucket, and the length of the buckets, in elements.
     const BucketLayout& layout() const noexcept { return gradients_.layout(); }
     ListView<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
     /// The tag of bucket b's collectives.
@@ -259,7 +259,7 @@ private:
 
     // ------------------------------------------------------------------------------------------- the end of a step
 
-    /// No more marks are to come: settles the gradients that are not ready and launches the remaining buckets.
+    /// Settles the gradients that are not ready and launches the remaining buckets. No marks may follow.
     void close_step() {
         if (closed_) return;
         settle_marks();
@@ -282,7 +282,7 @@ private:
         else if (!all_ready()) settle_unready();
     }
 
-    /// While the result lives, a mark is an error.
+    /// A mark is an error while the result lives.
     typename Base::Finishing end_marks(const char* operation) {
         check_gathered(operation);
         this->check_micro_batches(operation);
@@ -290,7 +290,7 @@ private:
         return {*this, operation};
     }
 
-    /// Settles a step without a batch. The gradients of this rank do not count, but may have to be restored.
+    /// Settles a step without a batch. This rank's gradients do not count, but may have to be restored.
     void settle_all() {
         if (options_.unused == UnusedParameters::find_unused)
             for (std::size_t i : gradients_.order()) gradients_.keep(i);
@@ -347,7 +347,7 @@ private:
             used_.resize(gradients_.parameters().size());
             for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
             if (!scatters_) {
-                for (std::size_t b = plan().size(); decoupled_ && b-- > 0;) gathers_.wait(b);  // restore only after them
+                for (std::size_t b = plan().size(); decoupled_ && b-- > 0;) gathers_.wait(b);  // they overwrite what is restored
                 for (std::size_t b = 0; b < plan().size(); ++b)
                     gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
                 gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
@@ -373,7 +373,7 @@ private:
         closed_ = settled_ = false;
     }
 
-    /// With OverlapForward: averages that were not waited for would be lost.
+    /// With OverlapForward, averages that were not waited for would be lost.
     void check_gathered(const char* operation) const {
         if (!closed_ && gathers_.pending() != 0)
             refuse(operation,
@@ -389,8 +389,8 @@ private:
     }
 
     std::optional<GradientNorm> norm_;
-    List<std::uint8_t> used_;                 ///< by parameter, of the last step; only if ranks agree on their use
-    typename HostOf<B>::WorkType agreement_;  ///< on the gradients that were used, or on skipping the step
+    List<std::uint8_t> used_;                 ///< by parameter, of the last step; only with find_unused
+    typename HostOf<B>::WorkType agreement_;  ///< the ranks' agreement on used gradients and on skipping the step
     Statistics statistics_;
     bool settled_ = false;  ///< all marks of this step are settled
     bool closed_ = false;   ///< and all buckets are launched

@@ -7,7 +7,7 @@
 namespace gradsync::inline v0_2 {
 
 /// The factor that scales gradients down to a norm of at most `max_norm`, for optimizers that take a factor and save the clipping pass. 1
-/// if the norm is small enough, and if it is infinite or NaN: one bad element must not spoil all others.
+/// if the norm is small enough, infinite or NaN: one bad element must not spoil all others.
 inline double clip_factor(double norm, double max_norm) noexcept {
     return norm > max_norm && detail::is_finite(norm) ? max_norm / norm : 1;
 }
@@ -17,14 +17,13 @@ inline double clip_factor(double norm, double max_norm) noexcept {
 namespace gradsync::inline v0_2::detail {
 
 /// The global L2 norm of gradients. Each rank reads only its part. Squares are summed over fixed blocks, counted from each parameter's
-/// first element, and the sums of blocks are added up in a fixed order. So the bits depend on neither bucket layout, rank nor world size,
+/// first element, and the sums of blocks are added up in a fixed order. So the bits depend neither on bucket layout, rank nor world size,
 /// nor on whether gradients are whole or sharded.
 ///
-/// A block that is cut by a shard boundary is put together first: each owner adds its elements to zeros, in the same collective as the
-/// sums.
+/// A block that a shard boundary cuts is put together first: each owner adds its elements to zeros, in the same collective as the sums.
 class GradientNorm {
 public:
-    /// For whole gradients: `counts[i]` elements of gradient i, 0 if it takes no part.
+    /// For whole gradients: `counts[i]` elements of gradient i, 0 if it does not count.
     template <class = void>  // see isa.hpp
     GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
         const ElementRange own = shard_range(blocks_, size, rank);
@@ -41,7 +40,7 @@ public:
     GradientNorm(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
                  ListView<const ParameterInfo> infos, int size, int rank)
         : GradientNorm(counts) {
-        // Blocks that are cut have a place each behind the sums.
+        // Blocks that are cut have one place each behind the sums.
         split_ = List<std::size_t>(blocks_, whole);
         for (int r = 0; r < size; ++r)
             for (const ShardSlice& s : shard_slices(plan, layout, infos, size, r)) {
@@ -55,7 +54,7 @@ public:
     }
 
     /// Computes the norm. `part(i, first, count, bucket, offset)` returns the view of `count` elements of gradient i from element `first`.
-    /// If gradients are sharded, they lie at `offset` in this rank's shard of `bucket`. Collective.
+    /// Sharded gradients lie at `offset` in this rank's shard of `bucket`. Collective.
     template <Backend B, class Part>
     double compute(B& backend, Part&& part) {
         kernel::register_kernels<DType::f64>();  // parts of gradients become f64 before a view of them is made
@@ -74,13 +73,13 @@ public:
         }
         sums.finish();
         if (backend.size() > 1) host_of(backend).all_reduce(buffer(values_), ReduceOp::sum).wait();
-        for (std::size_t k = 0; splits_ != 0 && k < blocks_; ++k)  // the zeros behind a short last block change nothing
+        for (std::size_t k = 0; splits_ != 0 && k < blocks_; ++k)  // a short last block is padded with zeros
             if (split_[k] != whole) values_[k] = kernel::sum_of_squares({values_.data() + blocks_ + split_[k] * block, block, DType::f64});
         return square_root(kernel::detail::sum_in_order({values_.data(), blocks_}));
     }
 
 private:
-    /// Elements of a block: few enough to put together at shard boundaries, and many enough that the sums are small against the gradients.
+    /// Elements of a block: few enough to put together at shard boundaries, enough that the sums are small against the gradients.
     static constexpr std::size_t block = 1024;
     static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 

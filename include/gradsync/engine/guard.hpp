@@ -8,11 +8,10 @@
 
 namespace gradsync::inline v0_2 {
 
-/// While it lives, marks synchronise nothing. `no_sync()` of a Reducer or of a sharded training returns it, and must outlive it as an
-/// object.
+/// Marks synchronise nothing while this lives. `no_sync()` of a Reducer or of a sharded class returns it; that object must outlive it.
 class [[nodiscard]] NoSync {
 public:
-    /// Calls `end(owner, unwinds)` when it goes; `unwinds`: an exception ends the micro-batch.
+    /// Calls `end(owner, unwinds)` on destruction. `unwinds`: an exception ends the micro-batch.
     NoSync(void* owner, void (*end)(void* owner, bool unwinds)) noexcept : owner_(owner), end_(end) {}
     NoSync(NoSync&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), end_(other.end_) {}
     NoSync& operator=(NoSync&&) = delete;
@@ -29,7 +28,7 @@ private:
 namespace detail {
 
 /// The failure handling of one object on one rank. It refuses invalid calls, tells the other ranks of fatal errors, and remembers the first
-/// failure for all later calls. Reducers and engines derive from it. For any thread.
+/// failure for all later calls. Reducers and engines derive from it. Thread-safe.
 template <class B>
 class Guard {
 public:
@@ -78,7 +77,7 @@ protected:
         refuse(code, operation, what, parameter, static_cast<std::ptrdiff_t>(bucket));
     }
 
-    /// Runs `f`. An exception from it is fatal to the communicator: the other ranks are told.
+    /// Runs `f`. An exception from it is fatal to the communicator: it fails on all ranks.
     template <class F>
     decltype(auto) guard(F&& f) {
         try {
@@ -106,7 +105,7 @@ protected:
     B backend_;
 
 private:
-    // Out of line: a mark takes nanoseconds, and code that makes texts would keep the compiler from inlining it.
+    // Out of line: a mark takes nanoseconds, and code that formats messages would keep the compiler from inlining it.
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_use(const char* operation) const {
         refuse(code_, operation, text(owner_, " failed earlier and cannot go on: ", what_));
     }
@@ -114,7 +113,7 @@ private:
         refuse(operation, text("there is no parameter ", i, " among ", size));
     }
 
-    /// Fails because of the exception that is being handled.
+    /// Fails because of the current exception.
     [[gnu::cold, gnu::noinline]] void give_up() {
         const Handled failure = handled();
         remember(failure.what, failure.code);
@@ -133,7 +132,7 @@ private:
     std::mutex mutex_;
     std::atomic<bool> failed_{false};
     std::string what_;               ///< message of the first failure; valid after `failed()`
-    Errc code_ = Errc::peer_failed;  ///< code of an Error; for any other exception, the code that the communicator has for all
+    Errc code_ = Errc::peer_failed;  ///< the Error's code; peer_failed for other exceptions
 };
 
 }  // namespace detail

@@ -9,12 +9,13 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The first half of a step: gradients become ready, are copied or added up, and full buckets leave. `GradientEngine` has the second half.
+/// The first half of a step: gradients become ready, are copied or added up, and full buckets are launched. `GradientEngine` has the
+/// second.
 template <class B>
 class Marking : public Guard<B> {
 protected:
-    static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer takes no longer than reading the clock twice
-    static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer takes no longer than a poll
+    static constexpr std::size_t worth_timing = 16384;   ///< bytes; copying fewer is no slower than reading the clock twice
+    static constexpr std::size_t worth_polling = 16384;  ///< bytes; computing the gradients of fewer is no slower than a poll
 
     using Guard<B>::backend_, Guard<B>::check_index, Guard<B>::check_limit, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::fail,
         Guard<B>::guard, Guard<B>::refuse;
@@ -30,7 +31,7 @@ public:
                                       " times a power of two, not ", options_.micro_batches));
         std::int32_t live = has_batch ? 1 : 0;
         guard([&] { host_of(backend_).all_reduce(BufferView(&live, 1), ReduceOp::sum).wait(); });
-        set_has_batch(has_batch || live == 0);  // if no rank has a batch, there is no step
+        set_has_batch(has_batch || live == 0);  // if no rank has a batch, no step follows
         return live > 0;
     }
 
@@ -60,17 +61,17 @@ public:
     void discard() {
         check_usable("discard");
         check_between_steps("discard");
-        if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard) refuse("discard", "a guard of no_sync() lives; let it go first");
+        if (unsynchronised_.load(std::memory_order_relaxed) >= one_guard) refuse("discard", "a guard of no_sync() lives; destroy it first");
         readiness_.reset();
         gradients_.sums().forget();
         skips_ = false;
     }
-    /// Between steps: was a micro-batch marked under `no_sync()` since the last `finish()`, or may it be, because a guard lives?
+    /// Between steps: was a micro-batch marked under `no_sync()` since the last `finish()`, or does a guard still live?
     bool accumulates() const noexcept {
         return unsynchronised_.load(std::memory_order_relaxed) >= one_guard || (between_steps() && readiness_.any_used());
     }
 
-    /// Inlined into the trainer's backward: it costs nanoseconds.
+    /// Inlined into the trainer's backward: a mark takes nanoseconds.
     GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) {
         check_index(i, parameters().size(), "mark_ready");
         check_usable("mark_ready");
@@ -86,7 +87,7 @@ public:
         if (checks_gradients_) check_gradient(i);
         const bool synchronises = unsynchronised == 0;
         const bool copies = synchronises ? gradients_.is_deposited(i) : options_.accumulation == Accumulation::in_buckets;
-        // A gradient must not be copied twice. If a copy adds, the claim is exact even for two threads that mark at the same moment.
+        // A gradient must not be copied twice. If a copy adds, the claim is exact even for two simultaneous marks.
         if (copies && !readiness_.claim(i, options_.accumulation == Accumulation::in_buckets)) refuse_mark(i);
         if (!synchronises) {
             if (unsynchronised & finishing) fail_at(i, "mark_ready", in_finish);
@@ -109,7 +110,7 @@ public:
         if (filled == Readiness::Fill::too_often) refuse_mark(i);
         if (step_.is_single_rank()) return;  // nothing travels; finish() does the scaling
         const bool full = filled == Readiness::Fill::bucket_full;
-        // Simultaneous marks may count as one here: a lost update costs only a later poll.
+        // Simultaneous marks may count as one here: a lost update only delays a poll.
         const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + bytes;
         const bool poll = full || unpolled >= worth_polling;
         unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
@@ -130,7 +131,7 @@ public:
                    text("the average of '", name(i), "' is in flight; call acquire(", i, ") on what finish() has returned"), name(i));
         return gradients_.gradient(i);
     }
-    /// The memory to write gradient i to. For pooled gradients the call may wait for a slot.
+    /// The memory to write gradient i to. With pooled gradients the call may wait for a slot.
     BufferView acquire_gradient(std::size_t i) {
         check_index(i, parameters().size(), "acquire_gradient");
         check_usable("acquire_gradient");
@@ -169,7 +170,7 @@ protected:
     class Hooks final : public BucketEngine {
     public:
         Hooks(Marking& marking, bool in_hook) noexcept : marking_(marking), in_hook_(in_hook) {}
-        /// A step whose writes are checked launches in `finish()`, because a reduction in place writes, too.
+        /// With check_writes, buckets are launched in `finish()`, because a reduction in place also writes.
         void launch_full_buckets() override {
             if (!marking_.written_.checked()) marking_.step_.launch_full_buckets(in_hook_);
         }
@@ -182,7 +183,7 @@ protected:
         bool in_hook_;
     };
 
-    /// Takes the policies, but not the name of the exchange.
+    /// Takes the policies except the name of the exchange.
     [[gnu::cold]] Marking(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
                           Policies<B>& policies)
         : Guard<B>(backend, owner),
@@ -195,7 +196,7 @@ protected:
           overlap_(std::move(policies.overlap)) {}
     ~Marking() = default;
 
-    /// Checks before anything is made, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see Policies.
+    /// Runs before anything is constructed, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see Policies.
     [[gnu::cold]] ReducerOptions checked(const ReducerOptions& options, bool plain, bool sums) const {
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
@@ -206,17 +207,16 @@ protected:
         if (options.gradients == GradientStorage::pooled && !scatters_)
             refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
         if (options.gradients == GradientStorage::pooled && !sums && has_several_sums(options, backend_.size()))
-            refuse("Reducer",
-                   text("micro_batches of sharded gradients go with this exchange only if there are a power of two of ranks, not ",
-                        backend_.size(), ", and as many for each"));
+            refuse("Reducer", text("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ",
+                                   backend_.size(), ", and the same number on each rank"));
         ReducerOptions checked = options;
-        if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one: there is no sum
+        if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one, so nothing is added up
             checked.accumulation = Accumulation::in_gradients;
         checked.check_writes |= B::memory_space == MemorySpace::host && WrittenGradients::asked_for();
         return checked;
     }
 
-    /// Throws Error(invalid_argument) if this rank has marked another number of micro-batches than it has to.
+    /// Throws Error(invalid_argument) if this is not the last of this rank's micro-batches.
     void check_micro_batches(const char* operation) const {
         if (options_.micro_batches == 0 || !step_.has_batch() || gradients_.pooled()) return;
         const std::size_t due = gradients_.sums().due(), marked = gradients_.sums().over() + 1;
@@ -235,11 +235,11 @@ protected:
     void add_up(std::size_t i, const char* operation) {
         if (!gradients_.sums().has_room(i))
             fail_at(i, operation,
-                    "its micro-batch is one too many under no_sync(); a guard counts as one; after a bad batch call discard()");
+                    "this micro-batch is one too many under no_sync(): each guard counts as one; after a bad batch call discard()");
         gradients_.add_up(i);
     }
 
-    /// Ends a guard. At the last one, or if an exception ended the micro-batch, incomplete marks are reset for the next micro-batch.
+    /// Ends a guard. After the last guard, or if an exception ended the micro-batch, incomplete marks are reset for the next micro-batch.
     void end_no_sync(bool unwinds) noexcept {
         const bool last = (unsynchronised_ -= one_guard) < one_guard;
         if (!(last || unwinds) || failed()) return;
@@ -260,10 +260,10 @@ protected:
         }
     }
 
-    /// With OverlapForward: was the average of gradient i not waited for yet?
+    /// With OverlapForward: is the average of gradient i still to be waited for?
     bool is_arriving(std::size_t i) const noexcept { return gathers_.pending() != 0 && gathers_.pending(readiness_.bucket_of(i)); }
 
-    /// While it lives, a mark is an error: it comes too late for the step that ends, and too early for the next.
+    /// While it lives, a mark is an error: too late for the step that ends, too early for the next.
     class Finishing {
     public:
         Finishing(Marking& marking, const char* operation) : marking_(marking) {
@@ -276,19 +276,19 @@ protected:
         Marking& marking_;
     };
 
-    /// Pooled gradients: gives bucket b a slot, after waiting for buckets in flight if all are taken.
+    /// Pooled gradients: gives bucket b a slot. If all are taken, it first waits for buckets in flight.
     void obtain(std::size_t b, const char* operation) {
         check_usable(operation);
         guard([&] {
             while (!gradients_.obtain(b)) {
                 step_.launch_full_buckets(true);
                 if (step_.complete_one()) continue;
-                // Nothing is in flight, so several threads, or another order than expected, fill all slots at once.
+                // Nothing is in flight, so the slots are held by several threads at once, or by an unexpected order of marks.
                 if (gradients_.obtain(b, true)) return;
                 fail_at(plan().bucket(b).front(), operation,
                         text("there is no memory for bucket ", b,
                              step_.has_batch()
-                                 ? ": too many others wait for marks; on devices ask in reverse order of registration (guides/sharding.md)"
+                                 ? ": too many buckets are open; on devices ask in reverse order of registration (docs/guides/sharding.md)"
                                  : ": this rank has no batch, and marks nothing; ask for no gradients after begin_step(false)"));
             }
         });
@@ -330,7 +330,7 @@ protected:
         fail(code, operation, what, name(i), readiness_.bucket_of(i));
     }
 
-    /// Is gradient i where it was registered?
+    /// Fails if gradient i is no longer where it was registered.
     void check_place(std::size_t i, const char* operation) {
         const ParameterView& p = gradients_.parameter(i);
         if (!tracks_ || p.look == nullptr || !p.requires_grad) return;
@@ -383,13 +383,13 @@ protected:
     Step<B> step_;
     const bool tracks_ = options_.gradients == GradientStorage::borrowed && any_tracked(gradients_.parameters());
     const bool checks_gradients_ = tracks_ || options_.non_finite != NonFinite::pass;
-    std::atomic<bool> skips_{false};  ///< this rank's gradients have an element that is not finite
+    std::atomic<bool> skips_{false};  ///< a gradient of this rank has an element that is not finite
     ReadyOrder<B> ready_order_{backend_, bucket_policy_.plans_by_times()};
     DeferredGather<B> gathers_;  ///< only if decoupled
     WrittenGradients written_{options_.check_writes ? gradients_.parameters().size() : 0};
 
     static constexpr unsigned without_batch = 1, finishing = 2, one_guard = 4;
-    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: see these flags; each guard of `no_sync()` adds one
+    std::atomic<unsigned> unsynchronised_{0};     ///< why marks synchronise nothing: the flags above, and one_guard per `no_sync()` guard
     bool marks_watched_ = false;                  ///< marks are recorded, observed or checked
     std::atomic<std::size_t> unpolled_bytes_{0};  ///< of gradients marked since the policy was last told
 

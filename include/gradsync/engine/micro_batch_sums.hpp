@@ -7,14 +7,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Stacks of sums (core/math.hpp), one for each gradient. The caller has the memory: the open sums of a gradient lie in places 0, 1,
-/// ..., that of the first leaves in place 0. `first` is place 0, in all functions. Different gradients may be added at once.
+/// Stacks of sums (core/math.hpp), one for each gradient. The caller owns the memory: the open sums of a gradient lie in places 0, 1, ...;
+/// the sum of the first leaves is in place 0. `first` is place 0, in all functions. Different gradients may be added concurrently.
 template <Backend B>
 class SumStacks {
 public:
     SumStacks(B& backend, std::size_t count) : passes_(passes_of(backend)), stacks_(count) {}
 
-    /// Sets how many bytes a place lies behind the one before.
+    /// Sets the distance between places, in bytes.
     void set_stride(std::size_t bytes) noexcept { stride_ = bytes; }
     /// Makes `count` empty stacks.
     void reset(std::size_t count) { stacks_ = List<Stack>(count); }
@@ -28,8 +28,8 @@ public:
     bool holds(std::size_t i) const noexcept { return stacks_[i].present != 0; }  ///< Has gradient i a sum?
     void forget() noexcept { stacks_.fill({}); }
 
-    /// Pushes the sum of the next `leaves` leaves, a power of two; none of them is there if it has no memory. If `to` has memory, the node
-    /// that the sum completes is left there instead of in its place; the sum may be there already.
+    /// Pushes the sum of the next `leaves` leaves, a power of two. A sum without memory stands for missing leaves. If `to` has memory, the
+    /// node that the sum completes is left there instead of in its place; the sum may already be there.
     void push(std::size_t i, BufferView sum, BufferView first, std::size_t leaves = 1, BufferView to = {}) {
         Stack& stack = stacks_[i];
         std::uint32_t bit = static_cast<std::uint32_t>(leaves);
@@ -46,7 +46,7 @@ public:
         else passes_.copy(leaf, first);
         stacks_[i] = {1, 1};
     }
-    /// Ends the stack: `to` gets the sum of all and of `last`, which may lie there, or have no memory.
+    /// Ends the stack: `to` gets the sum of all and of `last`, which may lie in `to`, or have no memory.
     [[gnu::noinline]] void fold(std::size_t i, BufferView last, BufferView first, BufferView to) {
         Stack& stack = stacks_[i];
         std::size_t top = open(stack);
@@ -55,12 +55,12 @@ public:
         stack = {};
         put(last, to);
     }
-    /// Puts a sum where it is to be: nothing is zero.
+    /// Copies a sum to its place; a missing sum is zero.
     void put(BufferView sum, BufferView to) {
         if (sum.data == nullptr) passes_.clear(to);
         else if (sum.data != to.data) passes_.copy(sum, to);
     }
-    /// Ends the stack without adding up its sums: clears those that are missing. `to`: as for the `push` before.
+    /// Ends the stack without adding up its sums, and clears those that are missing. `to`: as in the last `push`.
     void settle(std::size_t i, BufferView first, BufferView to) {
         Stack& stack = stacks_[i];
         std::size_t top = open(stack);
@@ -78,7 +78,7 @@ private:
     };
 
     static std::size_t open(const Stack& stack) noexcept { return static_cast<std::size_t>(std::popcount(stack.leaves)); }
-    /// The sum of the open node `bit`, which lies in `left`, and of what follows it. The sum of something and nothing is no sum.
+    /// Adds `right`, the sum of what follows, to the open node `bit`, which lies in `left`. A missing sum adds nothing.
     BufferView add(Stack& stack, std::uint32_t bit, BufferView right, BufferView left, BufferView to) {
         if ((stack.present & bit) == 0) return right;
         stack.present &= ~bit;
@@ -95,15 +95,15 @@ private:
 /// The sums of gradients over the micro-batches of this rank, by parameter. If their number is known, they are sums of the tree; otherwise
 /// each micro-batch is added to the sum of those before it.
 ///
-/// `first` is place 0 of the gradient's sums, and `slot` where the sum of all is to be.
+/// `first` is place 0 of the gradient's sums; `slot` receives the sum of all.
 template <Backend B>
 class MicroBatchSums {
 public:
     enum class Place : std::uint8_t {
         none,      ///< nothing is added up
         slot,      ///< place 0 is the slot
-        apart,     ///< it is not, because the slot's type would round the sums
-        gradient,  ///< it is not, because the gradients are written into the slot
+        apart,     ///< place 0 is elsewhere, because the slot's type would round the sums
+        gradient,  ///< place 0 is elsewhere, because the gradients are written into the slot
     };
 
     /// `deal.micro_batches` is 0 if their number is unknown. With `leaves_roots`, the sums of the rounds are not added up: see `root`.
@@ -127,7 +127,7 @@ public:
     bool leaves_roots() const noexcept { return roots_ != 0; }
     bool holds(std::size_t i) const noexcept { return stacks_.holds(i); }  ///< Has gradient i a sum?
 
-    /// The micro-batches of this rank in a step, and those of this step that are over.
+    /// The number of this rank's micro-batches in a step, and the number of those that are over.
     std::size_t due() const noexcept { return due_; }
     std::size_t over() const noexcept { return over_; }
     /// A guard of no_sync() has ended, after one micro-batch or several.
@@ -150,13 +150,13 @@ public:
         stacks_.push(i, gradient, first);
     }
 
-    /// Adds that of the last one, if it has memory, and puts the sum of all into the slot.
+    /// Adds the gradient of the last micro-batch, if it has memory, and puts the sum of all into the slot.
     void add_last(std::size_t i, BufferView gradient, BufferView first, BufferView slot) {
         if (due_ != 0) skip_unused(i, first);
         if (leaves_roots()) leave_roots(i, gradient, first, slot);
         else stacks_.fold(i, gradient, first, slot);
     }
-    /// The memory of this rank's sum of round `number`, for a gradient or for a bucket. In a round in which it has none, it is free.
+    /// The memory of this rank's sum of round `number`, for a gradient or a bucket. It is free in a round without a sum of this rank.
     BufferView root(std::size_t number, BufferView first, BufferView slot) const noexcept {
         if (in_place() && number + 1 == roots_) return slot;
         return stacks_.place(first, number - (in_place() && number >= roots_ ? 1 : 0));
@@ -177,7 +177,7 @@ private:
     SumStacks<B> stacks_;
     Place place_;
     std::size_t due_, roots_, over_ = 0, places_ = 0;
-    bool has_more_;  ///< this rank has a micro-batch of those that are left over; it is a root by itself
+    bool has_more_;  ///< this rank has one of the left-over micro-batches, which is a root by itself
 };
 
 }  // namespace gradsync::inline v0_2::detail

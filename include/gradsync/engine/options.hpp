@@ -8,7 +8,7 @@ namespace gradsync::inline v0_2 {
 
 class Observer;
 
-/// The memory that the trainer's gradients live in.
+/// Where the trainer's gradients live.
 enum class GradientStorage : std::uint8_t {
     automatic,   ///< borrowed; with TorchReducer in_buckets where that copies less
     borrowed,    ///< in the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket)
@@ -25,20 +25,20 @@ enum class Averaging : std::uint8_t {
     mean_over_count,  ///< sum x_r / sum w_r: local sums over w_r samples, tokens or micro-batches
 };
 
-/// The place where gradients of micro-batches add up under `no_sync()`.
+/// Where the gradients of micro-batches under `no_sync()` add up.
 enum class Accumulation : std::uint8_t {
-    in_gradients,  ///< the trainer, in its gradients (as PyTorch does)
-    in_buckets,  ///< the reducer: each micro-batch overwrites its gradients and marks them. They are added up in the bucket, low precision
-                 ///< in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside it, rounded once when the step's last one is in. If
-                 ///< `micro_batches` says how many there are, in the order of the tree of sums; else one after the other, and for borrowed
-                 ///< gradients only.
+    in_gradients,  ///< in the trainer's gradients, by the trainer (as in PyTorch)
+    in_buckets,    ///< in the buckets, by the reducer: each micro-batch overwrites its gradients and marks them. Low precision adds up in
+                   ///< f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside the bucket, rounded once at the end of the step. If
+                   ///< `micro_batches` gives their number, they add up in the order of the tree of sums; otherwise one after the other, and
+                   ///< for borrowed gradients only.
 };
 
-/// The way in which `finish()` treats a parameter that got no gradient.
+/// How `finish()` treats a parameter that got no gradient.
 enum class UnusedParameters : std::uint8_t {
-    error,        ///< an error that names it, on every rank
-    find_unused,  ///< the ranks agree on which of them used each gradient. A gradient that no rank used is left untouched;
-                  ///< otherwise the others contribute zeros. Costs one small collective per step.
+    error,        ///< throws an error that names it, on every rank
+    find_unused,  ///< the ranks agree on which of them used each gradient. A gradient that no rank used stays untouched;
+                  ///< otherwise ranks without one contribute zeros. Costs one small collective per step.
 };
 
 /// The divisor of a mean while some ranks have run out of data (`begin_step(false)`).
@@ -47,20 +47,20 @@ enum class JoinDivisor : std::uint8_t {
     all_ranks,   ///< the world size
 };
 
-/// The reaction to a gradient with an element that is infinite or NaN, which the mean would spread to all ranks. Except with `pass`, each
+/// What happens if a gradient has an element that is infinite or NaN, which the mean would spread to all ranks. Except with `pass`, each
 /// mark reads its gradient, which must be in host memory.
 enum class NonFinite : std::uint8_t {
-    pass,   ///< nothing; nothing is read
-    error,  ///< an error that names rank and parameter, before the gradient leaves; the other ranks' errors repeat it
-    skip,   ///< the ranks agree to skip the step: `finish()` leaves gradients of 0, and `statistics().last.skipped` is 1, in which case the
-            ///< trainer takes no step. Costs one small collective per step. With AllReduce.
+    pass,   ///< nothing: gradients are not read
+    error,  ///< throws an error that names rank and parameter, before the gradient leaves; the other ranks' errors repeat it
+    skip,   ///< the ranks agree to skip the step: `finish()` leaves gradients of 0 and sets `statistics().last.skipped` to 1; the trainer
+            ///< must then skip its optimizer step. Costs one small collective per step. Only with AllReduce.
 };
 
-/// No number of steps: see ReducerOptions::compare_weights_every.
+/// Value of ReducerOptions::compare_weights_every: do not compare.
 inline constexpr std::size_t never = static_cast<std::size_t>(-1);
 
-/// A DType or none. A program that makes one from a type compiles the loops of that type; if the type is not a constant, or the compiler does
-/// not optimise, it compiles the loops of all types.
+/// A DType or none. A program that constructs one from a constant compiles the loops of that type only. If the type is no constant, or the
+/// compiler does not optimise, it compiles the loops of all types.
 class OptionalDType {
 public:
     constexpr OptionalDType() = default;
@@ -70,7 +70,7 @@ public:
     constexpr bool has_value() const noexcept { return register_ != nullptr; }
     constexpr explicit operator bool() const noexcept { return has_value(); }
     constexpr DType operator*() const noexcept { return type_; }
-    /// Lets backends of this program reduce the type. Not in the constructor, which a constant does not run.
+    /// Lets backends of this program reduce the type. Separate from the constructor, which does not run for a constant.
     void register_kernels() const noexcept {
         if (has_value()) register_();
     }
@@ -81,19 +81,20 @@ private:
     void (*register_)() noexcept = nullptr;
 };
 
+/// Settings of a Reducer. Except `check_writes` and `observer`, they must be equal on all ranks; construction compares them.
 struct ReducerOptions {
     GradientStorage gradients = GradientStorage::automatic;
     Averaging averaging = Averaging::mean;
     Accumulation accumulation = Accumulation::in_gradients;
-    /// The number V of micro-batches of a step, of all n ranks together, if the reducer adds them up; n at least. `Deal` says which of them
-    /// each rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part of the tree,
-    /// the ranks the rest. So V micro-batches give the same bits on every number of ranks. Averaging::mean divides by V. The sums take up to
-    /// log2(V / n) copies of the gradients (borrowed ones: one less, unless `reduce_dtype` has fewer than 32 bits), in f32 where gradients
-    /// are of 16 or 8 bits.
+    /// The number V of micro-batches of a step, over all n ranks, if the reducer adds them up; at least n. `Deal` says which of them each
+    /// rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part of the tree, the
+    /// ranks the rest. So V micro-batches give the same bits on every number of ranks. Averaging::mean divides by V. The sums take up to
+    /// log2(V / n) copies of the gradients (one less for borrowed ones, unless `reduce_dtype` has fewer than 32 bits), in f32 if gradients
+    /// have 16 or 8 bits.
     ///
-    /// If V / n is a power of two, each rank sends one sum, as ever. Otherwise it sends one for each 1 in the binary form of V / n, and one
-    /// for a micro-batch that is left over: k sums are k times the bytes, and up to k - 1 more copies of the gradients. Weighted averages do
-    /// not work then. In device memory, and with compressors, each rank always sends one sum, and the bits are those of its number of ranks.
+    /// If V / n is a power of two, each rank sends one sum. Otherwise it sends one for each 1 in the binary form of V / n, and one for a
+    /// left-over micro-batch: k sums are k times the bytes, and up to k - 1 more copies of the gradients. Weighted averages do not work
+    /// then. In device memory, and with compressors, each rank always sends one sum, and the bits depend on the number of ranks.
     ///
     /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank. The bits are those of whole gradients if
     /// gradients are f32 or f64.
@@ -101,24 +102,24 @@ struct ReducerOptions {
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;
     NonFinite non_finite = NonFinite::pass;
-    /// The type in which borrowed floating gradients travel. Default: their own, or f32 for low precision that the reducer adds up.
+    /// The type in which borrowed floating-point gradients travel. Default: their own, or f32 for low precision that the reducer adds up.
     OptionalDType reduce_dtype = {};
-    /// The first `finish()`, and then each after so many steps, compares the weights of all ranks; it throws Error(parameter_mismatch) if
-    /// they differ, because averages do not make them equal again. 0: only the first. `never`: for weights that differ on purpose. It reads
-    /// all weights that parameters name, once; those that live with the library (sharded training) are not compared.
+    /// Compares the weights of all ranks in the first `finish()`, and then every so many steps. Throws Error(parameter_mismatch) if they
+    /// differ, because averages do not make them equal again. 0: only in the first. `never`: for weights that differ on purpose. Reads all
+    /// weights that parameters name, once. Weights that live with the library (sharded training) are not compared.
     std::size_t compare_weights_every = 0;
-    /// For debugging: takes a checksum of each gradient at its mark, and compares it when the bucket is full and in `finish()`, which throws
-    /// Error(invalid_argument) with the parameter's name if the gradient was written in between. No bucket leaves before `finish()`, so there
-    /// is no overlap; the bits are the same. Each rank decides for itself; `GRADSYNC_CHECKS=1` in the environment asks for it everywhere.
-    /// Sees gradients in host memory, and writes up to the call of `finish()`. Does not see micro-batches under `no_sync()`, gradients with
-    /// fewer marks than `uses`, pooled buckets that had to leave early to make room, and device memory, for which the option is refused.
+    /// For debugging: takes a checksum of each gradient at its mark, and compares it when the bucket is full and in `finish()`, which
+    /// throws Error(invalid_argument) with the parameter's name if the gradient was written in between. No bucket is launched before
+    /// `finish()`, so there is no overlap; the bits are the same. Each rank decides for itself; `GRADSYNC_CHECKS=1` in the environment
+    /// turns it on everywhere. It sees writes to gradients in host memory up to the call of `finish()`. It does not see micro-batches under
+    /// `no_sync()`, gradients with fewer marks than `uses`, and pooled buckets that leave early to make room. Device memory is refused.
     /// Ranks with several Reducers must finish them in the same order.
     bool check_writes = false;
-    /// Receives events, for a trace (observe/timeline.hpp) or a profiler; outlives the Reducer. Each rank has its own, or none.
+    /// Receives events, for a trace (observe/timeline.hpp) or a profiler; must outlive the Reducer. Each rank has its own, or none.
     Observer* observer = nullptr;
 };
 
-/// All settings that the ranks have in common, in one line; they compare it.
+/// All settings that ranks have in common, in one line. The ranks compare it.
 inline std::string describe(const ReducerOptions& options) {
     using detail::name_in;
     return detail::text(
@@ -133,7 +134,7 @@ inline std::string describe(const ReducerOptions& options) {
 
 namespace detail {
 
-/// These options, with `storage` where they leave the storage of gradients to the face.
+/// These options, with `storage` in place of GradientStorage::automatic.
 constexpr ReducerOptions with_storage(ReducerOptions options, GradientStorage storage) noexcept {
     if (options.gradients == GradientStorage::automatic) options.gradients = storage;
     return options;
@@ -149,7 +150,7 @@ constexpr Deal deal_of(const ReducerOptions& options, int size) noexcept {
     return {options.micro_batches, size, options.gradients == GradientStorage::pooled};
 }
 
-/// Do the ranks' gradients add up to several sums of the tree, and not to one at a time? `options`: with their storage.
+/// Do the ranks reduce several sums of the tree per step instead of one? `options`: with their storage.
 constexpr bool has_several_sums(const ReducerOptions& options, int size) noexcept {
     const Deal deal = deal_of(options, size);
     if (size == 1 || deal.rounds() <= 1) return false;
@@ -157,9 +158,9 @@ constexpr bool has_several_sums(const ReducerOptions& options, int size) noexcep
     return !deal.sharded_gradients || deal.count(0) != deal.count(size - 1) || !std::has_single_bit(static_cast<unsigned>(size));
 }
 
-/// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights.
-/// `weight`: what `set_weight` has set; `has_batch`: what `begin_step` was told; `count`: micro-batches of this rank. `adds_up`: several
-/// sums are added up afterwards, and the total is scaled.
+/// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights. `weight`: the
+/// argument of `set_weight`; `has_batch`: that of `begin_step`; `count`: micro-batches of this rank. `adds_up`: several sums are added up
+/// afterwards, and the total is scaled.
 constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch, double count = 1,
                                        bool adds_up = false) noexcept {
     switch (adds_up ? Averaging::sum : options.averaging) {

@@ -58,7 +58,7 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const List<Par
     return {};
 }
 
-/// The product of the extents; none if it overflows std::size_t.
+/// The product of the extents; nullopt if it overflows std::size_t.
 inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
     std::size_t volume = 1;
     bool fits = true;
@@ -70,11 +70,11 @@ inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shap
     return fits ? std::optional(volume) : std::nullopt;
 }
 
-/// Is the view aligned for its element type? An element is aligned to its size.
+/// Is the view aligned to its element size?
 inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 
-/// The input of the bucket policy: each parameter with the dtype of its bucket. If gradients are `scattered`, it has the dtype of its value
-/// too, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
+/// The input of the bucket policy: each parameter with the dtype of its bucket. With `scattered` gradients it also has the dtype of its
+/// value, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
 /// options.
 [[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options,
                                                       MemorySpace space, bool scattered, int rank, int size) {
@@ -89,7 +89,7 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
             "Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
             "added up there by the trainer");
     if (options.micro_batches != 0 && options.micro_batches < static_cast<std::size_t>(size))
-        refuse(text("micro_batches counts those of all ranks; with ", options.micro_batches, " of them, ",
+        refuse(text("micro_batches is the total over all ranks: with ", options.micro_batches, " of them, ",
                     static_cast<std::size_t>(size) - options.micro_batches, " of the ", size, " ranks would have none"));
     if (options.micro_batches > static_cast<std::size_t>(size)) {
         if (!adds_up) refuse("micro_batches is for sums that the reducer makes; set Accumulation::in_buckets, too");
@@ -119,13 +119,13 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
         if (p.value.data && p.value.space != space)
             refuse_it(text("has values in ", p.value.space, " memory, but the backend works on ", space, " memory"));
         if (p.uses == 0) refuse_it("has 0 uses; freeze it with requires_grad = false");
-        if (p.uses > max_uses)  // shows a converted negative number as it was given
+        if (p.uses > max_uses)  // a negative number is shown as it was given
             refuse_it(
                 text("has ", static_cast<std::int32_t>(p.uses), " uses; give it how often a backward marks it, from 1 to ", max_uses));
         const auto check_alignment = [&](const BufferView& view, const char* part) {
             if (!is_aligned(view))
                 refuse_it(text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ", size_of(view.dtype),
-                               "; let it begin at a place where an element of its type may lie"));
+                               "; align it for its element type"));
         };
         check_alignment(p.value, "value");
         info = {g.count, g.dtype, space};
@@ -137,9 +137,9 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
         if (g.count == 0 && !p.may_be_empty)
             refuse_it(
                 p.value == BufferView{} && g == BufferView{}
-                    ? "has no elements, no gradient and no value; fill in its ParameterView, or take it off the list (if it is meant: "
-                      "may_be_empty)"
-                    : "has no elements; register it when it has its size, or say that it is meant (may_be_empty)");
+                    ? "has no elements, no gradient and no value; fill in its ParameterView, or take it off the list (if it is empty on "
+                      "purpose: set may_be_empty)"
+                    : "has no elements; register it when it has its size, or set may_be_empty if it is empty on purpose");
         check_alignment(g, "gradient");
         if (g.space != space) refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
         if (!is_floating(g.dtype)) {
@@ -150,7 +150,7 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
             refuse_it(text("has a gradient of ", g.dtype, " in its bucket, where micro-batches would be rounded; let it be borrowed"));
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;
-        } else if (borrowed && (adds_up || options.micro_batches != 0)) {  // for one micro-batch each, too: the same bits for any number
+        } else if (borrowed && (adds_up || options.micro_batches != 0)) {  // also for one micro-batch per rank: the bits must not differ
             info.dtype = accumulator_of(g.dtype);
         }
         if (space == MemorySpace::host) kernel::require_kernels(g.dtype);
@@ -172,21 +172,21 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
     return order;
 }
 
-/// May a gradient that is trained be seen to move? See ParameterView::look.
+/// Can a trainable gradient be seen to move? See ParameterView::look.
 inline bool any_tracked(const List<ParameterView>& parameters) noexcept {
     bool any = false;
     for (const ParameterView& p : parameters) any = any || (p.requires_grad && p.look != nullptr);
     return any;
 }
 
-/// Marks until each gradient is ready; 0 for frozen parameters.
+/// The number of marks until each gradient is ready; 0 for frozen parameters.
 [[gnu::cold]] inline List<std::uint32_t> uses_of(const List<ParameterView>& parameters) {
     List<std::uint32_t> uses(parameters.size());
     for (std::size_t i = 0; i < uses.size(); ++i) uses[i] = parameters[i].requires_grad ? parameters[i].uses : 0;
     return uses;
 }
 
-/// Elements of each gradient that counts in the norm; 0 for frozen parameters and integers.
+/// The number of elements of each gradient that count in the norm; 0 for frozen parameters and integers.
 [[gnu::cold]] inline List<std::size_t> norm_counts(const List<ParameterView>& parameters) {
     List<std::size_t> counts(parameters.size());
     for (std::size_t i = 0; i < counts.size(); ++i)

@@ -8,8 +8,8 @@
 #include "../overlap/any_overlap.hpp"
 #include "bucket_layout.hpp"
 
-/// The policies of a Reducer as plain interfaces, so that the engine is compiled once for a backend, whatever the policies. An engine calls
-/// them per bucket, not per gradient.
+/// The policies of a Reducer as plain interfaces, so that the engine is compiled once per backend, not once per combination of policies. An
+/// engine calls them per bucket, not per gradient.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -26,7 +26,7 @@ public:
     virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
     virtual std::chrono::nanoseconds progress_time() const = 0;  ///< See ExchangeTraits::reports_progress_time; 0 without it.
 
-    /// Makes room for a plan; drops what was started. Collective if the traits say so, and there are several ranks.
+    /// Prepares for a plan and drops what was started. Collective if the traits say so and there are several ranks.
     virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, ListView<const ParameterInfo> infos,
                             ListView<const ParameterView> parameters) = 0;
 
@@ -34,7 +34,7 @@ public:
     /// See BackendAbilities::poll.
     virtual bool poll(std::size_t b) = 0;
     virtual bool test(std::size_t b) = 0;
-    /// Returns when passes over the result may be called.
+    /// Returns once passes over the result may be called.
     virtual void wait(B& backend, std::size_t b) = 0;
 };
 
@@ -90,9 +90,9 @@ struct Policies {
     AnyOverlap overlap;
     std::string exchange_name;
     Owner<AnyExchange<B>> exchange;
-    bool decoupled = false;  ///< the exchange is the first half of an all-reduce; `finish()` leaves the gathers to be waited for
-    bool packs = false;      ///< the exchange wants many gradients per bucket, whatever they cost alone
-    bool sums = true;        ///< the exchange adds up gradients as they are
+    bool decoupled = false;  ///< the exchange is the first half of an all-reduce; the gathers are pending after `finish()`
+    bool packs = false;      ///< the exchange wants many gradients per bucket, even if they are cheaper alone
+    bool sums = true;        ///< the exchange adds up gradients unchanged
     bool consumes = false;   ///< the exchange leaves no results
 };
 

@@ -8,14 +8,14 @@
 namespace gradsync::inline v0_2::detail {
 
 /// Counts marks, and tells which gradients are ready and which buckets are full. The functions that marks call (`mark`, `claim`, `fill`,
-/// `rearm`, `full`) are for any thread; the rest is for one thread while no marks are under way.
+/// `rearm`, `full`) are thread-safe; call the others from one thread, while no thread marks.
 ///
 /// Each gradient has a bit, which is set until the gradient is in its bucket. So a gradient of one use costs one atomic operation, which
 /// detects both an extra mark and the last of 64 gradients. Bits of different buckets share no word. The functions that a mark calls are
 /// always inlined: GCC would call them out of line in some Reducers, at 2 ns of 10.
 class Readiness {
 public:
-    /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that takes no part.
+    /// `uses[i]`: marks until gradient i is ready; 0 for a parameter that needs none.
     [[gnu::cold]] Readiness(ListView<const std::uint32_t> uses, const BucketPlan& plan)
         : uses_(uses), remaining_(uses_.size()), used_(uses_.size() + 1) {
         set_plan(plan);
@@ -70,7 +70,7 @@ public:
 
     /// Records that gradient i is in its bucket.
     GRADSYNC_ALWAYS_INLINE Fill fill(std::size_t i) noexcept {
-        // Not a subtraction, which would be faster: if the bit is clear already, it would borrow from other bits.
+        // Not a subtraction, which would be faster: with the bit already clear it would borrow from other bits.
         const std::uint64_t before = unfilled_[place_[i] / 64].fetch_and(~bit(i), std::memory_order_acq_rel);
         if ((before & bit(i)) == 0) return Fill::too_often;
         if (before != bit(i)) return Fill::filled;
@@ -79,7 +79,7 @@ public:
 
     bool full(std::size_t b) const noexcept { return pending_[b].load(std::memory_order_acquire) == 0; }
 
-    /// Marks that gradient i still needs.
+    /// The number of marks that gradient i still needs.
     std::uint32_t remaining(std::size_t i) const noexcept {
         if (uses_[i] == 1) return filled(i) ? 0 : 1;
         return remaining_[i].load(std::memory_order_acquire);
@@ -87,8 +87,8 @@ public:
     /// Resets the marks and the claim of gradient i, which was not filled.
     void rearm(std::size_t i) noexcept { remaining_[i].store(uses_[i], std::memory_order_release); }
 
-    /// By parameter: did its gradient become ready since the last `reset`? Bytes, so that they can be reduced. One more at the end is the
-    /// engine's.
+    /// By parameter: did its gradient become ready since the last `reset`? Bytes, so that they can be reduced. The extra one at the end
+    /// belongs to the engine.
     List<std::uint8_t>& used() noexcept { return used_; }
     bool any_used() const noexcept {
         for (const std::uint8_t used : used_)
@@ -97,7 +97,7 @@ public:
     }
     void forget_used() noexcept { used_.fill(0); }
 
-    /// Treats gradient i, which is not ready, as ready, however often it was marked. Later marks are extra marks.
+    /// Treats gradient i as ready, however often it was marked. Later marks are extra marks.
     void settle(std::size_t i) noexcept {
         remaining_[i].store(0, std::memory_order_release);
         fill(i);
@@ -134,13 +134,13 @@ private:
     }
 
     List<std::uint32_t> uses_;
-    List<std::atomic<std::uint32_t>> remaining_;  ///< marks to come; with one use, 0 once it was claimed
+    List<std::atomic<std::uint32_t>> remaining_;  ///< marks still to come; with one use, 0 once it is claimed
     List<std::uint8_t> used_;
     List<std::uint32_t> bucket_of_;
     List<std::size_t> place_;                    ///< by parameter: index of its bit, in word place / 64
     List<std::size_t> first_word_;               ///< by bucket: index of its first word; then the end of the last bucket
     List<std::uint64_t> all_;                    ///< by word: the bits of its gradients
-    List<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of gradients that are not in their bucket yet
+    List<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of gradients not yet in their bucket
     List<std::atomic<std::uint32_t>> pending_;   ///< by bucket: number of words with bits set
 };
 

@@ -6,7 +6,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The times of marks, by the host's clock.
+/// The times of marks on the host's clock.
 class HostStamps {
 public:
     explicit HostStamps(BackendClock clock) noexcept : clock_(clock) {}
@@ -26,8 +26,8 @@ auto stamps_of(B& backend) {
     else return HostStamps(BackendClock(backend));
 }
 
-/// Records the order in which gradients become ready, and if the plan needs them (`timed`) the times; then the ranks agree on one order.
-/// `record` is for any thread; the rest is for one thread while no marks are under way.
+/// Records the order in which gradients become ready, and the times if the plan needs them (`timed`); then the ranks agree on one order.
+/// `record` is thread-safe; call the rest from one thread, while no thread marks.
 template <Backend B>
 class ReadyOrder {
 public:
@@ -44,7 +44,7 @@ public:
         sums_ = List<double>(parameters);
         counts_ = List<std::uint32_t>(parameters);
     }
-    /// Is the current or coming step recorded?
+    /// Is the current or next step recorded?
     bool recording() const noexcept { return steps_ != 0; }
 
     void record(std::size_t i) {
@@ -57,15 +57,15 @@ public:
         if (--steps_ != 0) forget();
     }
 
-    /// The order by which all ranks plan: by the latest times of all ranks if `timed`, otherwise rank 0's order. `present`: the parameters
-    /// that take part, in the order of the current plan. That order decides among equal times and for gradients that were not marked, and
-    /// stays if nothing was recorded. Collective.
+    /// The order by which all ranks plan: by the latest times over all ranks if `timed`, otherwise rank 0's order. `present`: the
+    /// parameters that take part, in the order of the current plan. That order decides among equal times and for gradients that were not
+    /// marked, and stays if nothing was recorded. Collective.
     List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
         List<std::uint64_t> order(present.size());
         for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];
         if (timed_) {
             List<double> seconds = mean_times();
-            // None is negative, so they compare as their bits do. A maximum in f64 would bring the loops of f64 into every program.
+            // No time is negative, so they compare as their bits do. A maximum in f64 would compile the loops of f64 into every program.
             List<std::uint64_t> bits(seconds.size());
             for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = std::bit_cast<std::uint64_t>(seconds[i]);
             host_of(backend).all_reduce(BufferView(bits.data(), bits.size()), ReduceOp::max).wait();
@@ -81,7 +81,7 @@ public:
         return order;
     }
 
-    /// The times that the ranks agreed on: by parameter, in seconds after the first; empty before.
+    /// The times that the ranks agreed on: by parameter, in seconds after the first gradient; empty before `agree`.
     const List<double>& seconds() const noexcept { return seconds_; }
 
 private:
@@ -94,7 +94,8 @@ private:
             ++counts_[i];
         }
     }
-    /// By parameter. A gradient that was never recorded gets the time of the last one. One more at the end: 1 if anything was recorded.
+    /// By parameter. A gradient that was never recorded gets the time of the last one. The extra element at the end is 1 if anything was
+    /// recorded.
     List<double> mean_times() const {
         List<double> times(sums_);
         double last = 0, any = 0;

@@ -8,8 +8,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Reduces the sums of which a bucket consists, each in memory of its own. Ranks outside a sum contribute nothing to it, and send nothing.
-/// Rarely used, so that it is compiled for size.
+/// Reduces the sums of a bucket, each in memory of its own. Ranks outside a sum contribute nothing to it and send nothing. Rarely used, so
+/// it is compiled for size.
 template <Backend B>
 class DealtExchange {
 public:
@@ -32,7 +32,7 @@ public:
             ++k;
         }
     }
-    /// See AnyExchange. If a round uses fewer works than there are, the others are complete from an earlier round, or empty.
+    /// See AnyExchange. If a round uses fewer works than exist, the others are complete from an earlier round, or empty.
     [[gnu::cold]] bool poll(std::size_t b) {
         for (std::size_t k = 0; k < each_; ++k)
             if (!poll_work(works_[b * each_ + k])) return false;
@@ -52,16 +52,16 @@ private:
     List<typename B::WorkType> works_;  ///< by bucket, and sum of a round
 };
 
-/// The order in which collectives of buckets are started.
+/// The order in which the collectives of buckets start.
 enum class LaunchOrder : bool { of_plan, reverse };
 
-/// Decides which buckets are launched together. With most backends each bucket is launched on its own; a backend with groups takes small
-/// consecutive buckets at once. The groups depend on the plan alone, not on the order of readiness, because all ranks must form the same
+/// Decides which buckets are launched together. With most backends each bucket is launched alone; a backend with groups takes small
+/// consecutive buckets at once. The groups depend on the plan only, not on the order of readiness, because all ranks must form the same
 /// ones: a bucket waits for the others of its group.
 template <Backend B>
 class LaunchGroups {
 public:
-    /// Forms the groups of a plan. Pooled buckets are not grouped: they give memory back as they leave, so none may wait for another.
+    /// Forms the groups of a plan. Pooled buckets are not grouped: they free memory as they leave, so none may wait for another.
     void adopt([[maybe_unused]] const B& backend, [[maybe_unused]] const GradientBuckets<B>& buckets) {
         if constexpr (grouped) {
             ends_.clear();
@@ -83,11 +83,11 @@ public:
     bool full(std::size_t b, const Readiness& readiness) const noexcept {
         if constexpr (!grouped) return readiness.full(b);
         std::size_t end = ends_[b];
-        while (end > b && readiness.full(end - 1)) --end;  // the last one is expected last
+        while (end > b && readiness.full(end - 1)) --end;  // the last one probably fills last
         return end == b;
     }
 
-    /// Launches, one bucket after another.
+    /// Launches buckets, one after another.
     class Launch {
     public:
         Launch(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
@@ -127,26 +127,26 @@ public:
 
 private:
     static constexpr bool grouped = abilities_of<B>.groups;
-    /// The most buckets of a group. A larger one saves nothing, keeps others waiting, and backends have room for a limited number of calls.
+    /// The largest group. A larger one saves nothing, delays other buckets, and backends have room for a limited number of calls.
     static constexpr std::size_t max_buckets = 32;
 
-    List<std::size_t> ends_;  ///< by bucket: one past the last that leaves with it; only if buckets are grouped
+    List<std::size_t> ends_;  ///< by bucket: one past the last of its group; only if buckets are grouped
 };
 
-/// The buckets of a step in flight: starts their collectives in the plan's order as they fill, advances them, waits for them, and measures
-/// how long that held the step up. `Readiness` tells it which buckets are full.
+/// The buckets of a step in flight. Starts their collectives in the plan's order as they fill, advances them, waits for them, and measures
+/// the time that this adds to the step. `Readiness` tells which buckets are full.
 template <Backend B>
 class Step {
 public:
     using Time = Observer::Time;
 
-    /// The arguments passed by reference outlive this, and `backend` is copied. `exchange` holds the collectives in flight.
+    /// The arguments passed by reference outlive this; `backend` is copied. `exchange` holds the collectives in flight.
     [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
                        Owner<AnyExchange<B>> exchange)
         : backend_(backend), options_(options), gradients_(gradients), readiness_(readiness), exchange_(std::move(exchange)) {}
     Step& operator=(Step&&) = delete;
 
-    /// Adapts to a new plan, whose buckets are allocated. Between steps.
+    /// Adapts to a new plan, whose buckets are allocated. Call between steps.
     [[gnu::cold]] void adopt_plan() {
         const BucketPlan& plan = gradients_.plan();
         times_.resize(plan.size());
@@ -161,7 +161,7 @@ public:
         watch_.observer()->plan(plan, bytes, names);
     }
 
-    // ------------------------------------------------------------------------------------------ what this rank brings
+    // ------------------------------------------------------------------------------------------ this rank's contribution
 
     void set_weight(double weight) noexcept { weight_ = weight; }
     void forget_weight() noexcept { weight_.reset(); }
@@ -176,12 +176,12 @@ public:
     // ------------------------------------------------------------------------------------------------- for any thread
 
     Watch& watch() noexcept { return watch_; }
-    /// The number of buckets that were started, and of those that are known to be complete: the first ones of the plan.
+    /// The number of buckets that were started, and of those known to be complete. Both count from the start of the plan.
     std::size_t launched() const noexcept { return started_.load(std::memory_order_acquire); }
     std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
     bool in_flight() const noexcept { return completed() < launched(); }
 
-    /// Starts the full buckets that are next in the plan's order. `in_hook`: the call holds the step up.
+    /// Starts the full buckets that are next in the plan's order. `in_hook`: the time of the call counts as exposed.
     void launch_full_buckets(bool in_hook) {
         std::lock_guard lock(launching_);
         std::size_t b = launched();
@@ -210,21 +210,21 @@ public:
         if (b == times_.size() && compares_weights()) weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
         if (in_hook) watch_.add(first, last);
     }
-    /// The comparison of the weights, which starts with the last bucket of a step.
+    /// The comparison of the weights. It starts with the last bucket of a step.
     WeightComparison<HostOf<B>>& weights() noexcept { return weights_; }
 
     /// Does this step compare weights?
     bool compares_weights() const noexcept { return !is_single_rank() && is_due(options_.compare_weights_every); }
 
-    /// Starts the gathers of all buckets, when all collectives of the step are complete. The last bucket goes first, because the next
-    /// forward starts with the parameters whose gradients came last. They use the same launch groups as the buckets. All start before any
-    /// is waited for, one after another, so a gather is delayed at most by its own group.
+    /// Starts the gathers of all buckets, once all collectives of the step are complete. The last bucket goes first, because the next
+    /// forward starts with the parameters whose gradients came last. The launch groups are those of the buckets. All gathers start before
+    /// any is waited for, so its own group at most delays a gather.
     void start_gathers(DeferredGather<B>& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
         for (std::size_t b = times_.size(); b-- > 0;) group(b, [&] { gathers.start(b, gradients_.bucket(b), tag(b)); });
     }
 
-    /// Advances the collectives in flight, unless another thread does so now. Never blocks.
+    /// Advances the collectives in flight, unless another thread is doing so. Never blocks.
     void poll(bool in_hook) {
         if (!polling_.try_lock()) return;
         std::lock_guard polling(polling_, std::adopt_lock);
@@ -264,18 +264,18 @@ public:
         if (const std::size_t b = completed(); b < launched())
             naming_bucket(b, [&] { return several_ ? dealt_.test(b) : exchange_->test(b); });
     }
-    /// The same, unless another thread advances collectives now.
+    /// The same, but a no-op if another thread is advancing collectives.
     void try_test() {
         const std::unique_lock lock(polling_, std::try_to_lock);
         if (lock) test();
     }
-    /// Returns when bucket b is complete. Call it for all buckets before b first.
+    /// Returns when bucket b is complete. Call it for all earlier buckets first.
     void complete(std::size_t b) {
         if (b != completed()) return;
         naming_bucket(b, [&] { several_ ? dealt_.wait(backend_, b) : exchange_->wait(backend_, b); });
         land(b);
     }
-    /// Ends the step and returns its statistics. `buckets`: by bucket, filled here.
+    /// Ends the step and returns its statistics. Fills in `buckets`, by bucket.
     StepStatistics take_statistics(ListView<BucketStatistics> buckets) {
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
@@ -299,7 +299,7 @@ public:
     }
 
 private:
-    /// Is this a step in which the ranks compare their weights?
+    /// Do the ranks compare their weights in this step?
     bool is_due(std::size_t every) const noexcept {
         return every != gradsync::never && (steps_ == 0 || (every != 0 && steps_ % every == 0));
     }
@@ -308,7 +308,7 @@ private:
         Time launch, end;
     };
 
-    /// The collective of bucket b, the next one, is complete.
+    /// Records that the collective of bucket b, the next one, is complete.
     void land(std::size_t b) {
         times_[b].end = is_single_rank() ? watch_.now() : watch_.arrive(Activity::collective, b);
         gradients_.land(b);
@@ -337,24 +337,24 @@ private:
         else exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
-    B backend_;                                        ///< its tag names the bucket that is started
+    B backend_;                                        ///< its tag names the bucket being started
     const std::size_t number_ = next_owner(backend_);  ///< number of the Reducer among those of its communicator
     const ReducerOptions& options_;
     GradientBuckets<B>& gradients_;
     const Readiness& readiness_;
     Owner<AnyExchange<B>> exchange_;
     DealtExchange<B> dealt_;
-    const bool several_ = gradients_.dealt().several();             ///< it is used instead
-    const bool single_rank_ = exchange_->is_single_rank(backend_);  ///< kept here, because every mark asks
+    const bool several_ = gradients_.dealt().several();             ///< dealt_ replaces exchange_
+    const bool single_rank_ = exchange_->is_single_rank(backend_);  ///< cached, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_{BackendClock(backend_), options_.observer};
     List<Times> times_;  ///< by bucket
     std::atomic<std::size_t> started_{0}, completed_{0};
     WeightComparison<HostOf<B>> weights_;
-    std::size_t steps_ = 0;         ///< that are over
+    std::size_t steps_ = 0;         ///< completed steps
     std::optional<double> weight_;  ///< for this step
     bool has_batch_ = true;
-    // No spin locks: a thread that waits for memory waits for a collective, and a compressor computes for milliseconds at a launch.
+    // No spin locks: a thread that holds one may wait for a collective, or compress for milliseconds at a launch.
     std::mutex polling_, launching_;
 };
 

@@ -26,7 +26,7 @@ private:
     std::uint64_t value_ = fnv1a(nullptr, 0);
 };
 
-/// Does the parameter have values of another dtype than its gradient?
+/// Does the dtype of the values differ from that of the gradient?
 inline bool has_other_values(const ParameterView& p) noexcept { return p.value.count != 0 && p.value.dtype != p.gradient.dtype; }
 
 inline std::uint64_t digest_of(const ParameterView& p) noexcept {
@@ -119,7 +119,7 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
     return parts;
 }
 
-/// The parts of `text` that `other` has not in the same place; all of it, if their numbers differ.
+/// The parts of `text` that `other` does not have in the same place; all of it if they have different numbers of parts.
 [[gnu::cold]] inline std::string differing_parts(const std::string& text, const std::string& other) {
     const List<std::string> own = parts_of(text), theirs = parts_of(other);
     if (own.size() != theirs.size()) return text;
@@ -169,7 +169,7 @@ template <Backend B>
     };
 
     constexpr const char* same_order = "all ranks must register the same parameters in the same order";
-    // Finds the first parameter that differs by digests, because there may be very many parameters.
+    // Digests find the first parameter that differs, because there may be very many parameters.
     const List<std::uint64_t> table = gather_values(backend, {digests.data(), common});
     for (std::size_t i = 0; i < common; ++i) {
         bool same = true;

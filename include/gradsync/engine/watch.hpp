@@ -5,13 +5,13 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A stopwatch on the backend's clock. It adds up the time that a step was held up, and the time that anything was in flight, each moment
-/// once. It tells the observer, if there is one. For any thread.
+/// A stopwatch on the backend's clock. It sums up the time that a step was held up, and the time that anything was in flight; overlapping
+/// spans count once. It also forwards events to the observer, if there is one. Thread-safe.
 class Watch {
 public:
     using Time = Observer::Time;
 
-    /// The backend of `clock`, and `observer`, which may be null, outlive this.
+    /// The backend of `clock` and `observer`, which may be null, must outlive this.
     Watch(BackendClock clock, Observer* observer) noexcept : clock_(clock), observer_(observer) {}
 
     Time now() const { return clock_.now(); }
@@ -27,24 +27,23 @@ public:
         if (observer_ != nullptr) observer_->end(activity, index, at);
     }
 
-    /// Records that a bucket was started at `at` and is in flight (`collective`, `gather`).
+    /// Records that a bucket was launched at `at` and is in flight (`collective`, `gather`).
     void depart(Activity activity, std::size_t index, Time at) noexcept {
         {
             std::lock_guard lock(lock_);
-            // Another thread may have counted time since `at`, when it saw others arrive.
+            // Another thread that saw others arrive may have counted time after `at`.
             if (under_way_++ == 0 && counted_until_ < at) counted_until_ = at;
         }
         begin(activity, index, at);
     }
-    /// Records that it has arrived now; returns the time.
+    /// Records that it has arrived now, and returns the time.
     Time arrive(Activity activity, std::size_t index) {
         const Time at = leave();
         end(activity, index, at);
         return at;
     }
 
-    /// Counts a span in which the step was held up, by any of its threads. If it begins before the end of the last one that was added,
-    /// everything before that end counts already.
+    /// Counts a span in which any thread of the step was held up. The part before the end of the last span counts already.
     void add(Time begin, Time end) noexcept {
         const Time::rep from = begin.time_since_epoch().count(), to = end.time_since_epoch().count();
         Time::rep counted = held_until_.load(std::memory_order_relaxed);
@@ -81,15 +80,15 @@ public:
         bool held_;
         bool ended_ = false;
     };
-    /// An activity that holds the step up.
+    /// An activity that holds up the step.
     Span hold(Activity activity, std::size_t index = Observer::no_index) { return hold_since(now(), activity, index); }
     Span hold_since(Time begin, Activity activity, std::size_t index = Observer::no_index) {
         return Span(*this, activity, index, begin, true);
     }
-    /// An activity that does not hold the step up, or is counted elsewhere.
+    /// An activity that does not hold up the step, or is counted elsewhere.
     Span tell(Activity activity, std::size_t index, Time begin) { return Span(*this, activity, index, begin, false); }
 
-    /// Seconds by which the step was held up since the last call.
+    /// Seconds that the step was held up since the last call.
     double take_exposed_seconds() noexcept { return seconds(Time::duration(held_.exchange(0, std::memory_order_relaxed))); }
     /// Seconds since the last call in which anything was in flight.
     double take_covered_seconds() {
@@ -101,14 +100,14 @@ public:
 private:
     static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
-    /// One less is in flight. The time is read under the lock, so that it is ordered with `depart` in other threads.
+    /// Records that one fewer is in flight. Reads the time under the lock, so that it is ordered with `depart` in other threads.
     Time leave() {
         std::lock_guard lock(lock_);
         const Time at = now();
         if (--under_way_ == 0) count_until(at);
         return at;
     }
-    /// Counts the time until `at`, in which something was in flight. Under the lock.
+    /// Counts the time until `at` as time in flight. Call it under the lock.
     void count_until(Time at) noexcept {
         covered_ += at - counted_until_;
         counted_until_ = at;
@@ -116,11 +115,11 @@ private:
 
     BackendClock clock_;
     Observer* observer_;
-    std::atomic<Time::rep> held_until_{0}, held_{0};  ///< the time that a step was held up: until when it is counted, and its sum
+    std::atomic<Time::rep> held_until_{0}, held_{0};  ///< time that the step was held up: end of the counted part, and sum
     std::mutex lock_;
     std::size_t under_way_ = 0;
-    Time counted_until_{};      ///< all time in flight before it is counted
-    Time::duration covered_{};  ///< the sum of time in flight
+    Time counted_until_{};      ///< end of the counted part of the time in flight
+    Time::duration covered_{};  ///< total time in flight
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -8,7 +8,7 @@
 
 #include "verification.hpp"
 
-/// Checks of the ranks' memory against one another: that threads have models of their own, and that all ranks have the same weights.
+/// Compares memory across ranks: threads must have models of their own, and all ranks must have the same weights.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -33,7 +33,7 @@ inline std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::ui
     return all;
 }
 
-/// Checksums of gradients at their marks: see ReducerOptions::check_writes. Each gradient is for one thread at a time.
+/// Checksums of gradients at their marks: see ReducerOptions::check_writes. Different gradients may be used concurrently.
 class WrittenGradients {
 public:
     /// Does the environment ask for it?
@@ -46,7 +46,7 @@ public:
 
     bool checked() const noexcept { return !checksums_.empty(); }
     void mark(std::size_t i, BufferView gradient) noexcept { checksums_[i] = checksum(gradient); }
-    /// Was gradient i written since its mark, if it has one in this step?
+    /// Was gradient i written since its mark in this step?
     bool since_mark(std::size_t i, BufferView gradient) const noexcept { return checksums_[i] != 0 && checksums_[i] != checksum(gradient); }
     void reset() noexcept { checksums_.fill(0); }
 
@@ -56,20 +56,19 @@ private:
     List<std::uint64_t> checksums_;  ///< by parameter; 0: no mark yet
 };
 
-/// Compares the weights of all ranks. Between `start` and `finish` it waits for nothing. Once it has been started, a step that ends must
-/// call `finish`.
+/// Compares the weights of all ranks. Nothing blocks between `start` and `finish`. A step that called `start` must call `finish`.
 template <Backend Host>
 class WeightComparison {
 public:
-    /// Reads the weights through `passes`. `backend` is of host memory.
+    /// Reads the weights through `passes`. `backend` works on host memory.
     template <class Passes>
     void start(Host& backend, Passes&& passes, ListView<const ParameterView> parameters) {
-        constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // that are copied from a device at a time
+        constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // copied from a device at a time
         List<std::byte> piece;
         own_.clear();
         for (const ParameterView& p : parameters) {
             std::uint64_t digest = 0;
-            if (p.value.data == nullptr || p.value.count == 0) {  // an empty one has an address on some ranks, perhaps
+            if (p.value.data == nullptr || p.value.count == 0) {  // some ranks may have an address for an empty one
             } else if (p.value.space == MemorySpace::host) {
                 digest = digest_of(static_cast<const std::byte*>(p.value.data), p.value.bytes(), 0);
             } else {
@@ -98,7 +97,7 @@ public:
         for (const std::uint64_t digest : all) same = same && digest == digest_;
         if (same) return;
         const List<std::uint64_t> table = gather_values(backend, own_);
-        // The first rank to throw ends the communicator, so all must have the table by then.
+        // The first rank to throw fails the communicator, so all must have the table by then.
         try {
             backend.barrier().wait();
         } catch (const Error&) {  // another rank has thrown already
@@ -130,27 +129,27 @@ private:
 
     List<std::uint64_t> own_;  ///< digest by parameter
     std::uint64_t digest_ = 0;
-    List<std::uint64_t> all_;  ///< digest by rank; empty when nothing is under way
+    List<std::uint64_t> all_;  ///< digest by rank; empty when no comparison is in flight
     typename Host::WorkType work_;
 };
 
-/// The same on threads of one process, and hardly ever on others.
+/// A number that is equal on threads of one process, and almost never on different processes.
 [[gnu::cold]] inline std::uint64_t process_number() noexcept {
     static const std::uint64_t program = [] {
         std::uint64_t random = 0;
         return ::getrandom(&random, sizeof random, 0) == sizeof random ? random : 0;
     }();
-    return program + static_cast<std::uint64_t>(::getpid());  // a fork keeps the first
+    return program + static_cast<std::uint64_t>(::getpid());  // a fork keeps `program`
 }
 
-/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient (if gradients are `borrowed`),
-/// or weights that are trained.
-/// Looks at the first parameters only if there are very many, of very many ranks. Parameters are known to be alike on all ranks. Collective.
+/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient (if gradients are `borrowed`)
+/// or trainable weights. If there are very many parameters and ranks, it looks at the first parameters only. Parameters are known to be
+/// alike on all ranks. Collective.
 template <Backend Host>
 [[gnu::cold]] void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
     const auto ranks = static_cast<std::size_t>(backend.size());
     if (ranks == 1) return;
-    constexpr std::size_t most = 65536;  // comparisons of one rank's parameter with another's
+    constexpr std::size_t most = 65536;  // comparisons, each of one parameter on two ranks
     const auto seen = parameters.first(smaller(parameters.size(), larger(most / (ranks * ranks), std::size_t{1})));
     List<std::uint64_t> own = {process_number()};
     for (const ParameterView& p : seen)

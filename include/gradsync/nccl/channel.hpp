@@ -7,13 +7,13 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Translates a `Call` into NCCL calls on a stream of its own. NCCL's own operations need equal shards; with uneven ones they are composed
-/// of grouped operations.
+/// Translates a `Call` into NCCL calls on a stream of its own. NCCL's own operations need equal shards; uneven ones are composed of grouped
+/// operations.
 ///
-/// A mean is a sum of elements that every rank has multiplied by its scale over the sum of all weights. The ranks add up the weights on the
+/// A mean is a sum of elements that each rank multiplies by its scale over the sum of all weights. The ranks add up the weights on the
 /// device just before, so no host waits. NCCL multiplies f32 and f64 in full precision. Types of 16 and 8 bits are multiplied by a pass of
 /// the library, in f32, because NCCL would round the factor to their type. So are all types on a single rank, where NCCL before 2.29.7
-/// skips up to 31 elements at the end (NVIDIA/nccl#1950). For one thread at a time.
+/// skips up to 31 elements at the end (NVIDIA/nccl#1950). Not thread-safe.
 class NcclChannel {
 public:
     /// `slots`: the most calls in flight.
@@ -39,7 +39,7 @@ public:
         culprit_ = pending_.size();
     }
 
-    /// Puts the added calls on the stream, as one NCCL launch. `wanted()` returns false to give up. Throws Error(device_failed).
+    /// Enqueues the added calls on the stream, as one NCCL launch. `wanted()` returns false to give up. Throws Error(device_failed).
     ///
     /// The factors of all means are computed first, because NCCL starts a group only when it ends.
     template <class Wanted>
@@ -59,7 +59,7 @@ private:
     struct Pending {
         const Call* call;
         std::size_t slot;
-        const void* data;  ///< what a reduction adds up
+        const void* data;  ///< input of a reduction
         ncclRedOp_t op;
         bool own_op = false;  ///< `op` was made for this call
 
@@ -72,7 +72,7 @@ private:
     void together(Post&& post, Settle&& settle) {
         culprit_ = 0;
         check(ncclGroupStart(), "ncclGroupStart");
-        struct Group {  // an open one would swallow later calls of this thread on any communicator
+        struct Group {  // an open group would capture later calls of this thread on any communicator
             bool open = true;
             ~Group() {
                 if (open) ncclGroupEnd();
@@ -82,19 +82,19 @@ private:
         group.open = false;
         settle(ncclGroupEnd(), "ncclGroupEnd");
     }
-    /// Throws NcclError if a call that does not wait has failed.
+    /// Throws NcclError if a non-blocking call has failed.
     void check(ncclResult_t code, const char* function) const {
         if (code != ncclSuccess && code != ncclInProgress) throw_nccl_error(code, function, comm_.get());
     }
 
-    /// NCCL takes the address of what it only reads as a pointer to const.
+    /// NCCL takes the address of read-only buffers as a pointer to const.
     static std::byte* element(const void* data, std::size_t index, DType dtype) noexcept {
         return static_cast<std::byte*>(const_cast<void*>(data)) + index * size_of(dtype);
     }
 
     bool is_even(std::size_t whole) const noexcept { return whole % static_cast<std::size_t>(size_) == 0; }
 
-    /// Calls `use(rank, range)` for the shards of a buffer that are not empty.
+    /// Calls `use(rank, range)` for the non-empty shards of a buffer.
     template <class Use>
     void for_shards(std::size_t whole, Use&& use) const {
         for (int r = 0; r < size_; ++r)
@@ -105,7 +105,7 @@ private:
 
     cuda::MeanFactor* cell(const Pending& mean) const noexcept { return static_cast<cuda::MeanFactor*>(cells_.data()) + mean.slot; }
 
-    /// Makes the operands of all pending means: this rank's elements times its factor.
+    /// Prepares the operands of all pending means: this rank's elements times its factor.
     template <class Settle>
     void scale_means(Settle&& settle) {
         std::size_t room = 0;
@@ -166,8 +166,8 @@ private:
         const bool needed = multiplied_here(mean.call->dtype) || mean.call->contribution.scale == 0;
         return needed && !may_write(*mean.call) ? (mean.bytes() + 255) / 256 * 256 : 0;
     }
-    /// Scratch memory for one launch after another, in stream order. Freeing would wait for the device, so memory that has become too small
-    /// is kept.
+    /// Scratch memory that all launches share, in stream order. Freeing would wait for the device, so memory that has become too small is
+    /// kept.
     std::byte* scratch(std::size_t bytes) {
         if (scratch_.empty() || scratch_.back().bytes() < bytes) scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
         return static_cast<std::byte*>(scratch_.back().data());

@@ -32,13 +32,13 @@ inline ncclDataType_t nccl_type(DType dtype) noexcept {
 /// The NCCL type for moving data without reducing it, which works with any NCCL and device.
 inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept { return is_float8(dtype) ? ncclUint8 : nccl_type(dtype); }
 
-/// The NCCL operation of `op`; ncclSum for a mean, which is made of sums.
+/// The NCCL operation of `op`; ncclSum for a mean, which is composed of sums.
 inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
     constexpr ncclRedOp_t ops[] = {ncclSum, ncclMin, ncclMax, ncclProd, ncclSum};
     return ops[static_cast<std::size_t>(op)];
 }
 
-/// Calls `done()` again and again; returns whether it was true before the deadline.
+/// Calls `done()` repeatedly; returns whether it was true before the deadline.
 template <class Done>
 bool poll_until(std::chrono::steady_clock::time_point deadline, std::chrono::nanoseconds pause, Done&& done) {
     while (!done()) {
@@ -53,7 +53,7 @@ struct NcclError : Error {
     using Error::Error;
 };
 
-/// NCCL's words for the failure of a call.
+/// NCCL's own text for a failed call.
 [[gnu::cold, gnu::noinline]] inline std::string nccl_message(ncclResult_t code, ncclComm_t comm) {
     const char* const last = ncclGetLastError(comm);
     return last == nullptr || *last == '\0' ? ncclGetErrorString(code) : text(ncclGetErrorString(code), ": ", last);
@@ -64,20 +64,20 @@ struct NcclError : Error {
 }
 
 /// One rank's side of an NCCL communicator. Its calls do not block: `settle` each call before the next one and before work on its stream.
-/// For one thread at a time.
+/// Not thread-safe.
 ///
-/// The destructor finalises and destroys the communicator in bounded time; after a few seconds it aborts it. An attached communicator is
-/// left alone, unless it was aborted.
+/// The destructor finalises and destroys the communicator in bounded time; after a few seconds it aborts it. It leaves an attached
+/// communicator alone, unless it was aborted.
 class NcclCommunicator {
     using Clock = std::chrono::steady_clock;
 
 public:
     NcclCommunicator() = default;
-    /// Wraps a communicator; unless it takes ownership, the caller keeps it.
+    /// Wraps a communicator. Unless it takes ownership, the caller keeps it.
     NcclCommunicator(ncclComm_t comm, bool takes_ownership) noexcept : comm_(comm), owns_(takes_ownership) {}
 
-    /// Makes a communicator of the ranks of `control`. Collective over them. Throws Error(device_failed), or the error of the rank that failed
-    /// first.
+    /// Makes a communicator of the ranks of `control`. Throws Error(device_failed), or the error of the rank that failed first. Collective
+    /// over these ranks.
     static NcclCommunicator make(message_passing::MessageEngine& control, [[maybe_unused]] int max_ctas) {
         const int self = control.own_world_rank();
         ncclUniqueId id{};
@@ -106,7 +106,7 @@ public:
             });
             return made;
         } catch (const Error& error) {
-            control.fail({Errc::device_failed, self, text("rank ", self, " cannot make a communicator of NCCL: ", error.what())});
+            control.fail({Errc::device_failed, self, text("rank ", self, " cannot create an NCCL communicator: ", error.what())});
             const collective::Failure failure = control.world().failure();
             raise(failure.code, text("rank ", self, ": ", failure.message),
                   {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
@@ -155,7 +155,7 @@ public:
                 over->store(true, std::memory_order_release);
             }).detach();
             aborting_ = std::move(over);
-        } catch (...) {  // no thread could be made: the end of the process aborts it
+        } catch (...) {  // no thread: the end of the process aborts it
         }
         comm_ = nullptr;
     }
@@ -164,7 +164,7 @@ public:
 private:
     static constexpr std::chrono::seconds patience{5};
 
-    /// Waits a while until all work is complete, here and in NCCL's threads; returns whether it is.
+    /// Waits a while until all work is complete, here and in NCCL's threads. Returns true if it is.
     bool finalise() noexcept {
         ncclResult_t code = ncclCommFinalize(comm_);
         poll_until(Clock::now() + patience, std::chrono::microseconds(10),

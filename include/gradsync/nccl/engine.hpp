@@ -9,9 +9,9 @@ namespace gradsync::inline v0_2::detail {
 
 /// A communicator whose data NCCL moves between device buffers, on a stream of its own.
 ///
-/// With every collective, each rank sends each other rank a message that says what it has started (`control`, on the host; no device waits
-/// for it). So mismatched, missing, leaving and dead ranks are detected and named, as on every other backend. NCCL's work in flight is then
-/// aborted on every rank.
+/// With every collective, each rank tells each other rank what it has started (`control`, on the host; no device waits for it). So
+/// mismatched, missing, leaving and dead ranks are detected and named, as on every other backend. NCCL's work in flight is then aborted on
+/// every rank.
 class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine> {
     using Clock = std::chrono::steady_clock;
     using MessageEngine = message_passing::MessageEngine;
@@ -57,7 +57,7 @@ public:
     }
 
     cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
-    /// Collectives started before stay ordered after the previous compute stream.
+    /// Collectives started earlier stay ordered after the previous compute stream.
     void set_compute_stream(cudaStream_t stream) noexcept {
         const std::lock_guard lock(mutex_);
         issue();
@@ -72,7 +72,7 @@ public:
     }
 
     std::size_t group_bytes() const noexcept { return settings_.group_bytes; }
-    /// Calls that are started until `close_group()` are launched together then.
+    /// Calls that start before `close_group()` are launched together there.
     void open_group() noexcept {
         const std::lock_guard lock(mutex_);
         ++open_groups_;
@@ -116,7 +116,7 @@ public:
         }
         if (world().failed() && !told_.exchange(true, std::memory_order_relaxed)) control_->world().deliver();
     }
-    std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // the host does no work for them
+    std::chrono::nanoseconds progress_time() const noexcept override { return {}; }  // the host does no work
 
     bool test(std::uint64_t n) override {
         {
@@ -158,8 +158,8 @@ public:
         Engine::wait(n);
     }
 
-    /// Makes `stream` wait; the host does not. The time limit still applies, from the moment at which the collective's turn comes on its
-    /// own stream.
+    /// Makes `stream` wait, not the host. The time limit still applies, from the moment at which the collective's turn comes on its own
+    /// stream.
     void wait_on(std::uint64_t n, cudaStream_t stream) {
         std::unique_lock lock(mutex_);
         if (n >= issued_) issue();
@@ -179,7 +179,7 @@ public:
 
     Shared<collective::Engine> split(const collective::Group& group) override {
         NcclSettings settings = settings_;
-        settings.compute = compute_stream() == own_stream_.get() ? users_stream_ : compute_stream();  // the own one dies with this
+        settings.compute = compute_stream() == own_stream_.get() ? users_stream_ : compute_stream();  // own_stream_ dies with this object
         {
             const std::lock_guard lock(mutex_);
             settings.memory = memory_.choice();
@@ -211,7 +211,7 @@ public:
         hold_back();
         if (!world().failed()) fail_device(what, why);
     }
-    /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, for `patience` at most.
+    /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, at most for `patience`.
     void become_quiet() noexcept {
         poll_until(Clock::now() + patience, std::chrono::microseconds(100), [this] {
             std::lock_guard lock(mutex_);
@@ -224,17 +224,17 @@ public:
 private:
     struct Started {
         Call call;
-        std::uint64_t met = 0;   ///< number of the `control` call in which all ranks say what they have started
-        std::uint64_t last = 0;  ///< last collective of its launch, which has the events of the launch
+        std::uint64_t met = 0;   ///< number of the `control` call in which ranks say what they have started
+        std::uint64_t last = 0;  ///< last collective of its launch, which holds the launch's events
         cuda::Event begin, end;
         Clock::time_point begun_at{};  ///< when its turn on the stream was seen to have come
     };
 
     static bool is_idle(cudaStream_t stream) noexcept { return cuda::answer(cudaStreamQuery(stream)) != cudaErrorNotReady; }
 
-    // Everything below needs the mutex.
+    // Everything below requires the mutex.
 
-    /// Puts started collectives on the stream, as one launch. After a failure it is a no-op.
+    /// Enqueues started collectives on the stream, as one launch. No-op after a failure.
     void issue() noexcept {
         if (issued_ == started_.next() || world().failed()) return;
         const std::uint64_t first = issued_, last = started_.next() - 1;
@@ -276,7 +276,7 @@ private:
 
     std::string name_of(std::uint64_t n) { return collective::name_of(started_[n].call, n); }
 
-    /// Counts complete collectives, which end in the order of their start, on one stream. Those that ended before a failure count, unless
+    /// Counts complete collectives. They end in the order of their start, on one stream. Those that ended before a failure count, unless
     /// NCCL was aborted or reports an error.
     void advance() noexcept {
         try {
@@ -290,7 +290,7 @@ private:
         if (world().failed()) abort();
     }
 
-    /// Checks what a host that does not wait would miss: failures and time-outs.
+    /// Detects failures and time-outs that a non-waiting host would miss.
     void look_after_oldest() noexcept {
         look_after_ranks();
         if (world().failed()) return;
@@ -314,8 +314,8 @@ private:
         return collective::timed_out(name_of(n), control_->late(started_[n].met), own_world_rank(), timeout());
     }
 
-    /// NCCL has reported a failure, perhaps because another rank is gone but its host connections have not closed yet. NCCL cannot name the
-    /// rank; the connections can. Checks them, and returns whether to check again.
+    /// NCCL has reported a failure, perhaps because another rank is gone whose host connections have not closed yet. NCCL cannot name the
+    /// rank; the connections can. Checks them, and returns true if it must check again.
     bool seek_culprit() noexcept {
         look_after_ranks();
         const auto now = Clock::now();
@@ -323,7 +323,7 @@ private:
         return size() > 1 && !world().failed() && now - reported_at_ < grace;
     }
 
-    /// Call it in an exception handler. After an error of NCCL it waits until the lost rank is named, or `grace` is over.
+    /// Call it in an exception handler. After an NCCL error it waits until the lost rank is named, or `grace` is over.
     void hold_back() noexcept {
         try {
             throw;
@@ -332,7 +332,7 @@ private:
         } catch (...) {
         }
     }
-    /// Has NCCL reported an error while collectives are in flight? The world fails then, after other ranks had a moment to be named.
+    /// Has NCCL reported an error while collectives are in flight? The world then fails, after other ranks had a moment to be named.
     bool has_failed_in_nccl() noexcept {
         const std::string problem = channel_.communicator().problem();
         if (problem.empty()) return false;

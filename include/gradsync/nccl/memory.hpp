@@ -6,7 +6,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The kind of memory that `NcclBackend::allocate` returns, and that a Reducer's buckets have.
+/// The kind of memory that `NcclBackend::allocate` returns and that a Reducer's buckets use.
 enum class NcclMemory : std::uint8_t {
     plain,       ///< from the CUDA runtime
     registered,  ///< from NCCL, registered with the communicator (NCCL 2.19): NCCL may work in it without copies of its own
@@ -33,15 +33,15 @@ constexpr NcclMemory best_nccl_memory(int version) noexcept {
     return version >= NCCL_VERSION(2, 19, 0) ? NcclMemory::registered : NcclMemory::plain;
 }
 
-/// The kind of memory that the ranks of a communicator agreed on.
+/// The kind of memory that the ranks of a communicator have agreed on.
 struct NcclMemoryChoice {
     NcclMemory kind = NcclMemory::plain;
-    std::string why = {};  ///< why it is a lesser kind than requested; "" if it is not
+    std::string why = {};  ///< why it is less than requested; "" if it is not
 };
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
 
-/// Zeroed memory from NCCL and its registration, which ends with the communicator at the latest. For one thread at a time.
+/// Zeroed memory from NCCL and its registration, which ends with the communicator at the latest. Not thread-safe.
 class RegisteredMemory {
 public:
     explicit RegisteredMemory(std::size_t bytes) : bytes_(bytes) {
@@ -95,7 +95,7 @@ private:
 
 #endif
 
-/// Allocates memory that is registered with an NCCL communicator, and takes it back. The engine that has the communicator must provide:
+/// Allocates memory that is registered with an NCCL communicator, and frees it. The engine that owns the communicator must provide:
 ///
 /// - `control()`, `world()`, `world_rank(r)`, `own_world_rank()`, `timeout()`: the ranks, on the host
 /// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL. `wanted()`, for NCCL's calls, is
@@ -112,8 +112,8 @@ class NcclAllocator {
 public:
     explicit NcclAllocator(NcclMemoryChoice choice) : choice_(std::move(choice)) {}
 
-    /// The kind of memory that `allocate` returns from now on; it becomes a lesser kind if NCCL had no window. Needs the engine's lock, as
-    /// does `describe`.
+    /// The kind of memory that `allocate` returns from now on. It becomes a lesser kind if NCCL provides no window. Requires the engine's
+    /// lock, as does `describe`.
     const NcclMemoryChoice& choice() const noexcept { return choice_; }
     /// "buckets in symmetric windows" or another kind, and why; "" for plain memory, if that was requested.
     std::string describe() const {
@@ -121,9 +121,9 @@ public:
         return text("buckets in ", choice_.kind, choice_.why.empty() ? "" : ", as ", choice_.why);
     }
 
-    /// Returns zeroed memory. Collective. For registered memory and windows: if the ranks ask for different sizes, all throw
-    /// Error(parameter_mismatch) and may go on; a rank that has no memory or stays away is fatal to the world. Plain memory is allocated
-    /// without a check.
+    /// Returns zeroed memory. For registered memory and windows: if the ranks ask for different sizes, all throw Error(parameter_mismatch)
+    /// and may continue; a rank that has no memory or does not call it is fatal to the world. Plain memory is allocated without a check.
+    /// Collective.
     collective::Memory allocate(Engine& engine, std::size_t bytes) {
         if (bytes == 0) return {};
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
@@ -136,7 +136,7 @@ private:
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
     static constexpr const char* return_name = "giving back memory";
 
-    /// The ranks meet on the host first, because NCCL would wait for a missing rank without naming it.
+    /// The ranks synchronise on the host first, because NCCL would wait for a missing rank without naming it.
     collective::Memory allocate_registered(Engine& engine, std::size_t bytes) {
         const std::string what = text("allocate(", bytes, " bytes)");
         std::shared_ptr<RegisteredMemory> memory;
@@ -167,7 +167,7 @@ private:
             std::shared_ptr<void>(data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
     }
 
-    /// The first rank whose number differs from that of rank 0; 0 if there is none.
+    /// The first rank whose number differs from rank 0's; 0 if there is none.
     static std::size_t first_unlike(const List<std::uint64_t>& numbers) noexcept {
         for (std::size_t r = 1; r < numbers.size(); ++r)
             if (numbers[r] != numbers[0]) return r;
@@ -210,7 +210,7 @@ private:
         }
     }
 
-    /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are not idle then.
+    /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are still not idle.
     static bool wait_until_idle(Engine& engine) noexcept {
         constexpr std::chrono::microseconds pause(50);
         const bool idle = poll_until(Clock::now() + engine.timeout(), pause, [&] { return engine.world().failed() || engine.is_idle(); });
@@ -225,8 +225,8 @@ private:
 
 /// The settings of an NCCL communicator.
 struct NcclSettings {
-    cudaStream_t compute = nullptr;  ///< the stream that buffers are written and read on
-    int max_ctas = 0;                ///< of an NCCL kernel; 0: NCCL decides
+    cudaStream_t compute = nullptr;  ///< the stream on which buffers are written and read
+    int max_ctas = 0;                ///< the most CTAs of an NCCL kernel; 0: NCCL decides
     NcclMemoryChoice memory = {};    ///< the kind of memory from `allocate`
     std::size_t group_bytes = 0;     ///< the most bytes of a Reducer's buckets that are launched together
     std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" if they can
@@ -237,7 +237,7 @@ struct NcclSettings {
 inline void agree(message_passing::MessageEngine& control, NcclSettings& settings) {
     struct Wish {
         std::uint64_t group_bytes;
-        std::int32_t memory, version;  ///< the lower of the NCCL versions compiled for and found
+        std::int32_t memory, version;  ///< the lower of the NCCL versions at compile time and at run time
         std::int32_t capability;       ///< of the current device
     };
     const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),

@@ -6,15 +6,15 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The activities of a Reducer or of a sharded training. All but the last three hold the step up, unless a thread of the overlap policy
-/// does them.
+/// The activities of a Reducer or a sharded optimizer. All but the last three hold up the step, unless a thread of the overlap policy does
+/// them.
 enum class Activity : std::uint8_t {
     copy,        ///< a gradient is copied into its bucket (reported from 16 KiB on)
-    launch,      ///< a bucket's collective is started
-    progress,    ///< collectives are advanced in a hook
+    launch,      ///< a bucket's collective starts
+    progress,    ///< a hook advances collectives
     finish,      ///< `finish()` launches the remaining buckets, waits for all, and hands out the results
-    wait,        ///< for the result of a gather; without an index: for memory of pooled gradients
-    optimizer,   ///< a sharded training steps its shard of a bucket
+    wait,        ///< a wait for the result of a gather; without an index: for memory of pooled gradients
+    optimizer,   ///< the optimizer steps this rank's shard of a bucket
     collective,  ///< a bucket is in flight, until this rank sees that it is complete
     gather,      ///< the all-gather of a bucket is in flight, until this rank sees that it is complete
 };
@@ -25,14 +25,14 @@ constexpr std::string_view name_of(Activity activity) noexcept {
     return detail::name_in({"copy", "launch", "progress", "finish", "wait", "optimizer", "collective", "gather"}, activity);
 }
 
-/// True if the activity holds the step up. The optimizer does not count: every training has one.
+/// True if the activity holds up the step. The optimizer does not count: all training has one.
 constexpr bool is_exposed(Activity activity) noexcept {
     return activity != Activity::optimizer && activity != Activity::collective && activity != Activity::gather;
 }
 
-/// Receives the events of a Reducer as they happen; set it in ReducerOptions::observer. `Timeline` keeps the events for a trace. An
-/// observer of your own may feed a profiler or a monitor. The thread that acts calls the functions during the step, possibly several
-/// threads at once. They must be thread-safe, return at once, and must not throw. Times are of the backend's clock (`backend_now`).
+/// Receives the events of a Reducer as they happen; set it in ReducerOptions::observer. `Timeline` keeps the events for a trace. Your own
+/// observer may feed a profiler or a monitor. The acting thread calls the functions during the step, possibly several threads at once. They
+/// must be thread-safe, return at once, and not throw. Times are on the backend's clock (`backend_now`).
 class Observer {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -45,22 +45,22 @@ public:
                       [[maybe_unused]] std::span<const std::string_view> names) {}
     virtual void ready(std::size_t parameter, Time at) noexcept = 0;
     /// `index` is the bucket, the parameter for `copy`, or `no_index` if the activity belongs to no bucket. An activity of one index ends
-    /// before it begins again. `at` may be a little earlier than the call.
+    /// before it begins again. `at` may be slightly earlier than the call.
     virtual void begin(Activity activity, std::size_t index, Time at) noexcept = 0;
     virtual void end(Activity activity, std::size_t index, Time at) noexcept = 0;
 };
 
 /// The synchronisation of one step, or of several steps together. Times are seconds on this rank. A Reducer's step goes from one `finish()`
-/// to the next. With OverlapForward a step's gathers run during the next forward, so that their times count for the next step.
+/// to the next. With OverlapForward a step's gathers run during the next forward, so their times count for the next step.
 struct StepStatistics {
-    std::size_t bytes = 0;  ///< handed to collectives by this rank, gathers included
+    std::size_t bytes = 0;  ///< bytes that this rank passed to collectives, gathers included
     std::size_t collectives = 0;
     std::size_t skipped = 0;           ///< steps that NonFinite::skip skipped
-    double communication_seconds = 0;  ///< at least one bucket was in flight or gathered, as seen by this rank
-    double exposed_seconds = 0;        ///< the time that `finish()` and the hooks added to the step; concurrent threads count once.
+    double communication_seconds = 0;  ///< time with at least one bucket in flight or being gathered, as seen by this rank
+    double exposed_seconds = 0;        ///< time that `finish()` and the hooks added to the step; concurrent threads count once.
                                        ///< Copies of borrowed gradients below 16 KiB do not count: reading the clock would take as long
 
-    /// The share of the communication that hid behind the trainer's work: 1 - exposed / communication, within [0, 1].
+    /// The share of the communication that the trainer's work hides: 1 - exposed / communication, within [0, 1].
     double overlap_ratio() const noexcept {
         return exposed_seconds < communication_seconds ? 1 - exposed_seconds / communication_seconds : 0;
     }
@@ -89,8 +89,8 @@ struct Statistics {
     StepStatistics last;
     StepStatistics total;
     List<BucketStatistics> buckets;  ///< of the last step, in the order of launch
-    /// When gradients become ready, as the ranks agreed in `rebuild_buckets` for a TimedBucketPolicy: by parameter, in seconds after the
-    /// first; empty before.
+    /// The time at which each gradient becomes ready, as the ranks agreed in `rebuild_buckets` for a TimedBucketPolicy: by parameter, in
+    /// seconds after the first; empty before.
     List<double> ready_seconds;
 
     /// The average step.

@@ -21,18 +21,19 @@ struct BucketSummary {
     std::size_t bytes = 0;
     std::size_t parameters = 0;
     std::size_t count = 0;
-    double launch = 0;  ///< from the step's first ready gradient; the mean is over the collectives for which it is kept
+    double launch = 0;  ///< after the step's first ready gradient; mean over the collectives for which that is known
     double duration = 0;
-    double exposed = 0;  ///< the part of `duration` that held the step up
+    double exposed = 0;  ///< the part of `duration` that held up the step
 };
 
+/// The numbers of a timeline, as `summarise` returns them.
 struct TimelineSummary {
     std::size_t steps = 0;
-    std::vector<SpanSummary> spans;  ///< the trainer's scopes, then activities; only those that occurred
+    std::vector<SpanSummary> spans;  ///< the trainer's scopes, then the activities that occurred
     std::vector<BucketSummary> buckets;
-    double communication_seconds = 0;  ///< per step: at least one collective or gather was in flight
-    double exposed_seconds = 0;        ///< per step: how long it was held up, for any reason
-    std::size_t dropped = 0;           ///< events that were not kept
+    double communication_seconds = 0;  ///< per step: time with at least one collective or gather in flight
+    double exposed_seconds = 0;        ///< per step: time that it was held up, for any reason
+    std::size_t dropped = 0;           ///< events that were overwritten
 };
 
 namespace detail {
@@ -66,9 +67,9 @@ private:
 
 }  // namespace detail
 
-/// A timeline in numbers: how many collectives there were, how long each took, how much of it held the step up. A step ends with
-/// `finish()`, so that micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps. Buckets are those of the
-/// current plan. All gathers count, including those for a validation.
+/// A timeline in numbers: how many collectives there were, how long each took, how much of it held up the step. A step ends with
+/// `finish()`, so micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps. Buckets are those of the current
+/// plan. All gathers count, including those for validation.
 inline TimelineSummary summarise(const Timeline& timeline) {
     const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
     const std::vector<Timeline::Span> spans = timeline.spans();
@@ -98,7 +99,7 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     // By step: the time at which its first gradient was ready.
     std::vector<Observer::Time> first_ready(finishes.size());
     for (std::size_t step = 0, m = 0; step < finishes.size(); ++step) {
-        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();  // none is kept
+        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();  // no mark is kept
         while (m < marks.size() && marks[m].at <= finishes[step]) ++m;
     }
 

@@ -8,8 +8,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Keeps the last events of one rank and their times. An event costs one reading of the clock and a write of 32 bytes. A timeline allocates
-/// nothing during training. `write_trace` writes it to a file for a trace viewer; `summarise` makes a table.
+/// Keeps the last events of one rank and their times. An event costs one clock read and a write of 32 bytes. A timeline allocates nothing
+/// during training. `write_trace` writes it to a file for a trace viewer; `summarise` makes a table.
 ///
 ///     gs::Timeline timeline;
 ///     gs::Reducer<...> sync(comm, parameters, {.observer = &timeline});
@@ -19,7 +19,7 @@ namespace gradsync::inline v0_2 {
 ///     }
 ///     gs::write_trace(comm, timeline, "trace.json");
 ///
-/// A timeline belongs to one rank. Any thread may add events and scopes. Only one thread calls the other functions, while no events come.
+/// A timeline belongs to one rank. Adding events and scopes is thread-safe. Call the other functions from one thread, while no events come.
 class Timeline final : public Observer {
 public:
     /// Keeps the last `events` events, rounded up to a power of two. Fewer threads than that may report at the same time. A step has
@@ -30,8 +30,8 @@ public:
     /// - one per scope.
     explicit Timeline(std::size_t events = std::size_t{1} << 16) : records_(std::bit_ceil(events < 2 ? std::size_t{2} : events)) {}
 
-    /// An activity of the trainer, from construction to destruction, on the steady clock. It is recorded when it ends. `name` must live as
-    /// long as the timeline, as a literal does.
+    /// An activity of the trainer, from construction to destruction, on the steady clock. Recorded when it ends. `name` must outlive the
+    /// timeline, as a literal does.
     class [[nodiscard]] Scope {
     public:
         /// `timeline` may be null.
@@ -64,13 +64,13 @@ public:
 
     /// An activity or a scope, with its beginning and end.
     struct Span {
-        static constexpr std::uint32_t no_index = 0xffffffff;  ///< Observer::no_index, cut to 32 bits as every index
+        static constexpr std::uint32_t no_index = 0xffffffff;  ///< Observer::no_index, cut to 32 bits like every index
 
         const char* name;  ///< of a scope; null for an activity
         Activity activity;
         std::uint32_t index;
         Time begin, end;
-        bool finished = true;      ///< false: it was under way at the last event, whose time is `end`
+        bool finished = true;      ///< false: still running at the last event, whose time is `end`
         bool of_this_plan = true;  ///< it began under the current plan
     };
     struct Mark {
@@ -78,8 +78,8 @@ public:
         Time at;
     };
 
-    /// All spans that have ended and are kept, in the order of their beginnings; of equal beginnings longer ones first. With `unfinished`
-    /// also those that have not ended: after a failure they show what the rank was doing.
+    /// All spans that have ended and are kept, ordered by beginning; of equal beginnings longer ones first. With `unfinished`, also those
+    /// that have not ended: after a failure they show what the rank was doing.
     std::vector<Span> spans(bool unfinished = false) const {
         struct Open {
             Record record;
@@ -98,7 +98,7 @@ public:
                     spans.push_back({nullptr, r.activity, r.index, open[k].record.at, r.at, true, open[k].number >= planned_});
                     open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
                     break;
-                }  // otherwise its beginning is no longer kept
+                }  // otherwise its beginning was overwritten
         });
         if (unfinished)
             for (const Open& o : open)
@@ -137,7 +137,7 @@ private:
     enum class Kind : std::uint8_t { ready, begin, end, scope };
     struct Record {
         Time at;
-        Time begin;  ///< of a scope
+        Time begin;  ///< beginning of a scope
         const char* name = nullptr;
         std::uint32_t index = 0;
         Kind kind = Kind::ready;
@@ -158,7 +158,7 @@ private:
     std::vector<Record> records_;  ///< a ring
     std::atomic<std::size_t> count_{0};
     BucketPlan plan_;
-    std::size_t planned_ = 0;  ///< the number of the first event under this plan
+    std::size_t planned_ = 0;  ///< number of the first event under this plan
     std::vector<std::size_t> bucket_bytes_;
     std::vector<std::string> parameter_names_;
 };

@@ -44,7 +44,7 @@ public:
         event("X", name, lane + lanes * below,
               text(time("ts", s.begin - zero_), time("dur", s.end - s.begin), has_index ? arguments("index", text(s.index)) : ""));
     }
-    /// Adds a span that may overlap others in any way. Each has a track of its own, by name and number. `bytes` is 0 if unknown.
+    /// Adds a span that may overlap others in any way. Each gets its own track, by name and number. `bytes` is 0 if unknown.
     void overlapping_span(std::string_view name, std::size_t number, const Timeline::Span& s, std::size_t bytes) {
         const std::string track = text(",\"cat\":\"", s.activity, "\",\"id2\":{\"local\":\"", s.activity, number, "\"}");
         const std::string bucket = arguments("bucket", text(s.index, bytes != 0 ? text(",\"bytes\":", bytes) : ""));
@@ -60,7 +60,7 @@ private:
     static constexpr std::array<const char*, lanes> lane_names = {"step", "gradients ready", "launches", "progress"};
 
     void name_thread(std::size_t thread, const std::string& name) { event("M", "thread_name", thread, arguments("name", quoted(name))); }
-    /// Adds an event with further `fields`, each with a comma before it.
+    /// Adds an event with further `fields`, each preceded by a comma.
     void event(const char* phase, std::string_view name, std::size_t lane, const std::string& fields) {
         text_ += text("{\"ph\":\"", phase, "\",\"name\":", quoted(name), ",\"pid\":", rank_, ",\"tid\":", lane, fields, "},\n");
     }
@@ -107,7 +107,7 @@ private:
     std::string text_;
 };
 
-/// The events of one rank, one per line, each with a comma at its end.
+/// The events of one rank, one per line, each followed by a comma.
 inline std::string trace_events(const Timeline& timeline, int rank, Observer::Time zero) {
     TraceWriter writer(rank, zero);
     const auto bytes = timeline.bucket_bytes();
@@ -143,7 +143,7 @@ inline std::string trace_text(std::string events) {
     return text("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", events, "\n]}\n");
 }
 
-/// The time of the first event that is kept; Time::max() if there is none.
+/// The time of the first event kept; Time::max() if there is none.
 inline Observer::Time first_moment(const Timeline& timeline) {
     Observer::Time first = Observer::Time::max();
     for (const Timeline::Span& s : timeline.spans(true)) first = std::min(first, s.begin);
@@ -155,7 +155,7 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
     std::FILE* const file = std::fopen(path.c_str(), "wb");
     const bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
     const int error = errno;
-    const bool closed = file != nullptr && std::fclose(file) == 0;  // a full disk often shows only here
+    const bool closed = file != nullptr && std::fclose(file) == 0;  // a full disk may show only here
     if (!written || !closed)
         raise(Errc::storage,
               detail::text("write_trace: cannot write '", path, "': ", std::strerror(written ? errno : error),
@@ -188,8 +188,8 @@ Observer::Time::duration clock_lead(B& comm) {
 }  // namespace detail
 
 /// The timelines of all ranks as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing. Each rank is a process, with lanes for
-/// the step, marks, launches and progress, and a track for each collective. The root gets the text, the other ranks an empty one. Clocks of
-/// several machines are aligned to within the time of a barrier. Collective.
+/// the step, marks, launches and progress, and a track for each collective. The root gets the text, other ranks an empty one. Clocks of
+/// different machines are aligned to within the time of a barrier. Collective.
 template <Backend B>
 std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
     static_assert(B::memory_space == MemorySpace::host, "gradsync: a trace is collected by a backend of host memory: pass comm.host()");
@@ -214,7 +214,7 @@ void write_trace(B& comm, const Timeline& timeline, const std::string& path, int
     if (comm.rank() == root) detail::write_trace_file(text, root, path);
 }
 
-/// Writes the timeline of one rank alone, for use after a failure. Does not communicate. Throws Error(storage) if that fails.
+/// Writes the timeline of one rank, for use after a failure. Does not communicate. Throws Error(storage) if that fails.
 inline void write_trace(const Timeline& timeline, int rank, const std::string& path) {
     detail::write_trace_file(detail::trace_text(detail::trace_events(timeline, rank, detail::first_moment(timeline))), rank, path);
 }

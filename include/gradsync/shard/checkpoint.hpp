@@ -7,12 +7,15 @@
 #include "../kernel/passes.hpp"
 #include "shard_files.hpp"
 
-/// Checkpoints of sharded trainings: every rank writes its own shards, and any number of ranks reads them.
+/// Checkpoints of sharded training: every rank writes its own shards, and any number of ranks reads them.
 ///
-/// A checkpoint is a directory with one file per rank and a manifest. The files of a new checkpoint have new names. The manifest says which
-/// files belong together, and is replaced last, atomically: after any failure the last checkpoint is valid. Numbers are in the machine's format.
+/// A checkpoint is a directory with one file per rank and a manifest. The files of a new checkpoint have new names. The manifest lists the
+/// files that belong together. It is replaced last, atomically, so after any failure the previous checkpoint is valid. Numbers are in the
+/// machine's format.
 ///
-/// The file of a rank holds a magic, the number of records, the records, and a digest (FNV-1a) of all before it. A record holds the
+/// A rank's file holds a magic, the number of records, the records, and a digest (FNV-1a) of everything before it. A record holds the
+/// parameter's name, its element count, the dtype of its arrays, the first element and the element count of this slice, the number of
+/// arrays, and the arrays one after the other.
 /// parameter's name, its element count, the dtype of its arrays, the first element and the element count of this slice, the number of
 /// arrays, and the arrays one after the other.
 
@@ -20,7 +23,7 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Runs `f` on every rank. If it throws on some, every rank throws the error of the lowest of them, and the communicator stays usable.
+/// Runs `f` on every rank. If it throws on some ranks, every rank throws the error of the lowest one. The communicator stays usable.
 template <Backend B, class F>
 void agree_on_success(B& backend, F&& f) {
     std::string failure;
@@ -37,7 +40,7 @@ void agree_on_success(B& backend, F&& f) {
                   {.operation = "checkpoint", .rank = backend.rank(), .peer = static_cast<int>(r)});
 }
 
-/// The manifest, when all ranks read the same one. Collective.
+/// Returns the manifest, once all ranks read the same one. Collective.
 template <Backend B>
 ShardManifest agree_on_manifest(B& backend, const std::filesystem::path& directory) {
     ShardManifest manifest;
@@ -54,7 +57,7 @@ ShardManifest agree_on_manifest(B& backend, const std::filesystem::path& directo
     }
 }
 
-/// Calls `use` with the parts of a view, one after the other, for which there is `room`.
+/// Calls `use` with consecutive parts of a view that fit into `room`.
 template <class Use>
 void in_pieces(BufferView view, List<std::byte>& room, Use&& use) {
     constexpr std::size_t most = std::size_t{1} << 20;
@@ -105,7 +108,7 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
                 const std::uint64_t from = larger<std::uint64_t>(first, w.first);
                 const std::uint64_t to = smaller<std::uint64_t>(first + count, w.first + w.arrays[0].count);
                 if (from < to) {
-                    if (from != w.first + w.found)  // ranks have shards in their order
+                    if (from != w.first + w.found)  // shards are in the order of the ranks
                         refuse_file(path, text("has parts of '", name, "' that overlap, or do not follow one another"));
                     for (const BufferView& array : w.arrays) {
                         const BufferView part = array.subview(from - w.first, to - from);
@@ -130,18 +133,18 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
 
 }  // namespace detail
 
-/// Writes the state of all shards to `directory`, which all ranks must reach. Frozen parameters are not saved. Names identify parameters,
-/// so they must be unique. `note` is free text of the trainer, such as the optimizer's scalars and the position in the data: rank 0's is
-/// saved, 16 MiB at most. Between steps. Collective.
+/// Writes the state of all shards to `directory`, which all ranks must be able to reach. Frozen parameters are not saved. Parameters are
+/// identified by name, so names must be unique. `note` is free text of the trainer, such as the optimizer's scalars and the position in the
+/// data; rank 0's is saved, at most 16 MiB. Call it between steps. Collective.
 ///
-/// Throws Error(storage) on every rank if one could not write, or another job saves to the directory now: the previous checkpoint stays valid,
-/// and training can go on. Throws Error(invalid_argument) in a group other than 0 of hybrid sharding: group 0 alone saves.
+/// Throws Error(storage) on every rank if one could not write, or if another job is saving to the directory. The previous checkpoint then
+/// stays valid, and training can continue. Throws Error(invalid_argument) in a group other than 0 of hybrid sharding: only group 0 saves.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
     auto backend = sharded.backend();
     auto& comm = detail::host_of(backend);
     if (sharded.replica() != 0)
-        detail::refuse("save_shards", detail::text("this is group ", sharded.replica(), "; with hybrid sharding group 0 alone saves"),
+        detail::refuse("save_shards", detail::text("this is group ", sharded.replica(), "; with hybrid sharding only group 0 saves"),
                        comm.rank());
     detail::ShardManifest manifest;
     detail::ShardManifest::Folder locked;
@@ -152,7 +155,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         for (std::size_t i = 0; i < sharded.parameters().size(); ++i)
             if (!names.insert(sharded.parameters()[i].name).second)
                 throw std::invalid_argument(
-                    detail::text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint tells them by their names"));
+                    detail::text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint finds them by name"));
         std::filesystem::create_directories(directory);
         locked = detail::ShardManifest::lock(directory);
         if (std::filesystem::exists(detail::ShardManifest::path(directory)))
@@ -201,8 +204,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
 }
 
 /// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may differ: parameters
-/// are found by name. Collective. Throws Error(storage) on every rank if a file is missing or damaged, or if it is of other parameters; the
-/// state is undefined then.
+/// are found by name. Throws Error(storage) on every rank if a file is missing or damaged, or if the checkpoint belongs to other
+/// parameters; the state is then undefined. Collective.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     auto backend = sharded.backend();
@@ -216,7 +219,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
             break;
         } catch (const Error& error) {
             if (error.errc() != Errc::storage) throw;
-            // Another job may have saved meanwhile, and removed the parts.
+            // Another job may have saved and removed the parts meanwhile.
             detail::ShardManifest next = detail::agree_on_manifest(comm, directory);
             if (next.digest == manifest.digest) throw;
             manifest = std::move(next);

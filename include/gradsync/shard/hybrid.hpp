@@ -10,22 +10,22 @@ namespace gradsync::inline v0_2 {
 
 /// Hybrid sharding: state is sharded within a group of ranks (say, the GPUs of a machine) and replicated across groups. It saves less
 /// memory than sharding over all ranks, but its gathers never leave the group. A bucket is reduce-scattered in the group, then each shard
-/// is averaged over the ranks that hold the same shard in all groups.
+/// is averaged over the ranks that hold it in all groups.
 ///
 ///     auto [group, replicas] = gs::hybrid_groups(world, 8);
 ///     gs::ShardedParameters sharded(group, parameters, MyAdam{}, units, gs::HybridReduceScatter(replicas));
 ///
 /// Works with Averaging::mean only, and every rank needs a batch. Sums go over the group first, then over groups, so they are not
-/// bit-identical to those of one group. Each group collects and distributes its state by itself, with a root of its own. Group 0 alone
-/// saves checkpoints; all groups load them.
+/// bit-identical to those of one group. Each group collects and distributes its state separately, with its own root. Only group 0 saves
+/// checkpoints; all groups load them.
 ///
-/// A step takes the time limit of `group` for the averages over `replicas`, too.
+/// The time limit of `group` also applies to the averages over `replicas`.
 template <Backend B>
 class HybridReduceScatter {
 public:
     static constexpr ExchangeTraits traits{.scatters = true, .means_only = true, .reports_traffic = true};
 
-    /// `replicas`: the communicator of the ranks with the same shards, one of each group. Over NCCL it gets a stream of its own: its
+    /// `replicas`: the communicator of the ranks that hold the same shards, one of each group. Over NCCL it gets a stream of its own: its
     /// collectives no longer wait for the compute stream, so use it for nothing else.
     explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {
         if constexpr (abilities_of<B>.own_stream) replicas_.use_own_stream();
@@ -57,7 +57,7 @@ public:
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         typename B::WorkType scattered = group.reduce_scatter(bucket, shard, op);
         Replicate replicate{&replicas_, shard, op, {CollectiveTag::Kind::bucket, number_, b}};
-        if constexpr (abilities_of<B>.own_stream) {  // both stages are under way at once, and the device keeps them in order
+        if constexpr (abilities_of<B>.own_stream) {  // both stages are in flight at once, and the device keeps them in order
             scattered.wait_on(replicas_.stream());
             replicate.next(scattered);
             return WorkType<B>(std::move(scattered));
@@ -81,7 +81,7 @@ public:
 
 private:
     B replicas_;
-    std::size_t number_;  ///< this object's number among those that start the replicas' collectives
+    std::size_t number_;  ///< number of this object among the users of `replicas_`
 };
 
 template <Backend B>

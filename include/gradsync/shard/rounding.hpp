@@ -6,7 +6,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The argument of an optimizer's `round(slice)`: contiguous elements of one parameter whose weights are narrower than its master weights. `round` writes every element of `rounded`. The memory is the library's, and valid during the call.
+/// The argument of an optimizer's `round(slice)`: contiguous elements of one parameter whose weights are narrower than its master weights.
+/// `round` writes every element of `rounded`. The library owns the memory, which is valid during the call.
 struct RoundingSlice {
     std::size_t parameter = 0;  ///< index of the parameter
     std::size_t first = 0;      ///< index of the slice's first element in the parameter
@@ -17,8 +18,8 @@ struct RoundingSlice {
 namespace detail {
 
 struct RoundStochastically {
-    /// Adds 16 random bits to what rounding drops, and drops them. The bits are a hash of the element's index and a key: two rounds of
-    /// "multiply, xor, shift" with the constants of C. Wellons (Hash Prospector).
+    /// Adds 16 random bits to the part that rounding drops, then drops it. The bits are a hash of the element's index and a key: two rounds
+    /// of "multiply, xor, shift" with the constants of C. Wellons (Hash Prospector).
     GRADSYNC_ALWAYS_INLINE static void block(const float* __restrict master, std::uint16_t* __restrict rounded, std::uint32_t first,
                                              std::uint32_t key, std::uint32_t second_key, std::size_t n) {
         constexpr std::uint32_t largest = std::uint32_t{BFloat16::largest} << 16;
@@ -48,14 +49,14 @@ struct RoundStochastically {
 
 /// Rounds each number x to one of its two neighbours a < x < b in bf16, to b with probability (x - a) / (b - a), so that the expected value
 /// is x (Gupta et al., arXiv 1502.02551). So weights follow updates that are smaller than half their last place, which rounding to nearest
-/// loses. Numbers of bf16 stay as they are. Numbers beyond the largest one, infinities and NaNs are rounded to nearest.
+/// loses. Numbers that bf16 can represent stay the same. Numbers beyond the largest one, infinities and NaNs are rounded to nearest.
 ///
-/// The choice depends on `seed`, the parameter and the element (modulo 2^32) alone, not on ranks or buckets. Pass another seed in each step,
-/// such as a constant plus the optimizer's count of steps, which is saved with its state:
+/// The choice depends only on `seed`, the parameter and the element (modulo 2^32), not on ranks or buckets. Pass another seed in each step,
+/// such as a constant plus the optimizer's step count, which is saved with its state:
 ///
 ///     void round(const gradsync::RoundingSlice& s) const { gradsync::round_stochastically(s, seed + steps); }
 ///
-/// Thread-safe. Throws Error(invalid_argument) if `rounded` is not as many numbers of bf16.
+/// Thread-safe. Throws Error(invalid_argument) unless `rounded` holds the same number of bf16 elements.
 inline void round_stochastically(const RoundingSlice& slice, std::uint64_t seed) {
     if (slice.rounded.dtype != DType::bf16 || slice.rounded.count != slice.master.size())
         detail::raise(Errc::invalid_argument, detail::text("round_stochastically: ", slice.master.size(), " numbers cannot be rounded to ",

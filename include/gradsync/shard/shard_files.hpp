@@ -13,7 +13,7 @@
 #include "../core/unique_handle.hpp"
 #include "../engine/verification.hpp"
 
-/// The files of a checkpoint of sharded training; checkpoint.hpp says what they hold.
+/// The files of a checkpoint of sharded training; checkpoint.hpp documents their contents.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -46,7 +46,7 @@ public:
         number(text.size());
         bytes(text.data(), text.size());
     }
-    /// Writes the digest at the end of the file and returns it. The bytes are on disk then.
+    /// Writes the digest at the end of the file and returns it. The bytes are then on disk.
     std::uint64_t finish() {
         const std::uint64_t digest = digest_.value();
         number(digest);
@@ -78,7 +78,7 @@ public:
 
     std::uint64_t size() const noexcept { return size_; }
 
-    /// Refuses a file whose magic is another one: it "is not `what`".
+    /// Refuses a file with a different magic: it "is not `what`".
     void check_magic(const char* what) {
         char magic[sizeof shard_magic];
         bytes(magic, sizeof magic);
@@ -102,7 +102,7 @@ public:
     void skip(std::uint64_t n) {
         if (::fseeko(file_.get(), static_cast<off_t>(n), SEEK_CUR) != 0) torn();
     }
-    /// Throws unless the file is whole and ends with `digest`.
+    /// Throws unless the file is complete and ends with `digest`.
     void verify(std::uint64_t digest) {
         if (size_ < sizeof digest) torn();
         std::rewind(file_.get());
@@ -129,7 +129,7 @@ struct ShardManifest {
     std::uint64_t generation = 0;
     List<std::uint64_t> digests;  ///< by rank
     std::string note;
-    std::uint64_t digest = 0;  ///< of the file that was read
+    std::uint64_t digest = 0;  ///< digest of the file that was read
 
     static std::filesystem::path path(const std::filesystem::path& directory) { return directory / "manifest.gradsync"; }
     std::filesystem::path file(const std::filesystem::path& directory, std::size_t rank) const {
@@ -170,7 +170,7 @@ struct ShardManifest {
     static Folder open(const std::filesystem::path& directory) {
         return Folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     }
-    /// Keeps others from saving to the directory until the result goes, if its file system knows locks. Throws if another one does.
+    /// Keeps others from saving to the directory while the result lives, if its file system supports locks. Throws if another job saves.
     static Folder lock(const std::filesystem::path& directory) {
         Folder folder = open(directory);
         if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
@@ -188,7 +188,7 @@ struct ShardManifest {
                 refuse_file(file(directory, r), text("of rank ", r, " cannot be seen from rank 0; all machines must share the directory"));
         }
     }
-    /// Removes the parts that this manifest does not name: those of older checkpoints, and of saves that were killed.
+    /// Removes the parts that this manifest does not name: those of older checkpoints and of saves that were killed.
     void remove_others(const std::filesystem::path& directory) const {
         std::error_code ignored;
         for (std::filesystem::directory_iterator at(directory, ignored), end; at != end; at.increment(ignored)) {

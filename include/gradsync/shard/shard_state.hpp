@@ -10,17 +10,17 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Bytes of library memory per rank, gaps between parameters included.
+/// Bytes of memory that the library owns on this rank, gaps between parameters included.
 struct ShardMemory {
     std::size_t parameters = 0;      ///< weights that the model computes with
     std::size_t gradients = 0;       ///< buckets and shards of gradients
-    std::size_t master_weights = 0;  ///< those kept in addition to the weights
+    std::size_t master_weights = 0;  ///< master weights kept in addition to the weights
     std::size_t optimizer_state = 0;
 };
 
 namespace detail {
 
-/// Fails to compile, with a sentence, if O cannot step shards in the memory of B.
+/// Fails to compile, with an explanation, if O cannot step shards in the memory of B.
 template <class O, class B>
 consteval bool require_optimizer() {
     if constexpr (B::memory_space == MemorySpace::host)
@@ -38,7 +38,7 @@ consteval bool require_optimizer() {
     return true;
 }
 
-/// Why O does not step this parameter; null if it does.
+/// Why O cannot step this parameter; null if it can.
 template <class O, MemorySpace space>
 const char* refusal_of_f64(const ParameterView& p) {
     if constexpr (space == MemorySpace::host) {
@@ -73,8 +73,8 @@ public:
 
     ShardState() = default;
 
-    /// `values[b]`: the values of bucket b. This rank's part of them doubles as master weights if its type allows; they have no memory if
-    /// they do not stay.
+    /// `values[b]`: the values of bucket b; without memory if they do not stay. This rank's part of them doubles as master weights if its
+    /// type allows that.
     ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                std::span<const BufferView> values, std::size_t state_count)
         : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())), arrays_(1 + state_count), buckets_(plan.size()) {
@@ -121,7 +121,7 @@ public:
         return buckets_[slice.bucket][a].subview(slice.offset, slice.count);
     }
 
-    /// The optimizer steps this rank's shard of bucket b, and skips parameters i with `used(i)` false.
+    /// The optimizer steps this rank's shard of bucket b, except parameters i with `used(i)` false.
     template <class O, class Used>
     void step([[maybe_unused]] B& backend, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
         if constexpr (B::memory_space == MemorySpace::host) step_part(b, 0, gradients, gradient_scale, optimizer, used);
@@ -140,8 +140,8 @@ public:
         }
     }
 
-    /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the master weights. The
-    /// optimizer may say how they are rounded, and then not those of parameters i with `used(i)` false.
+    /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the master weights. If
+    /// the optimizer rounds weights, parameters i with `used(i)` false are left out.
     template <class Passes, class O, class Used>
     void round(const Passes& passes, std::size_t b, std::size_t first, BufferView values, O& optimizer, Used&& used) const {
         const BufferView master = array(b, 0).subview(first, values.count);
@@ -161,7 +161,7 @@ public:
     }
 
 private:
-    /// Puts the step of a shard in device memory on a stream.
+    /// Enqueues the step of a shard in device memory on a stream.
     template <class Stream, class O, class Used>
     void step_on(Stream stream, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
         device_slices_.clear();
@@ -180,7 +180,7 @@ private:
         if (!device_slices_.empty()) optimizer.step(std::span<const DeviceSlice>(device_slices_), gradient_scale, stream);
     }
 
-    /// The part of the slice that lies in the `count` elements of the shard from element `first` on. It may be empty.
+    /// The part of the slice within `count` elements of the shard from element `first` on. May be empty.
     static ShardSlice part_of(ShardSlice slice, std::size_t first, std::size_t count) noexcept {
         const std::size_t from = larger(slice.offset, first), to = smaller(slice.offset + slice.count, first + count);
         slice.first += from - slice.offset;
@@ -217,7 +217,7 @@ private:
     List<List<BufferView>> buckets_;
     decltype(std::declval<PassesOf<B>>().allocate(std::size_t{})) memory_;
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
-    List<DeviceSlice> device_slices_;  ///< of a step, kept so that it allocates nothing
+    List<DeviceSlice> device_slices_;  ///< slices of a step, kept so that a step allocates nothing
     List<void*> device_arrays_;
 };
 
@@ -225,14 +225,14 @@ private:
 template <Backend B>
 class StateTransfer {
 public:
-    /// The most elements of a piece.
+    /// The largest piece, in elements.
     static constexpr std::size_t piece = std::size_t{1} << 18;
-    static constexpr int all = -1;  ///< instead of a root: every rank
+    static constexpr int all = -1;  ///< as a root: every rank
 
     /// Collective.
     StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state, std::span<const ParameterView> parameters)
         : host_(host_of(backend)), passes_(passes_of(backend)), plan_(plan), state_(state), parameters_(parameters) {
-        for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // one slice of a parameter at most
+        for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // at most one slice per parameter
     }
 
     /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable parameter's arrays, in host
@@ -281,7 +281,7 @@ private:
         if (from < to) use(whole.subview(from - first, to - from), state_.array(*slice, a).subview(from - slice->first, to - from));
     }
 
-    /// The same memory as integers. At most one rank has a nonzero element, so the sum has its bits exactly, even those of a negative zero.
+    /// The same memory as integers. At most one rank has a nonzero element, so the sum has exactly its bits, even those of a negative zero.
     static BufferView as_bits(BufferView view) noexcept {
         view.dtype = size_of(view.dtype) == 8 ? DType::u64 : DType::u32;
         return view;

@@ -14,7 +14,7 @@ namespace gradsync::inline v0_2 {
 namespace detail {
 
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
-/// which moves between ranks only to be saved or loaded.
+/// which moves between ranks only for saving or loading.
 ///
 /// Derived has `name`, `flush()`, which waits for gathers in flight, and `renew_values()`, which distributes new master weights.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
@@ -58,7 +58,7 @@ public:
         check_stepped("no_sync");
         return engine_->no_sync();
     }
-    /// See Reducer::broadcast_buffers. With hybrid sharding the root is that of the first group. Collective.
+    /// See Reducer::broadcast_buffers. With hybrid sharding the root is a rank of the first group. Collective.
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         Guard<B>::broadcast_buffers(buffers, root);
         exchange_.with_replicas([&](B& replicas) {
@@ -66,11 +66,11 @@ public:
             for (const BufferView& b : buffers) guard([&] { replicas.broadcast(b, 0).wait(); });
         });
     }
-    /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. If gradients are sharded, the call may wait until
-    /// another bucket is reduced, the initial contents are unspecified, and the memory is valid until the last gradient of its bucket is
-    /// marked. Ask for it in each backward, in the order in which gradients become ready.
+    /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. Ask for it in each backward, in the order in
+    /// which gradients become ready. If gradients are sharded, the call may wait until another bucket is reduced, the initial contents are
+    /// unspecified, and the memory is valid until the last gradient of its bucket is marked.
     BufferView acquire_gradient(std::size_t i) { return engine_->acquire_gradient(i); }
-    /// See Reducer::mark_ready. From any thread.
+    /// See Reducer::mark_ready. Thread-safe.
     void mark_ready(std::size_t i) { engine_->mark_ready(i); }
 
     /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are complete), or throws as
@@ -90,9 +90,9 @@ public:
         });
     }
 
-    /// Skips the step, for example if a too large loss scale made gradients infinite. Forgets the averages since the last step, and the
-    /// micro-batches under `no_sync()`. Call it instead of `step()`, on all ranks; `gradient_norm()` returns the same on all of them. The
-    /// skipped time and traffic count in the statistics of the next step. Local.
+    /// Skips the step, for example if a loss scale that is too large made gradients infinite. Forgets the averages since the last step, and
+    /// the micro-batches under `no_sync()`. Call it instead of `step()`, on all ranks; `gradient_norm()` returns the same on all of them.
+    /// The skipped time and traffic count in the statistics of the next step. Local.
     void discard() {
         check_usable("discard");
         refuse_in_backward("discard");
@@ -102,8 +102,8 @@ public:
         engine_->end_round(true);
     }
 
-    /// The L2 norm, in double, of the gradients that `step()` uses. It is bit-identical to Reducer::gradient_norm on whole gradients,
-    /// unless those travel in a wider type than their own and are rounded at the end. Between `finish()` and `step()`. Collective.
+    /// The L2 norm, in double, of the gradients that `step()` uses. Bit-identical to Reducer::gradient_norm on whole gradients, unless
+    /// those travel in a wider type than their own and are rounded at the end. Call it between `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_averaged("gradient_norm");
         refuse_in_backward("gradient_norm");
@@ -124,12 +124,12 @@ public:
                 .master_weights = state_.master_bytes(),
                 .optimizer_state = state_.state_bytes()};
     }
-    /// The parameters as registered, frozen ones too. In ShardedParameters a trainable one has no value after `broadcast_parameters()`.
+    /// The parameters as registered, also frozen ones. In ShardedParameters trainable ones have no value after `broadcast_parameters()`.
     std::span<const ParameterView> parameters() const noexcept { return parameters_; }
 
     /// Calls `use(parameter, first element, array, view)` for each slice and each array of this rank's state. Array 0 holds the master
-    /// weights, array 1 + k the optimizer's k-th array. Views may be read. They may be written after `flush()`; call `publish()`
-    /// (collective) then. Local.
+    /// weights, array 1 + k the optimizer's k-th array. You may read the views. You may write them after `flush()`; then call `publish()`
+    /// (collective). Local.
     template <class Use>
     void for_each_shard(Use&& use) {
         for (const ShardSlice& slice : state_.slices())
@@ -137,8 +137,8 @@ public:
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices `use(slice, gradient_scale)`,
-    /// whose memory may be read on the compute stream. The gradients are those of the micro-batches so far. Between `finish()` and `step()`.
-    /// Local.
+    /// whose memory may be read on the compute stream. The gradients are those of the micro-batches so far. Call it between `finish()` and
+    /// `step()`. Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
         check_usable("for_each_gradient");
@@ -147,7 +147,7 @@ public:
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
         for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, 1, visitor);
     }
-    /// The number of this rank's group with hybrid sharding, from 0; otherwise 0.
+    /// The number of this rank's group with hybrid sharding, from 0; 0 otherwise.
     int replica() const {
         int number = 0;
         exchange_.with_replicas([&](const B& replicas) { number = replicas.rank(); });
@@ -162,7 +162,7 @@ public:
         with_settled_state("collect_state", [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
     }
 
-    /// `collect_state` for all ranks at once: calls `sink` with every piece on each of them. Collective.
+    /// `collect_state` for all ranks at once: calls `sink` with every piece on each rank. Collective.
     template <class Sink>
     void collect_everywhere(Sink&& sink) {
         using Transfer = StateTransfer<B>;
@@ -205,8 +205,8 @@ protected:
                    text("an optimizer may keep ", ShardState<B>::max_states, " arrays of state, not ", optimizer_.state_count()));
     }
 
-    /// Makes the engine, after comparing between ranks what the engine does not know: `settings` and the types of values. `copies`: the
-    /// weights that parameters name are copied, and not looked at again. Collective.
+    /// Makes the engine, after the ranks have compared what it does not know: `settings` and the types of values. `copies`: the weights
+    /// that parameters name are copied, and not read again. Collective.
     GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
         if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
             refuse(Derived::name, "weights that live with the library are not compared; leave ReducerOptions::compare_weights_every out");
@@ -247,8 +247,8 @@ protected:
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept { return shard_of(values_.bucket(b), backend_.size(), backend_.rank()); }
 
-    /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights, it does so
-    /// only for parameters i with `used(i)` true; the others keep theirs.
+    /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights, it does so only for
+    /// parameters i with `used(i)` true; the others keep theirs.
     template <class Used>
     void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
         state_.round(passes_of(backend_), b, 0, own_values(b), optimizer_, used);
@@ -258,7 +258,7 @@ protected:
         ++step_.collectives;
     }
 
-    /// Refuses a bad `broadcast_parameters` before anything is in flight.
+    /// Refuses an invalid `broadcast_parameters` before anything is in flight.
     void check_broadcast(int root) const {
         check_usable("broadcast_parameters");
         check_root(root, "broadcast_parameters");
@@ -287,7 +287,7 @@ protected:
         return engine_options_.averaging == Averaging::sum || counts_micro_batches() ? 1 : static_cast<double>(micro_batches_);
     }
 
-    /// Steps all shards inside the reductions, if the last `finish()` has left these for it; false if there are averages to be stepped.
+    /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be stepped.
     bool step_inside(double gradient_scale) {
         if (!steps_in_backward()) {
             if (!std::exchange(deferred_, false)) return false;
@@ -383,14 +383,14 @@ protected:
     Overlap overlap_;
     Exchange exchange_;
     O optimizer_;
-    // Before the engine, which waits, if a step has failed, until no other rank writes there.
+    // Declared before the engine: after a failed step its destructor waits until no other rank writes to these values.
     UnitValues<B> values_;
     ShardState<B> state_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<Engine> engine_;
     DeferredGather<B> gathers_;
-    bool deferred_ = false;          ///< `finish()` was called, and gradients are not reduced yet
-    std::size_t micro_batches_ = 0;  ///< number reduced since the last step
+    bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
+    std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
     StepStatistics step_;
     Statistics statistics_;
 };

@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The stages of ZeRO (Rajbhandari et al., arXiv 1910.02054) say which data are sharded.
+/// The stages of ZeRO (Rajbhandari et al., arXiv 1910.02054) say which data is sharded.
 
 /// Stage 1 shards the optimizer state and the master weights. Gradients are whole, and live where `ReducerOptions::gradients` says;
 /// micro-batches add up there under `no_sync()`.
@@ -15,42 +15,44 @@ struct Zero1 {
     static constexpr bool shards_gradients = false;
 };
 
-/// Stage 2 shards the gradients too. A bucket has memory only while it is filled and reduced. This rank's shard stays, in f32 (f64 for
+/// Stage 2 also shards the gradients. A bucket has memory only while it is filled and reduced. This rank's shard stays, in f32 (f64 for
 /// f64); further micro-batches are reduced and added to it.
 struct Zero2 {
     static constexpr bool shards_gradients = true;
 };
 
-/// Stage 1 with the optimizer inside the reduction. `finish()` checks the marks, and waits for nobody. `step()` does the rest in one pass: it
-/// reads the gradients of all ranks, steps, and writes the weights of all ranks; averages are never stored. The bits are those of Zero1. If
-/// the norm is asked for, gradients are reduced first, as in stage 1. The same happens if ranks do not share memory, with
-/// UnusedParameters::find_unused, if `micro_batches` need several sums, and in a step that compares weights.
+/// Stage 1 with the optimizer inside the reduction. `finish()` checks the marks and does not wait. `step()` does the rest in one pass: it
+/// reads the gradients of all ranks, steps, and writes the weights of all ranks; averages are never stored. The bits are those of Zero1.
+/// Gradients are reduced first, as in stage 1, if the norm is asked for, if ranks do not share memory, with UnusedParameters::find_unused,
+/// if `micro_batches` need several sums, and in a step that compares weights.
 ///
-/// Buckets leave in `step()`, so it takes no overlap policy. The optimizer may run on any thread of its rank that makes progress. If a rank
-/// has several such objects over threads, all ranks step them in the same order.
+/// Buckets are reduced in `step()`, so it takes no overlap policy. The optimizer may run on any thread of its rank that makes progress. If
+/// a rank has several such objects over threads, all ranks must step them in the same order.
 struct StepInside {
     static constexpr bool shards_gradients = false;
     static constexpr bool steps_inside = true;
 };
 
-/// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have marked it, and its memory
-/// is used for another; there are no shards of gradients. For ranks that share memory; elsewhere it is stage 2. Mark a parameter after the
-/// backward's last read of its weights. The optimizer may run on any thread of its rank that makes progress, that of an overlap policy
-/// included; set its learning rate before the backward. A step has one micro-batch, no gradient scale and no norm, cannot be discarded, and
-/// compares no weights. If a rank has several such objects over threads, all ranks finish them in the same order.
+/// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have marked it, and its
+/// memory is reused; there are no shards of gradients. For ranks that share memory; otherwise it is stage 2. Mark a parameter after the
+/// backward's last read of its weights. The optimizer may run on any thread of its rank that makes progress, including that of an overlap
+/// policy; set its learning rate before the backward. A step has one micro-batch, no gradient scale and no norm, cannot be discarded, and
+/// compares no weights. If a rank has several such objects over threads, all ranks must finish them in the same order.
 struct StepInBackward {
     static constexpr bool shards_gradients = true;
     static constexpr bool steps_inside = true, in_backward = true;
 };
 
-/// The memory of the weights that the model computes with.
+/// Where the weights that the model computes with live.
 enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
     in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
-    shared,  ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in. Write weights on
-    ///< one rank only, and let all ranks meet before `adopt_values()`. Mark a parameter only after the step's last read of its weights
+    shared,      ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in. Write weights
+                 ///< on one rank only, and synchronise all ranks before `adopt_values()`. Mark a parameter only after the step's last read
+                 ///< of its weights
 };
 
+/// Options of ShardedOptimizer; equal on all ranks, like ReducerOptions.
 struct ShardingOptions {
     /// The same options as for a Reducer. `gradients` is for stage 1 only; stage 2 pools gradients.
     ReducerOptions reducer = {};
@@ -58,7 +60,7 @@ struct ShardingOptions {
 };
 
 /// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of the optimizer state
-/// (`Zero1`), and of the gradients too (`Zero2`). Every rank holds the whole weights.
+/// (`Zero1`), and also of the gradients (`Zero2`). Every rank holds the whole weights.
 ///
 ///     gs::ShardedOptimizer sharded(comm, model.parameters(), MyAdam{...}, gs::Zero2{});
 ///     sharded.broadcast_parameters();
@@ -70,9 +72,9 @@ struct ShardingOptions {
 ///     }
 ///
 /// Buckets are reduce-scattered during the backward, as the policies say. Each rank's optimizer steps its contiguous shard of each bucket,
-/// then the weights are all-gathered. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer with
-/// the same optimizer. Micro-batches of stage 2 are the exception, unless `ReducerOptions::micro_batches` counts them: they are summed over
-/// the ranks first, then over time.
+/// then the weights are all-gathered. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer
+/// with the same optimizer. Micro-batches of stage 2 are the exception, unless `ReducerOptions::micro_batches` counts them: they are summed
+/// over the ranks first, then over time.
 ///
 /// With `OverlapForward`, `step()` returns while the all-gathers are in flight. Call `wait_parameter(i)` before you use parameter i, and
 /// `flush()` before you read the weights in any other way.
@@ -96,9 +98,9 @@ public:
     using Base::plan;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
-    /// Its weights start at zero: write them to `parameter_value(i)`, then call `adopt_values()`. After the optimizer come the options
-    /// (`ShardingOptions`), the stage, and policies, in any order; see Reducer. Collective. Throws Error(parameter_mismatch) if the ranks
-    /// differ, and Error(invalid_argument) if a trainable parameter has no value.
+    /// Its weights then start at zero: write them to `parameter_value(i)`, then call `adopt_values()`. After the optimizer come the options
+    /// (`ShardingOptions`), the stage, and policies, in any order; see Reducer. Throws Error(parameter_mismatch) if the ranks differ, and
+    /// Error(invalid_argument) if a trainable parameter has no value. Collective.
     template <class Range = std::initializer_list<ParameterView>, class First = ShardingOptions, class... More>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, First first = {}, More... more)
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
@@ -114,7 +116,7 @@ public:
                       "gradsync: with StepInside buckets leave in step(): leave the overlap policy out");
         static_assert(!in_backward || !forward,
                       "gradsync: with StepInBackward the weights are there after the backward: use OverlapBackward");
-        (void)detail::choose<Stage, Role::stage, B>(first, more...);  // it is a type, and compares with the template argument
+        (void)detail::choose<Stage, Role::stage, B>(first, more...);  // checks it against the template argument
         const GradientStorage gradients = engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
@@ -136,7 +138,7 @@ public:
         make_state();
     }
 
-    /// Gives every rank the root's weights, those of frozen parameters too. Collective.
+    /// Gives every rank the root's weights, including those of frozen parameters. Collective.
     void broadcast_parameters(int root = 0) {
         check_broadcast(root);
         guard([&] {
@@ -148,7 +150,7 @@ public:
         });
     }
 
-    /// The memory of the weights of parameter i. With ParameterStorage::in_buckets, that of a trainable parameter is this object's, and
+    /// The memory of the weights of parameter i. With ParameterStorage::in_buckets the object owns that of a trainable parameter; it is
     /// valid until `rebuild_buckets` returns true or `unfreeze` is called.
     BufferView parameter_value(std::size_t i) const {
         check_index(i, "parameter_value");
@@ -176,8 +178,8 @@ public:
         Base::finish();
     }
 
-    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`, then all ranks get the new weights. Parameters
-    /// that no rank used (UnusedParameters::find_unused) do not change. Collective, after `finish()`.
+    /// Steps this rank's shards with the gradients times `gradient_scale`, then gives all ranks the new weights. Parameters that no rank
+    /// used (UnusedParameters::find_unused) do not change. Call it after `finish()`. Collective.
     void step(double gradient_scale = 1) {
         if (gradient_scale != 1 && Base::steps_in_backward())
             refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
@@ -196,8 +198,8 @@ public:
         });
     }
 
-    /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collectives: each rank may call it in an
-    /// order of its own.
+    /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collective, so each rank may call it in
+    /// its own order.
     void wait_parameter(std::size_t i) {
         check_index(i, "wait_parameter");
         if (parameters_[i].requires_grad) land(values_.bucket_of(i), "wait_parameter");
@@ -208,8 +210,8 @@ public:
         for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
     }
 
-    /// Plans the buckets anew from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move to
-    /// their new owners. Returns true if the plan changed; ask for all views again then. Collective, between steps.
+    /// Plans the buckets again, from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move
+    /// to their new owners. Returns true if the plan changed; ask for all views again then. Call it between steps. Collective.
     [[nodiscard]] bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
@@ -223,8 +225,8 @@ public:
     }
 
     /// Trains these parameters from now on; they were registered with requires_grad = false. Their optimizer state starts at zero. Buckets
-    /// are planned as at construction; call `rebuild_buckets` after a step to adapt them. Old and new buckets exist side by side for a
-    /// moment. Ask for all views, and set a weight, again afterwards. Collective, between steps.
+    /// are planned as at construction; call `rebuild_buckets` after a step to adapt them. Old and new buckets exist at the same time for a
+    /// moment. Afterwards ask for all views and set a weight again. Call it between steps. Collective.
     void unfreeze(std::span<const std::size_t> which) {
         check_usable("unfreeze");
         for (std::size_t i : which) {
@@ -284,7 +286,7 @@ private:
     }
 
     void renew_values() {
-        if (shared()) backend_.barrier().wait();  // nobody reads them any more
+        if (shared()) backend_.barrier().wait();  // no rank reads them any more
         for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
         flush();
     }

@@ -7,6 +7,7 @@
 
 namespace gradsync::inline v0_2 {
 
+/// Options of ShardedParameters; equal on all ranks, like ReducerOptions.
 struct ShardedParametersOptions {
     ReducerOptions reducer = {};        ///< without `gradients`, for which see `shard_gradients`, and `compare_weights_every`
     bool shard_gradients = true;        ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
@@ -17,7 +18,7 @@ struct ShardedParametersOptions {
 
 /// Fully sharded data-parallel training (ZeRO stage 3, FSDP): each rank stores only its share of the weights, the gradients and the
 /// optimizer state. A unit is a layer, or any set of parameters that you name. Its weights exist only while it is in use: they are gathered
-/// before and released after, in the forward and again in the backward.
+/// before use and released after it, in the forward and again in the backward.
 ///
 ///     gs::ShardedParameters sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
 ///     sharded.broadcast_parameters();          // from here on the trainer's own weights are not needed
@@ -33,11 +34,11 @@ struct ShardedParametersOptions {
 ///
 /// Units are prefetched in the order in which the previous step gathered them. Gradients are reduce-scattered bucket by bucket. If
 /// `finish()` is called more than once before `step()`, they add up in shards of f32 (f64 for f64). Frozen parameters stay in the trainer's
-/// memory. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer with the same optimizer, except
-/// with micro-batches that the options do not count, which are added in another order.
+/// memory. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer with the same optimizer,
+/// except with micro-batches that the options do not count, which are added in another order.
 ///
-/// All ranks must gather and release the same units in the same order. Call `gather`, `release` and everything else from one thread;
-/// `mark_ready` and `acquire_gradient` are for any thread. Errors are as for Reducer.
+/// All ranks must gather and release the same units in the same order. `mark_ready` and `acquire_gradient` are thread-safe; call `gather`,
+/// `release` and everything else from one thread. Errors are as for Reducer.
 template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
 class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
@@ -76,13 +77,13 @@ public:
         make_state();
     }
 
-    /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must acquire and release the same units as the
+    /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the same units as the
     /// others.
     using Base::begin_step;
     using Base::plan;
 
-    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. Reads the values that the root gave at
-    /// construction, so call it only once. Collective.
+    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. Call it once only: it reads the values that the
+    /// root gave at construction. Collective.
     void broadcast_parameters(int root = 0) {
         check_broadcast(root);
         guard([&] {
@@ -104,7 +105,7 @@ public:
         });
     }
 
-    /// Keeps a unit in use. Its weights may be released when this object is destroyed.
+    /// Keeps a unit in use. The destructor ends the use; the weights may then be released.
     class [[nodiscard]] Use {
     public:
         Use(ShardedParameters& owner, std::size_t unit) noexcept : owner_(&owner), unit_(unit) {}
@@ -119,12 +120,12 @@ public:
         std::size_t unit_;
     };
 
-    /// Returns when the weights of unit u are here. They stay as long as the returned object lives. Collective.
+    /// Returns when the weights of unit u are available. They stay while the returned object lives. Collective.
     Use gather(std::size_t u) {
         acquire(u);
         return Use(*this, u);
     }
-    /// `gather` without a scope: call `release(u)` once for each call.
+    /// `gather` without a scope: call `release(u)` once per call. Collective.
     void acquire(std::size_t u) {
         check_usable("gather");
         check_unit(u, "gather");
@@ -136,7 +137,7 @@ public:
             use(u);
         });
     }
-    /// Throws Error(invalid_argument) if the unit is not in use.
+    /// Ends one use of unit u. Throws Error(invalid_argument) if the unit is not in use.
     void release(std::size_t u) {
         check_unit(u, "release");
         if (values_[u].users == 0) refuse("release", detail::text("unit ", u, " is not in use; acquire() it first"));
@@ -151,7 +152,7 @@ public:
         if (!parameters_[i].requires_grad) return parameters_[i].value;
         const Unit& unit = values_[buckets_.unit_of(i)];
         const BufferView whole = values_.value(i);
-        // Weights of units that are not in use may be here too: prefetched ones in flight, or released ones whose memory is still free.
+        // Weights of unused units may be here, too: prefetched ones in flight, or released ones whose memory is still free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
             refuse("parameter_value",
@@ -167,11 +168,11 @@ public:
         });
     }
     std::size_t unit_count() const noexcept { return given_units_.count(); }
-    /// The unit of parameter i, as given. The weights of a replicated parameter are here even if its unit is not gathered.
+    /// The unit of parameter i, as given. The weights of a replicated parameter are available even if its unit is not gathered.
     std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
-    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`. Units that are not in use lose their weights,
-    /// which are out of date; those in use are gathered again. Collective, after `finish()`.
+    /// Steps this rank's shards with the gradients times `gradient_scale`. Unused units lose their outdated weights; units in use are
+    /// gathered again. Call it after `finish()`. Collective.
     void step(double gradient_scale = 1) {
         Base::step([&] {
             for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, gradient_scale);
@@ -210,7 +211,7 @@ private:
         if (u >= unit_count()) refuse(operation, detail::text("there is no unit ", u, " among ", unit_count()));
     }
 
-    /// Gathers unit u, and starts to gather those expected next.
+    /// Gathers unit u, and starts to gather the units expected next.
     void use(std::size_t u) {
         prefetch(u);
         ++values_[u].users;
@@ -218,7 +219,7 @@ private:
         wait(values_[u]);
     }
 
-    /// Starts to gather unit u. No-op if it is here or in flight.
+    /// Starts to gather unit u. No-op if it is available or in flight.
     void prefetch(std::size_t u) {
         const Unit& unit = values_[u];
         if (unit.slot == detail::UnitValues<B>::none && unit.bytes != 0) fill(u, !options_.reshard_after_forward);
@@ -257,7 +258,7 @@ private:
 
     ShardedParametersOptions options_;
     Units given_units_;                   ///< the user's, without the replicated one
-    B gathering_ = backend_.duplicate();  ///< a communicator of its own: marks from other threads start collectives too
+    B gathering_ = backend_.duplicate();  ///< separate communicator: marks from other threads start collectives, too
     std::size_t number_ = detail::next_owner(backend_);
     detail::GatherOrder order_{options_.prefetch};
 };

@@ -18,7 +18,7 @@ public:
     InsideSteps(const ShardState<B>& state, const UnitValues<B>& values, O& optimizer) noexcept
         : state_(state), values_(values), optimizer_(optimizer) {}
 
-    /// Finds out for a new plan whether all buckets can be stepped so. Collective.
+    /// Finds out whether all buckets of a new plan can be stepped inside the reductions. Collective.
     [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientEngine<B>& engine, bool may) {
         possible_ = false;
         if constexpr (abilities_of<B>.steps_inside) {
@@ -26,7 +26,7 @@ public:
             rank_ = backend.rank(), size_ = backend.size();
             std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
-                // Pooled buckets get their memory when they are filled.
+                // Pooled buckets get memory when they are filled.
                 shared = (engine.bucket(b).data == nullptr || backend.shares(engine.bucket(b))) && backend.shares(values_.bucket(b));
             possible_ = true;
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
@@ -36,7 +36,7 @@ public:
     }
     bool possible() const noexcept { return possible_; }
 
-    /// Calls `finish()`, which completes the reductions of a step, so that their results are stepped instead of stored.
+    /// Calls `finish()`, which completes the reductions of a step; their results are stepped instead of stored.
     template <class Finish>
     void run(double gradient_scale, Finish&& finish) {
         scale_ = gradient_scale;
@@ -44,7 +44,7 @@ public:
         finish();
         inside_ = false;
     }
-    /// Calls `f()`. If it fails because this rank's optimizer threw, throws that.
+    /// Calls `f()`. If it fails because this rank's optimizer threw, rethrows that exception.
     template <class F>
     void rethrow(F&& f) {
         try {
@@ -55,12 +55,12 @@ public:
         }
     }
 
-    /// From now on the results are stepped as they come. The optimizer's step begins with the first bucket.
+    /// From now on results are stepped as they arrive. The optimizer's step begins with the first bucket.
     void enable_in_backward() noexcept { inside_ = in_backward_ = true; }
     /// Has the optimizer's step begun?
     bool take_begun() noexcept { return std::exchange(begun_, false); }
 
-    /// The exchange of the buckets. Outside of `run` it leaves the results in the shards.
+    /// The exchange of the buckets. Outside `run` it leaves the results in the shards.
     class Exchange : public ReduceScatter {
     public:
         explicit Exchange(InsideSteps& steps) noexcept : steps_(&steps) {}
@@ -68,7 +68,7 @@ public:
             if constexpr (abilities_of<B>.steps_inside) {
                 if (steps_->inside_) {
                     if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->optimizer_.begin_step();
-                    if (steps_->in_backward_ && !backend.shares(bucket))  // elsewhere `adopt_plan` has seen it
+                    if (steps_->in_backward_ && !backend.shares(bucket))  // in other cases `adopt_plan` has checked it
                         raise(Errc::invalid_argument,
                               text("bucket ", b,
                                    " lies in memory of its own, because others wait for marks; with StepInBackward ask for "
@@ -118,7 +118,7 @@ private:
     bool possible_ = false, inside_ = false, in_backward_ = false, begun_ = false;
     double scale_ = 1;
     List<Step> steps_;          ///< by bucket
-    std::exception_ptr error_;  ///< that this rank's optimizer threw
+    std::exception_ptr error_;  ///< thrown by this rank's optimizer
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -11,7 +11,7 @@
 namespace gradsync::inline v0_2::detail {
 
 /// The dtype of the values of bucket b. Throws Error(invalid_argument) if they differ, because a bucket is gathered as one buffer, or if a
-/// type is not floating.
+/// type is not floating-point.
 inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters, const char* who, int rank) {
     const ParameterView& first = parameters[plan.bucket(b).front()];
     for (std::size_t i : plan.bucket(b)) {
@@ -29,9 +29,9 @@ inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const 
     return first.value.dtype;
 }
 
-/// The parameters' values, laid out as the buckets of their gradients, so that the ranks can gather them by bucket. Buckets form units, and
-/// a unit has memory while it has a slot. A released unit stays until its slot is needed for another, so that it need not be gathered again
-/// if it is used soon. All ranks make the same calls.
+/// The parameters' values, laid out as the buckets of their gradients, so that ranks can gather them by bucket. Buckets form units, and a
+/// unit has memory while it has a slot. A released unit stays until another one needs its slot, so that a unit that is used again soon need
+/// not be gathered again. All ranks make the same calls.
 template <Backend B>
 class UnitValues {
 public:
@@ -43,12 +43,12 @@ public:
         std::size_t slot = none;
         std::size_t users = 0;
         bool gathering = false;
-        std::uint64_t released = 0;  ///< number of releases by then
+        std::uint64_t released = 0;  ///< number of releases at that time
     };
 
     UnitValues() = default;
-    /// `unit_of(b)`: the unit of bucket b, below `units`. Units from `first_staying` on get slots of their own; the slots of the others are
-    /// large enough for each of them. No unit has a slot yet. Throws as `value_dtype` does.
+    /// `unit_of(b)`: the unit of bucket b, below `units`. Units from `first_staying` on get slots of their own. The slots of the others are
+    /// large enough for any of them. No unit has a slot yet. Throws as `value_dtype` does.
     template <class UnitOf>
     UnitValues(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters, const char* who, int rank,
                std::size_t units, std::size_t first_staying, UnitOf&& unit_of)
@@ -63,13 +63,13 @@ public:
         }
     }
 
-    /// Uses the trainer's memory where it holds, on all ranks, the values of a bucket and nothing else, in the order of the gradients. Before
+    /// Uses the trainer's memory for buckets whose values lie there alone and in the order of the gradients, on all ranks. Call it before
     /// `place`. Collective.
     void borrow(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters) {
         List<std::uint64_t> fits(plan.size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const BufferView range = range_of(plan.bucket(b), [&](std::size_t i) { return parameters[i].value; });
-            // In device memory values of two allocations may lie side by side by chance, and no copy crosses that border.
+            // In device memory, values of two allocations may be adjacent by chance, and no copy may cross that border.
             const void* const arena = parameters[plan.bucket(b).front()].arena;
             bool by_chance = plan.bucket(b).size() > 1 && arena == nullptr;
             for (const std::size_t i : plan.bucket(b)) by_chance = by_chance || parameters[i].arena != arena;
@@ -98,12 +98,12 @@ public:
     /// The values of each bucket; without memory while the unit has no slot.
     std::span<const BufferView> buckets() const noexcept { return buckets_; }
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
-    /// The bucket of parameter i, which must be trainable, and its values.
+    /// The bucket of trainable parameter i, and its values.
     std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
     BufferView value(std::size_t i) const noexcept { return buckets_[places_[i].bucket].subview(places_[i].offset, places_[i].count); }
 
-    /// Gives unit u a slot: a free one, that of the unit released first, or a new one. Units in use keep their slots, and with `keep`
-    /// released units do too. Collective.
+    /// Gives unit u a slot: a free one, that of the unit released first, or a new one. Units in use keep their slots; with `keep`, so do
+    /// released units. Collective.
     void place(B& backend, std::size_t u, bool keep) {
         const auto released = [&](const Slot& slot) { return slot.unit == none ? 0 : 1 + units_[slot.unit].released; };
         std::size_t slot = none;
@@ -129,7 +129,7 @@ public:
         }
     }
 
-    /// All ranks, which must be threads of one process, use the memory of rank 0. After `place`. Collective.
+    /// Makes all ranks, which must be threads of one process, use the memory of rank 0. Call it after `place`. Collective.
     [[gnu::cold]] void share(B& backend, const char* who) {
         const std::uint64_t own[] = {process_number(), reinterpret_cast<std::uintptr_t>(this)};
         const List<std::uint64_t> all = gather_values(host_of(backend), own);
@@ -145,7 +145,7 @@ public:
             buckets_ = first.buckets_;
             bytes_ = 0;
         }
-        backend.barrier().wait();  // rank 0 may go on, and away
+        backend.barrier().wait();  // only then may rank 0 continue, and be destroyed
     }
 
     /// Takes unit u's slot away.
@@ -162,7 +162,7 @@ public:
     }
 
 private:
-    /// The place of a parameter's values.
+    /// The position of a parameter's values.
     struct Place {
         std::size_t bucket = 0, offset = 0, count = 0;
     };
@@ -182,22 +182,22 @@ private:
     std::uint64_t releases_ = 0;
 };
 
-/// Remembers the order in which a step gathered its units, and predicts the next ones while a step follows the same order.
+/// Remembers the order in which a step gathered its units. Predicts the next ones while a step follows the same order.
 class GatherOrder {
 public:
-    /// Predicts as many units as `ahead` says.
+    /// Predicts `ahead` units.
     explicit GatherOrder(std::size_t ahead) noexcept : ahead_(ahead) {}
 
-    /// Records that unit u is gathered. Returns the units that followed here in the previous step, the next one first.
+    /// Records that unit u is gathered. Returns the units that followed it in the previous step, the next one first.
     std::span<const std::size_t> next(std::size_t u) {
         if (now_.size() < most) now_.push_back(u);
-        // After a forward without a backward, such as a validation's, the order starts over.
+        // After a forward without a backward, such as in validation, the order starts over.
         if (at_ >= before_.size() || before_[at_] != u) at_ = !before_.empty() && before_[0] == u ? 0 : before_.size();
         if (at_ >= before_.size()) return {};
         return predicted(++at_);
     }
 
-    /// Ends the step. Returns the units that the next one is expected to begin with.
+    /// Ends the step. Returns the units that the next step should begin with.
     std::span<const std::size_t> end_step() {
         std::swap(before_, now_);
         now_.clear();
@@ -210,7 +210,7 @@ private:
         return std::span(before_).subspan(from, smaller(ahead_, before_.size() - from));
     }
 
-    static constexpr std::size_t most = std::size_t{1} << 16;  ///< gathers without a step; beyond that nobody is training
+    static constexpr std::size_t most = std::size_t{1} << 16;  ///< gathers without a step; beyond that it records no more
 
     std::size_t ahead_;
     List<std::size_t> before_, now_;

@@ -15,8 +15,8 @@ namespace gradsync::inline v0_2::simulation {
 using collective::Call;
 
 /// The collectives of a group of ranks: which rank has started which, and when they end. A collective begins when the last rank has started
-/// it and its links are free. Its results are computed at that last start already, because no rank may read them before it is complete. All
-/// calls need the scheduler's lock.
+/// it and its links are free. Its results are computed already at that last start, because no rank may read them before it is complete. All
+/// calls require the scheduler's lock.
 class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
     Communicator(std::shared_ptr<Simulation> simulation, List<int> world_ranks)
@@ -54,14 +54,14 @@ public:
         return n;
     }
 
-    /// Is collective n complete by this rank's clock? Asking takes no virtual time.
+    /// Is collective n complete on this rank's clock? Asking takes no virtual time.
     bool is_through(std::uint64_t n, int rank) const { return is_placed(n) && end(n) <= simulation_->scheduler.now(world_rank(rank)); }
     bool is_placed(std::uint64_t n) const { return started_[n].placed; }
     double end(std::uint64_t n) const { return started_[n].times.end; }
     const Call& name(std::uint64_t n) const { return started_[n].name; }
 
-    /// Blocks until the end of collective n is known. Returns false if the simulation has failed, or if the end is past the limit, which
-    /// fails the simulation.
+    /// Blocks until the end of collective n is known. Returns false if the simulation has failed. An end past the limit also fails the
+    /// simulation.
     bool await(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
         const int own = world_rank(rank);
         const double deadline = simulation_->scheduler.now(own) + std::chrono::duration<double>(limit).count();
@@ -89,7 +89,7 @@ public:
         started_.retire([this](const Started& oldest) { return oldest.retired == next_.size(); });
     }
 
-    /// `rank` will start no more collectives here.
+    /// Declares that `rank` starts no more collectives here.
     void leave(int rank) {
         const auto r = static_cast<std::size_t>(rank);
         gone_[r] = true;
@@ -97,7 +97,7 @@ public:
             simulation_->fail(collective::left_early(name_of(started_[next_[r]].name, next_[r]), world_rank(rank)));
     }
 
-    /// The communicator that the members of a group share. The first member to ask makes it.
+    /// The communicator that the members of a group share. The first caller makes it.
     std::shared_ptr<Communicator> meet(const collective::Group& group, List<int> members) {
         return meetings_.meet(this, group, [&] { return std::make_shared<Communicator>(simulation_, std::move(members)); });
     }
@@ -110,7 +110,7 @@ private:
         std::size_t arrived = 0, retired = 0;
         CollectiveRecord times;
         bool placed = false;  ///< its times on the links are known
-        List<int> waiters;    ///< world ranks
+        List<int> waiters;    ///< world ranks that wait for it
     };
     /// Every rank has started collective n: checks the calls, moves the data, and schedules its place on the links.
     void complete(std::uint64_t n, Started& started) {
@@ -124,7 +124,7 @@ private:
         simulation_->scheduler.add_event(started.times.ready, [self = shared_from_this(), n] { self->place(n); });
     }
 
-    /// No rank can start anything earlier any more, so collectives take the links in the order of readiness.
+    /// Places collective n on the links. No rank can start anything earlier any more, so collectives take links in the order of readiness.
     void place(std::uint64_t n) {
         Started& started = started_[n];
         simulation_->network.reserve(route_, started.times);
@@ -145,7 +145,7 @@ private:
             if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0) worker_.run(calls, owner, shard);
     }
 
-    /// World rank `own` has waited for collective n up to its deadline. The ranks that arrived after it are to blame, if there are any.
+    /// World rank `own` has waited for collective n up to its deadline. Ranks that arrived after it are to blame, if there are any.
     collective::Failure too_late(std::uint64_t n, int own, double deadline, std::chrono::nanoseconds limit) const {
         const Started& started = started_[n];
         collective::Late late;
@@ -158,7 +158,7 @@ private:
     collective::Member::WorldRanks world_ranks_;
     Network::Route route_ = simulation_->network.route(*world_ranks_);
     int number_ = simulation_->communicators++;
-    collective::InFlight<Started> started_;                                               ///< not retired by all ranks yet
+    collective::InFlight<Started> started_;                                               ///< not yet retired by all ranks
     std::vector<std::uint64_t> next_ = std::vector<std::uint64_t>(world_ranks_->size());  ///< by rank: number of its next collective
     std::vector<bool> gone_ = std::vector<bool>(world_ranks_->size());
     collective::Meetings<std::shared_ptr<Communicator>> meetings_;
@@ -198,7 +198,7 @@ public:
         }
         if (world().failed()) throw_failure(communicator_->name(n).operation);
         if (++polls_ < polls_of_a_spin) return false;
-        // A rank that only polls is treated as waiting.
+        // A rank that only polls counts as waiting.
         polls_ = 0;
         if (communicator_->is_placed(n)) scheduler().advance_to(own(), communicator_->end(n));
         else communicator_->nap(lock, n, rank(), timeout());
@@ -243,7 +243,7 @@ public:
         return std::make_shared<Engine>(communicator_->meet(group, world_ranks_of(group)), group.rank, timeout());
     }
 
-    /// Zeroed memory that takes no physical memory until it is written, so that thousands of ranks can have buckets each.
+    /// Zeroed memory that uses no physical memory until it is written, so that thousands of ranks can each have buckets.
     collective::Memory allocate(std::size_t bytes) {
         if (bytes == 0) return {};
         void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -292,7 +292,7 @@ private:
     static constexpr int polls_of_a_spin = 100;
 
     std::shared_ptr<Communicator> communicator_;
-    int polls_ = 0;  ///< unsuccessful polls since this rank's clock has moved
+    int polls_ = 0;  ///< unsuccessful polls since this rank's clock last moved
 };
 
 }  // namespace gradsync::inline v0_2::simulation

@@ -19,13 +19,13 @@
 
 namespace gradsync::inline v0_2::simulation {
 
-/// Virtual time. Every rank has a thread and a clock of its own. One rank runs at a time, until its next call depends on others. Then the
-/// rank with the earliest clock gets the turn; among equal clocks, the one that gave up its turn first. So every run goes the same way, and
-/// ranks need no locks against each other.
+/// Virtual time. Every rank has its own thread and clock. One rank runs at a time, until its next call depends on others. Then the rank
+/// with the earliest clock gets the turn; among equal clocks, the one that gave up its turn first. So all runs are the same, and ranks need
+/// no locks against each other.
 ///
-/// There are also events, which happen when no rank that may still act has an earlier clock.
+/// There are also events, which happen once no rank that may still act has an earlier clock.
 ///
-/// All calls need the lock from `lock()`. The functions of a rank are for its own thread.
+/// All calls require the lock from `lock()`. The functions of a rank are for its own thread.
 class Scheduler {
 public:
     using Lock = std::unique_lock<std::mutex>;
@@ -39,7 +39,7 @@ public:
 
     Lock lock() { return Lock(mutex_); }
 
-    /// Makes the calling thread that of `rank`; returns when it has its turn.
+    /// Makes the calling thread that of `rank`; returns when it has the turn.
     void enter(Lock& lock, int rank) {
         Rank& self = at(rank);
         self.thread = std::this_thread::get_id();
@@ -54,7 +54,7 @@ public:
     bool is_thread_of(int rank) const { return ranks_[static_cast<std::size_t>(rank)].thread == std::this_thread::get_id(); }
 
     double now(int rank) const { return ranks_[static_cast<std::size_t>(rank)].clock; }
-    /// Actions of other ranks until then show when the rank asks for them.
+    /// Moves the rank's clock to `time`. Earlier actions of other ranks become visible only when the rank asks for them.
     void advance_to(int rank, double time) {
         if (time > at(rank).clock) at(rank).clock = time;
     }
@@ -62,8 +62,8 @@ public:
     /// Runs `happen` when no rank that may still act has a clock before `time`.
     void add_event(double time, std::function<void()> happen) { queue_.push({time, ++sequence_, event, std::move(happen)}); }
 
-    /// Runs the events that are due by this rank's clock, unless another rank is behind them. Returns true if none is left and all other
-    /// ranks are later: then nothing new can happen before its clock moves.
+    /// Runs the events that are due on this rank's clock, unless another rank is behind them. Returns true if none is left and all other
+    /// ranks are later: nothing new can then happen before its clock moves.
     bool settle(int rank) {
         while (!queue_.empty() && queue_.top().time <= now(rank)) {
             if (queue_.top().rank != event) return false;
@@ -92,7 +92,7 @@ public:
     std::uint64_t turn() const { return turn_; }
     bool is_blocked(int rank) const { return ranks_[static_cast<std::size_t>(rank)].state == State::blocked; }
 
-    /// Lets a blocked rank go on, no earlier than at `time`. No-op if it is not blocked.
+    /// Lets a blocked rank continue, no earlier than at `time`. No-op if it is not blocked.
     void wake(int rank, double time) {
         if (!is_blocked(rank)) return;
         --blocked_;
@@ -172,19 +172,19 @@ private:
     std::uint64_t turn_ = 0;
 };
 
-/// One collective, as the network saw it. Times are virtual seconds.
+/// One collective on the network. Times are virtual seconds.
 struct CollectiveRecord {
-    int communicator = 0;      ///< 0: the one of all ranks; others in the order in which they were made
+    int communicator = 0;      ///< 0: the one of all ranks; others in the order of creation
     std::uint64_t number = 0;  ///< number within the communicator, from 0
     collective::Operation operation = collective::Operation::barrier;
-    std::size_t bytes = 0;      ///< of the whole buffer
+    std::size_t bytes = 0;      ///< bytes of the whole buffer
     double first = 0;           ///< when the first rank started it
     double ready = 0;           ///< when the last rank started it
     double start = 0, end = 0;  ///< its times on the links
 };
 
-/// The links of a cluster. A collective takes the links of all its nodes, and a node's links carry one collective at a time: one between
-/// nodes needs the links within them, too.
+/// The links of a cluster. A collective takes the links of all its nodes, and a node's links carry one collective at a time. A collective
+/// between nodes also needs the links within them.
 class Network {
 public:
     Network(const plan::Cluster& of, plan::Algorithm by) : cluster(of), algorithm(by), taken_(static_cast<std::size_t>(of.nodes())) {}
@@ -192,7 +192,7 @@ public:
     const plan::Cluster cluster;
     const plan::Algorithm algorithm;
 
-    /// The network's view of a group of ranks.
+    /// A group of ranks as the network sees it.
     struct Route {
         std::vector<std::size_t> nodes;
         plan::Cluster shape;  ///< the cluster reduced to this group
@@ -227,8 +227,8 @@ public:
     }
 
 private:
-    /// A reduction to one rank costs as much as a broadcast; a gather or scatter as much as an all-gather; a barrier as much as an empty
-    /// all-reduce.
+    /// A reduction to one rank costs as much as a broadcast, a gather or scatter as much as an all-gather, and a barrier as much as an
+    /// empty all-reduce.
     static plan::Collective kind_of(collective::Operation operation) noexcept {
         using enum plan::Collective;
         constexpr plan::Collective kinds[] = {all_reduce, broadcast,  reduce_scatter, all_gather,
@@ -254,7 +254,7 @@ public:
     Network network;
     std::vector<CollectiveRecord> records;
     int communicators = 0;  ///< number made so far
-    List<int> nappers;      ///< world ranks that are blocked until any collective has got its place on the links
+    List<int> nappers;      ///< world ranks blocked until any collective gets its place on the links
 
     /// Fails the simulation on all ranks. Only the first failure counts.
     void fail(const collective::Failure& failure) {
@@ -276,17 +276,17 @@ public:
         scheduler.block(lock, world_rank);
         own = {};
     }
-    /// Lets blocked ranks go on, no earlier than at `time` or at their deadlines; ranks that are not blocked stay as they are.
+    /// Lets blocked ranks continue, no earlier than at `time` or at their deadlines; ranks that are not blocked are unchanged.
     void wake(List<int>& world_ranks, double time) {
         for (const int rank : world_ranks)
             scheduler.wake(rank, gradsync::detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));
         world_ranks.clear();
     }
 
-    /// Sets how long this rank may keep its turn in real time: no other rank runs meanwhile that could end it.
+    /// Sets how long this rank may keep its turn in real time. No other rank runs meanwhile that could end it.
     void set_limit(int world_rank, std::chrono::nanoseconds limit) { limits_[static_cast<std::size_t>(world_rank)] = limit; }
 
-    /// Run it in a thread of its own, until `stop_watching`. It fails the simulation if a rank keeps its turn too long.
+    /// Run it in a separate thread, until `stop_watching`. It fails the simulation if a rank keeps its turn too long.
     void watch() {
         using Clock = std::chrono::steady_clock;
         Scheduler::Lock lock = scheduler.lock();
@@ -299,9 +299,9 @@ public:
             } else if (const int rank = scheduler.running();
                        rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
                 fail({Errc::timeout, rank,
-                      detail::text("rank ", rank, " has not let others have their turn for ",
+                      detail::text("rank ", rank, " has kept its turn for ",
                                    detail::format_duration(limits_[static_cast<std::size_t>(rank)]),
-                                   "; ranks of a simulation run one at a time: find out what keeps it, or raise the limit with "
+                                   "; ranks of a simulation run one at a time: find out what delays it, or raise the limit with "
                                    "set_timeout()")});
             }
         }
@@ -314,7 +314,7 @@ public:
 
     // -------------------------------------------------------------------------------------------------------- memory
 
-    /// Is this memory from `allocate` whose contents are not moved?
+    /// Is this memory from `allocate`, in a simulation that moves no data of buckets?
     bool is_unmoved(const void* data) const { return !moves_buckets_ && regions.contains(data, 1); }
     message_passing::KnownMemory regions;  ///< from `allocate`
 

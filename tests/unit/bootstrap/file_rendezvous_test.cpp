@@ -36,7 +36,7 @@ std::string error_of(F&& f) {
 
 TEST_CASE("FileRendezvous: what another run has left is not taken for this one's") {
     const gradsync_test::TemporaryDirectory folder;
-    CHECK(says(error_of([&] { FileRendezvous(folder.path().string(), 0, 2, {.timeout = 200ms}); }), "is there already"));
+    CHECK(says(error_of([&] { FileRendezvous(folder.path().string(), 0, 2, {.timeout = 200ms}); }), "already exists"));
     CHECK(std::filesystem::exists(folder.path()));  // and not removed either
     CHECK(says(error_of([&] { FileRendezvous(folder.file("no/such"), 0, 2, {.timeout = 200ms}); }), "No such file"));
 }
@@ -50,7 +50,7 @@ TEST_CASE("FileRendezvous: nonsense in the folder is named") {
     std::ofstream(path + "/nonsense") << "not a word of it is true, and it is much longer than a header";
     std::filesystem::rename(path + "/nonsense", path + "/arrival.1");
     rank_0.join();
-    CHECK(says(first, "holds nonsense"));
+    CHECK(says(first, "holds invalid data"));
 }
 
 TEST_CASE("FileRendezvous: ranks that were told different world sizes") {
@@ -168,7 +168,7 @@ TEST_CASE("FileRendezvous: a pipe in the folder blocks no rank") {
     const std::string path = folder.file("meeting");
     REQUIRE(::mkdir(path.c_str(), 0700) == 0);
     REQUIRE(::mkfifo((path + "/arrival.0").c_str(), 0600) == 0);
-    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "holds nonsense"));
+    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "holds invalid data"));
 }
 
 TEST_CASE("FileRendezvous: a rank writes nothing into a folder in which rank 0 has not arrived") {

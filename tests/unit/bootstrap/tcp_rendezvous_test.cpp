@@ -109,7 +109,7 @@ TEST_CASE("TcpRendezvous: a rank of another job, and one that is there already, 
 
     const Attempt other = attempt({.rank = 2, .size = 3, .port = port, .token = "wrong"});
     CHECK(is(other, Errc::invalid_argument));
-    CHECK(says(other, "whoever listens at localhost:" + std::to_string(port) + " did not admit this rank: the tokens differ"));
+    CHECK(says(other, "the process that listens at localhost:" + std::to_string(port) + " did not admit this rank: the tokens differ"));
     CHECK(says(other, "GRADSYNC_JOB_TOKEN"));
     const Attempt neighbour = attempt({.rank = 2, .size = 3, .port = port, .token = "right", .run_id = "slurm 7"});
     CHECK(says(neighbour, "it belongs to another job; give two jobs different ports"));
@@ -126,7 +126,7 @@ TEST_CASE("TcpRendezvous: a rank of another job, and one that is there already, 
     CHECK(third.text == "");
     const bool was_first = twins[0].text.empty();
     CHECK(twins[was_first ? 0 : 1].text == "");
-    CHECK(says(twins[was_first ? 1 : 0], "rank 1 has arrived already; give every process another RANK"));
+    CHECK(says(twins[was_first ? 1 : 0], "rank 1 has arrived already; give every process its own RANK"));
 }
 
 TEST_CASE("TcpRendezvous: who was told another world size is told so, and ends nobody's job") {
@@ -321,7 +321,7 @@ TEST_CASE("TcpRendezvous: off loopback, ranks need a secret or say that all may 
         CHECK(says(a, token.empty() ? "have no token" : "too short"));
     }
     for (const char* const token : {"open", "0123456789abcdef"})
-        CHECK(says(attempt({.rank = 1, .size = 2, .address = "no.such.host.invalid", .token = token}, 200ms), "not to be reached"));
+        CHECK(says(attempt({.rank = 1, .size = 2, .address = "no.such.host.invalid", .token = token}, 200ms), "could not be reached"));
 }
 
 TEST_CASE("TcpRendezvous: an address that swallows calls does not keep the next one waiting") {
@@ -352,7 +352,7 @@ TEST_CASE("TcpRendezvous: rank 0 is not there") {
     const Attempt a = attempt({.rank = 1, .size = 2, .port = gradsync_test::free_port()}, 200ms);
     CHECK(is(a, Errc::timeout));
     CHECK(a.peer == 0);
-    CHECK(says(a, "rank 0 was not to be reached at localhost:"));
+    CHECK(says(a, "rank 0 could not be reached at localhost:"));
     CHECK(says(a, "Connection refused"));
     CHECK(says(attempt({.rank = 1, .size = 2, .address = "no.such.host.invalid", .token = "open"}, 200ms), "no.such.host.invalid:29500"));
 }
@@ -374,7 +374,7 @@ TEST_CASE("TcpRendezvous: the port is another's") {
     });
     const Attempt b = attempt({.rank = 1, .size = 2, .address = "127.0.0.1", .port = port});
     server.join();
-    CHECK(says(b, "did not admit this rank: it does not speak as a rank of gradsync does"));
+    CHECK(says(b, "did not admit this rank: it is not a rank of gradsync"));
 }
 
 TEST_CASE("TcpRendezvous: a store of torch.distributed, which hangs up on what it does not know, is told apart at once") {

@@ -55,7 +55,7 @@ TEST_CASE("timed_out: names the ranks that did not start it") {
     CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).message.find("x: rank 0 did not answer while rank 1 waited 2 s") == 0);
     CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).culprit == 0);
     CHECK(timed_out("x", waits, 1, std::chrono::seconds(2))
-              .message.find("x: rank 0 waits itself for one that did not start it, while rank 1 waited 2 s") == 0);
+              .message.find("x: rank 0 is itself waiting for one that did not start it, while rank 1 waited 2 s") == 0);
     CHECK(timed_out("x", waits, 1, std::chrono::seconds(2)).culprit == -1);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).culprit == 1);
     CHECK(timed_out("x", none, 0, std::chrono::seconds(2)).culprit == -1);

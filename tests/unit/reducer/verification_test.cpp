@@ -325,10 +325,9 @@ TEST_CASE("a number of uses that is negative is not taken for a large one") {
 TEST_CASE("elements lie where elements of their type may") {
     alignas(8) std::byte memory[64] = {};
     const auto at = [&](std::size_t place, DType dtype) { return BufferView{memory + place, 2, dtype, MemorySpace::host}; };
-    CHECK(
-        refusal_of(ParameterView{.name = "w", .gradient = at(2, DType::f32)}) ==
-        "Reducer on rank 0: parameter 'w' has a gradient of f32 at an address that is no multiple of 4; let it begin at a place where an element of its "
-        "type may lie");
+    CHECK(refusal_of(ParameterView{.name = "w", .gradient = at(2, DType::f32)}) ==
+          "Reducer on rank 0: parameter 'w' has a gradient of f32 at an address that is no multiple of 4; align it for its element "
+          "type");
     CHECK(refusal_of(ParameterView{.name = "w", .value = at(1, DType::bf16), .gradient = at(32, DType::f32)})
               .find("has a value of bf16 at an address that is no multiple of 2") != std::string::npos);
     CHECK(refusal_of(ParameterView{.name = "w", .value = at(4, DType::f64), .requires_grad = false}).find("has a value of f64") !=

@@ -5,7 +5,7 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// First in, first out. Keeps its memory.
+/// A queue, first in, first out, that keeps its memory.
 template <class T>
 class Queue {
 public:
@@ -28,7 +28,7 @@ public:
 
 private:
     List<T> all_;
-    std::size_t first_ = 0;  ///< those before have left
+    std::size_t first_ = 0;  ///< earlier elements have left
 };
 
 /// A receive that has begun. The length of its message is added to `came`, if that is not null.
@@ -45,7 +45,7 @@ struct Kept {
     List<std::byte> bytes = {};
 };
 
-/// Blocks of memory that are not needed at present, `most` of them, for the next users.
+/// Up to `most` blocks of memory that are free for the next users.
 template <class Block, std::size_t most>
 class SpareMemory {
 public:
@@ -62,7 +62,7 @@ public:
     }
     void keep(Block block) {
         if (blocks_.size() < most) return blocks_.push_back(std::move(block));
-        for (Block& one : blocks_)  // the longer ones are worth more
+        for (Block& one : blocks_)  // keep the longer ones
             if (one.capacity() < block.capacity()) std::swap(one, block);
     }
 
@@ -70,14 +70,14 @@ private:
     List<Block> blocks_;
 };
 
-/// The receives of a stream that have begun, or the messages that came before their receives: one of the two is empty.
+/// The receives of a stream that have begun, or the messages that came before their receives. One of the two is empty.
 struct Inbox {
     int stream = 0;
     Queue<Posted> posted = {};
     Queue<Kept> kept = {};
 };
 
-/// The inboxes of the streams that are in use. References are valid until the next one is made or forgotten.
+/// The inboxes of the streams in use. References are valid until another inbox is made or forgotten.
 class Inboxes {
 public:
     Inbox& operator[](int stream) {
@@ -100,7 +100,7 @@ public:
     }
 
 private:
-    List<Inbox> all_;  ///< in the order of the streams
+    List<Inbox> all_;  ///< sorted by stream
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

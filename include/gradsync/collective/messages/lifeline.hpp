@@ -5,19 +5,19 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Notices when a process on another machine dies in any state: its system then closes its connections. Every rank has a connection to the
+/// Detects the death of processes on other machines, in any state: their system then closes their connections. Every rank connects to the
 /// two ranks after it, and so watches four others; all ranks learn what one sees.
 ///
-/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after a few seconds of silence. So
-/// firewalls that forget quiet connections keep these, and a machine that no longer answers is noticed. Without a connection, a death shows
-/// by the time limit only. `lost` and `silent` are thread-safe.
+/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after a few seconds of silence. These
+/// probes keep firewalls from dropping quiet connections, and detect a machine that no longer answers. Without a connection, only the time
+/// limit reveals a death. `lost` and `silent` are thread-safe.
 class Lifeline {
 public:
     Lifeline() = default;
     Lifeline& operator=(Lifeline&&) = delete;
     ~Lifeline() { close(); }
 
-    /// Says good-bye; this rank watches no other any more.
+    /// Says good-bye. Afterwards this rank watches no other.
     void close() noexcept {
         std::lock_guard lock(mutex_);
         for (const Line& line : lines_)
@@ -25,16 +25,16 @@ public:
         lines_.clear();
     }
 
-    /// Begins to listen, at `bind` (see net::listen).
+    /// Starts to listen at `bind` (see net::listen).
     net::Contact listen(const bootstrap::AnyRendezvous& meeting, const std::string& bind) {
         std::string problem;
         reception_ = net::Reception::open(meeting, bind, problem);
         return reception_.contact();
     }
 
-    /// Connects this rank. Collective, over the ranks with these addresses. `apart(r)`: whether r is a rank that can only be watched this
-    /// way. Takes up to `limit`, or a few times that if addresses lead nowhere. Returns the number of connections that there should be;
-    /// `lines()` is the number that there are.
+    /// Connects this rank with others. `all`: the addresses by rank. `apart(r)`: can only a connection watch rank r? Takes up to `limit`,
+    /// or a few times that if addresses are unreachable. Returns the number of connections that should exist; `lines()` is the number that
+    /// do. Collective.
     template <class Apart>
     std::size_t connect(int rank, const List<net::Contact>& all, std::string_view secret, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
@@ -53,7 +53,7 @@ public:
         return after.size() + before.size();
     }
 
-    /// Has the process of this rank, which this one watches, died?
+    /// Has this rank's process, which is watched from here, died?
     bool lost(int rank) noexcept {
         std::lock_guard lock(mutex_);
         bool gone = false;
@@ -72,7 +72,7 @@ public:
         }
         return gone;
     }
-    /// If it is lost: because its host no longer answers?
+    /// If it is lost: did its host stop answering?
     bool silent(int rank) noexcept {
         std::lock_guard lock(mutex_);
         bool silent = false;
@@ -87,8 +87,8 @@ private:
     struct Line {
         int rank = -1;
         net::Socket socket = {};
-        bool is_made = false;  ///< on both sides: the other has not given up before the welcome that this one sent
-        bool silent = false;   ///< the system has given up on its host
+        bool is_made = false;  ///< on both sides: the other had not given up when this rank's welcome arrived
+        bool silent = false;   ///< the system has given up on its host: no answers
     };
 
     net::Reception reception_;

@@ -13,11 +13,11 @@ using gradsync::detail::leak_until_exit;
 ///
 /// Every collective begins with a small message from every rank to every other, which says what it has started. So each rank knows which
 /// others have started, and that all have started the same. If few ranks do the work, the message goes to rank 0 only, which checks for all
-/// (see PendingCollective). Little data travels in this message. More data travels in rounds; several are under way at a time, of one
-/// collective after another.
+/// (see PendingCollective). Small data travels in this message. Larger data travels in rounds; several rounds are in flight at a time, of
+/// one collective after another.
 ///
-/// Messages from and to user memory go through buffers of the engine, unless that memory is known to outlive every message. So a rank that
-/// fails can be unwound at once, whatever the others do.
+/// Messages from and to user memory go through buffers of the engine, unless that memory is known to outlive every message. So a failing
+/// rank can be unwound at once, whatever the others do.
 ///
 /// Thread-safe, for the threads that the transport allows.
 class MessageEngine final : public collective::Engine {
@@ -26,8 +26,8 @@ class MessageEngine final : public collective::Engine {
 public:
     static constexpr std::size_t slots = 256;  ///< collectives in flight before a start must wait
 
-    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks; communicators with a rank in
-    /// common must have different numbers.
+    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks. Communicators that share a rank
+    /// must have different numbers.
     [[gnu::cold]] MessageEngine(Shared<MessageWorld> world, List<int> world_ranks, int rank, int communicator, Shared<KnownMemory> known,
                                 std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
@@ -54,7 +54,7 @@ public:
                 });
                 world_->say_left(route_.communicator, *world_ranks(), pending_.next());
             } catch (const std::exception&) {
-                // Ranks that wait for this rank will time out.
+                // Ranks that wait for this one will time out.
             }
         }
         world_->dismiss(route_.communicator);
@@ -63,11 +63,12 @@ public:
 
     MessageWorld& world() const noexcept override { return *world_; }
 
-    /// Takes each rank's elements as the sum of several leaves: `leaves`, by rank. Before the first collective, the same on all ranks.
+    /// Makes each rank's elements count as the sum of several leaves: `leaves`, by rank. Call before the first collective, the same on all
+    /// ranks.
     void set_leaves(List<std::size_t> leaves) { combiner_.set_leaves(std::move(leaves)); }
 
-    /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the
-    /// world has failed.
+    /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the world has
+    /// failed.
     std::uint64_t start(const Call& call) override {
         check_thread(call.operation);
         for (;;) {
@@ -120,11 +121,10 @@ public:
         return is_complete(n);
     }
 
-    /// The ranks that keep collective n from completing.
+    /// The ranks that hold up collective n.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : detector_.late(pending(n < heard_ ? n : heard_));  // nothing was heard about later
-                                                                                                        // collectives
+        return is_complete(n) ? collective::Late() : detector_.late(pending(n < heard_ ? n : heard_));  // later ones are not heard of yet
     }
 
     /// For callers that wait elsewhere: returns `use(world, detector)`.
@@ -134,8 +134,8 @@ public:
         return use(*world_, detector_);
     }
 
-    /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank does not start a collective of this one
-    /// because it has left or died.
+    /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank has left or died, and so does not start a
+    /// collective of this one.
     [[gnu::cold]] void look_for_missing() noexcept {
         std::unique_lock lock(world_->mutex(), std::try_to_lock);
         if (lock && !world_->failed()) report_missing();
@@ -145,18 +145,18 @@ public:
     [[gnu::cold]] void fail(const Failure& failure) noexcept override {
         world_->fail(failure);
         {
-            // The buffers may be freed soon, so nothing is written into them from now on, except into lent memory.
+            // The buffers may be freed soon, so nothing may write into them from now on, except into lent memory.
             const std::lock_guard lock(world_->mutex());
             ended_ = true;
         }
         world_->deliver(timeout());
     }
 
-    /// Memory that messages go from and to without a copy. (If a message may still be written into it, it stays until the process ends.)
+    /// Returns memory for messages without a copy. If a message may still be written into it, it stays until the process ends.
     collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
     }
-    /// The same, in `bytes` bytes of memory that already exists. While the result lives, messages find their buffers in it.
+    /// The same for `bytes` bytes of existing memory. While the result lives, messages use it without a copy.
     [[gnu::cold]] collective::Memory lend(collective::Memory memory, std::size_t bytes) {
         void* const data = memory.data();
         known_->add(data, bytes);
@@ -168,8 +168,8 @@ public:
     }
 
     [[gnu::cold]] Shared<collective::Engine> split(const collective::Group& group) override {
-        // Two communicators with a rank in common get different numbers, because each rank's numbers only grow. (A rank makes one split at
-        // a time, see the concept.)
+        // Two communicators that share a rank get different numbers, because each rank's numbers only grow. (A rank makes one split at a
+        // time, see the concept.)
         int number = 0;
         for (const int proposal : exchange(world_->next_communicator.load())) number = larger(number, proposal);
         if (number < 0 || number >= world_->transport().last_stream() / Route::streams)
@@ -181,16 +181,16 @@ public:
     }
 
 private:
-    /// Waits until collective n is complete, or until it has left `pending_` too.
+    /// Waits until collective n is complete; with `left`, until it has also left `pending_`.
     void wait_for(std::uint64_t n, bool left) {
         const auto over = [&] { return left ? pending_.is_over(n) : is_complete(n); };
-        int looks = world_->cores_are_shared ? 1 : 16;  // at first, without a pause
+        int looks = world_->cores_are_shared ? 1 : 16;  // first looks, without a pause
         wait_until(
             [&]() -> std::optional<Call> {
                 std::lock_guard lock(world_->mutex());
                 if (over()) return std::nullopt;
                 const bool may_advance = world_->transport().refusal() == nullptr;
-                // A message often arrives in less time than it takes to release and lock the mutex.
+                // A message often arrives faster than the mutex can be released and locked.
                 do {
                     if (may_advance) advance();
                     if (over()) return std::nullopt;
@@ -211,7 +211,7 @@ private:
         return (no_more ? 128 : 32) * 1024 / ranks / 64 * 64;
     }
 
-    // All functions below require the world's mutex, unless they say otherwise.
+    // All functions below require the world's mutex, unless stated otherwise.
 
     PendingCollective& pending(std::uint64_t n) noexcept { return *pending_[n]; }
     bool is_complete(std::uint64_t n) noexcept { return pending_.is_over(n) || pending(n).complete(); }
@@ -325,7 +325,7 @@ private:
         if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()));
     }
 
-    /// A failed call is often the first sign that another process has died: looks for one, and listens to the others, for up to a second.
+    /// A failed call is often the first sign that another process has died. Looks for one, and listens to the others, for up to a second.
     [[gnu::cold]] void find_dead() noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
@@ -335,7 +335,7 @@ private:
             try {
                 world_->poll();
             } catch (const std::exception&) {
-                // The same call may fail again.
+                // The same call may fail again: ignore it.
             }
         }
     }
@@ -360,14 +360,14 @@ private:
     const Shared<MessageWorld> world_;
     const Shared<KnownMemory> known_;
     const Route route_;
-    /// These ranks run on one machine with fewer cores. The same on all of them.
+    /// Do these ranks run on one machine with fewer cores than ranks? The same on all of them.
     const bool shares_cores_ = world_->share_cores(*world_ranks());
     bool ended_ = false;
 
     collective::InFlight<Shared<PendingCollective>> pending_{slots};
     List<Shared<PendingCollective>> spare_;
-    std::uint64_t heard_ = 0;    ///< all ranks are known to have started all below
-    std::uint64_t opening_ = 0;  ///< all rounds of all below were opened
+    std::uint64_t heard_ = 0;    ///< all ranks are known to have started all collectives below
+    std::uint64_t opening_ = 0;  ///< all rounds of all collectives below are open or done
 
     collective::Combiner combiner_{world_ranks()->size()};
     List<const void*> inputs_;

@@ -7,8 +7,8 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Finds the ranks that keep a collective from completing, as far as one rank can tell from its messages, and ends the world for it.
-/// Requires the world's mutex.
+/// Finds the ranks that hold up a collective, as far as one rank can tell from its messages, and ends the world for it. Requires the
+/// world's mutex.
 class MessageFailureDetector {
     using Clock = std::chrono::steady_clock;
     using Late = collective::Late;
@@ -18,7 +18,7 @@ public:
     MessageFailureDetector(MessageWorld& world, const collective::Member& self, int communicator, const Rounds& rounds)
         : world_(world), self_(self), communicator_(communicator), rounds_(rounds), gone_since_(self.world_ranks()->size()) {}
 
-    /// The ranks that keep `pending` from completing.
+    /// The ranks that hold up `pending`.
     [[gnu::cold]] Late late(const PendingCollective& pending) const {
         using Did = Late::Did;
         List<int> missing;
@@ -53,7 +53,7 @@ public:
         }
     }
 
-    /// The world rank of the first rank that has died without a good-bye, or -1. Opens files.
+    /// The world rank of the first rank that died without a good-bye, or -1. Opens files.
     int first_dead() {
         for (int r = 0; r < size(); ++r)
             if (r != self_.rank() && !world_.left(communicator_, world_rank(r)) && is_dead(r)) return world_rank(r);
@@ -67,21 +67,21 @@ public:
         const PendingCollective* open = &oldest;
         Late who = late(*open);
         if (!who.certain && collective::Deadline::too_early(by, limit)) return;
-        // Several ranks may all wait for one of them, which another one of them knows.
+        // Several ranks may all wait for one of them, which only another one can name.
         if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
-        if (!ask(who, open->number(), limit)) return;  // a rank that has not started this one may wait in an earlier one
-        if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // the rank that has stopped did not start this one
+        if (!ask(who, open->number(), limit)) return;  // a rank that has not started this one may be waiting in an earlier one
+        if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // the rank that stopped did not start this one
         world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, self_.own_world_rank(), limit));
     }
 
-    /// Tells those that ask whom this rank waits for. Called while it waits.
+    /// Tells the ranks that ask which rank this one waits for. Called while it waits.
     [[gnu::cold]] void answer(const Late& who) noexcept {
         const bool knows = who.certain && !who.ranks.empty() && who.ranks.front() != self_.own_world_rank();
         world_.answer(knows ? who.ranks.front() : -1);
     }
 
-    /// Asks the first of these ranks whom it waits for, then that one, and so on: the last one is to blame. `number`: of the collective that
-    /// the ranks keep from completing. Returns false while the last one may still answer or, if it does not know, report.
+    /// Asks the first of these ranks which rank it waits for, then that one, and so on: the last one is to blame. `number`: the collective
+    /// that the ranks hold up. Returns false while the last one may still answer or, if it does not know, report.
     [[gnu::cold]] bool ask(Late& who, std::uint64_t number, std::chrono::nanoseconds limit) {
         if (who.ranks.empty()) return true;
         const bool not_started = who.did == Late::Did::not_start;
@@ -92,7 +92,7 @@ public:
         }
         const int last = asked_.back();
         const std::optional<int> late = world_.answer_of(last);
-        bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another: the calls of some differ
+        bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another, so some calls differ
         for (const int rank : asked_) in_turn |= late && rank == *late;
         if (late && *late >= 0 && !in_turn) return ask(*late), false;
         const auto too_early = [&](int stages) { return collective::Deadline::too_early(Clock::now() - asked_at_, limit, stages); };
@@ -100,7 +100,7 @@ public:
         if (not_started) {
             if (in_turn) return true;
             if (too_early(late ? 4 : followed ? 2 : 1)) return false;
-            if (late || !followed) return true;  // one that waits itself is not to blame
+            if (late || !followed) return true;  // a waiting rank is not to blame
             bool missing = false;
             for (const int rank : who.ranks) missing |= rank == last;
             who = {.ranks = {last}, .did = missing ? Late::Did::not_start : Late::Did::not_answer};
@@ -122,8 +122,8 @@ private:
     int size() const noexcept { return self_.size(); }
     int world_rank(int rank) const noexcept { return self_.world_rank(rank); }
 
-    /// Has its process been gone for a while? The delay is for its last messages, which may still be on their way and may say that the rank
-    /// has left.
+    /// Has its process been gone for a while? The delay is for its last messages, which may still be on their way, and may say that the
+    /// rank has left.
     bool is_dead(int rank) noexcept {
         Clock::time_point& since = gone_since_[static_cast<std::size_t>(rank)];
         if (world_.alive(world_rank(rank))) since = {};
@@ -137,9 +137,9 @@ private:
     const int communicator_;
     const Rounds& rounds_;
     List<Clock::time_point> gone_since_;  ///< by rank
-    std::uint64_t asked_number_ = 0;      ///< 1 + the number of the collective about which ranks were asked
-    List<int> asked_;                     ///< those ranks, each but the first one because the one before it waits for it
-    Clock::time_point asked_at_{};        ///< when the last one was asked
+    std::uint64_t asked_number_ = 0;      ///< 1 + the number of the collective that the questions are about
+    List<int> asked_;                     ///< the ranks that were asked; each waits for the next
+    Clock::time_point asked_at_{};        ///< time of the last question
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

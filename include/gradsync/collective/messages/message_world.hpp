@@ -12,16 +12,16 @@ namespace gradsync::inline v0_2::message_passing {
 
 using collective::Shared;
 
-/// The world of ranks that send one another messages. Failures and departures travel in a stream of their own, which each rank reads
-/// whenever it communicates.
+/// The world of ranks that send one another messages. Failures and departures travel in a separate stream, which each rank reads whenever
+/// it communicates.
 class MessageWorld final : public collective::World {
 public:
     /// `processes`: those of all ranks. `ranks_here`: number of ranks on this machine. `twin`: another world of this rank, if there is one:
-    /// both fail together, and have the same hooks.
+    /// both fail together, and share their hooks.
     ///
     /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
-    /// another world is made or goes, and all other ranks have said good-bye to this one. A world that has failed is destroyed once the news
-    /// of it has arrived, if its transport may go then; otherwise never.
+    /// another world is made or goes, and all other ranks have said good-bye to this one. A failed world is destroyed once the news of the
+    /// failure has arrived, if its transport allows that; otherwise never.
     static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
                                      const World* twin = nullptr) {
         sweep();
@@ -35,7 +35,7 @@ public:
     /// The smallest number that a new communicator of this rank may have; 0 is the first communicator.
     std::atomic<int> next_communicator{1};
 
-    /// The connections that watch the ranks of other machines, if there are any.
+    /// The connections that watch ranks of other machines, if there are any.
     Lifeline& lifeline() noexcept { return lifeline_; }
 
     /// Requires the mutex.
@@ -44,13 +44,13 @@ public:
         return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !lifeline_.lost(world_rank);
     }
 
-    /// The end of a rank that is not alive any more, while `what` was under way. Requires the mutex.
+    /// The failure to report for a rank that died while `what` was in progress. Requires the mutex.
     [[gnu::cold]] collective::Failure end_of(int world_rank, const std::string& what) {
         const bool silent = transport_->silent(world_rank) || lifeline_.silent(world_rank);
         return silent ? collective::vanished(what, world_rank, net::answer_limit) : collective::died(what, world_rank);
     }
 
-    /// Do all these ranks run on one machine, which has fewer cores? The same answer on all ranks.
+    /// Do all these ranks run on one machine with fewer cores than ranks? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
         const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
         const collective::ProcessIdentity& first = process(world_ranks.front());
@@ -59,7 +59,7 @@ public:
         return first.machine != 0 && first.cores != 0 && static_cast<std::int64_t>(world_ranks.size()) > first.cores;
     }
 
-    /// Moves messages, and reads control messages of other ranks. Requires the mutex.
+    /// Moves messages, and reads other ranks' control messages. Requires the mutex.
     void poll() {
         if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
         while (transport_->finish_one(incoming_ticket_)) {
@@ -72,9 +72,9 @@ public:
 
     std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
 
-    /// After the world has failed: tells the others, and waits until the news has reached their systems, only once, and for one to ten
-    /// seconds at most: for a thirtieth of `limit` between them. A rank that computes reads nothing, and when a process ends with messages
-    /// that it has not read, its system drops what it has not sent.
+    /// Call after the world has failed. Tells the others, and waits once until the news has reached their systems, for a thirtieth of
+    /// `limit`, but at least one and at most ten seconds: a computing rank reads nothing, and when a process ends with unread messages, its
+    /// system drops what it has not sent.
     [[gnu::cold]] void deliver(std::chrono::nanoseconds limit = {}) noexcept {
         using gradsync::detail::larger, gradsync::detail::smaller;
         if (transport_->refusal() != nullptr) return;
@@ -93,7 +93,7 @@ public:
         }
     }
 
-    /// Keeps the memory of a message to a rank until it has arrived. Requires the mutex.
+    /// Keeps the memory of a message to a rank until the message has arrived. Requires the mutex.
     void keep_until_over(Transport::Ticket ticket, int rank, Shared<void> memory) {
         if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket, rank});
     }
@@ -105,20 +105,20 @@ public:
                 post(member, {.next = next, .kind = ControlMessage::has_left, .communicator = communicator});
     }
 
-    /// Returns the number from which on `member` starts nothing more, once it has said so. Requires the mutex.
+    /// Returns the number from which on `member` starts no collective, once it has said so. Requires the mutex.
     std::optional<std::uint64_t> left(int communicator, int member) const noexcept {
         for (const Leaver& leaver : leavers_)
             if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
         return std::nullopt;
     }
-    /// A communicator of this rank begins, or ends: then it forgets which ranks left it. Requires the mutex.
+    /// Opens or closes a communicator of this rank. On close, it forgets which ranks left the communicator. Requires the mutex.
     void enlist(int communicator) { communicators_.push_back(communicator); }
     void dismiss(int communicator) noexcept {
         communicators_.erase_if([&](int one) { return one == communicator; });
         leavers_.erase_if([&](const Leaver& leaver) { return leaver.communicator == communicator; });
     }
 
-    /// Asks a rank whom it waits for: a rank that waits for others answers. Requires the mutex.
+    /// Asks a rank which rank it waits for. A waiting rank answers. Requires the mutex.
     [[gnu::cold]] void ask(int rank) noexcept {
         asked_ = rank;
         answer_.reset();
@@ -126,14 +126,14 @@ public:
     }
     /// That rank's answer to the last question: a rank, or -1 if it does not know.
     std::optional<int> answer_of(int rank) const noexcept { return rank == asked_ ? answer_ : std::nullopt; }
-    /// Do others ask this rank? Requires the mutex.
+    /// Has a rank asked this one? Requires the mutex.
     bool is_asked() const noexcept { return !asking_.empty(); }
     [[gnu::cold]] void answer(int late) noexcept {
         for (const int rank : asking_) try_post(rank, {.kind = ControlMessage::waits, .culprit = late});
         asking_.clear();
     }
 
-    /// Memory goes that messages of a world that has failed may be from or to. Returns false if they may still touch it.
+    /// Call before freeing memory that messages of a failed world may use. Returns false if they may still touch it.
     [[gnu::cold]] bool release(const void* data, std::size_t bytes) noexcept {
         if (transport_->refusal() != nullptr) return false;
         std::lock_guard lock(mutex());
@@ -150,7 +150,7 @@ private:
         listen();
     }
 
-    /// Keeps another world without owners, and destroys those that are quiet by now. A forked child leaves its parent's alone.
+    /// Keeps another world without owners, and destroys those that are quiet by now. A forked child leaves its parent's worlds alone.
     [[gnu::cold]] static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
         static auto& worlds = *new List<MessageWorld*>;
@@ -169,7 +169,7 @@ private:
         try {
             if (transport_->refusal() == nullptr) {
                 std::lock_guard lock(mutex());
-                // Ranks that have said good-bye still wait for this rank's.
+                // Ranks that have said good-bye still wait for this rank's good-bye.
                 for (int r = 0; r < transport_->size(); ++r)
                     if (r != transport_->rank() && alive(r)) post(r, {.kind = ControlMessage::is_gone});
                 poll();
@@ -184,7 +184,7 @@ private:
         }
     }
 
-    /// Will no more messages come, and have all arrived?
+    /// Have all messages arrived, with none to follow?
     [[gnu::cold]] bool is_quiet() noexcept {
         if (transport_->refusal() != nullptr) return false;
         try {
@@ -220,10 +220,10 @@ private:
         int rank;
     };
 
-    /// Is that rank there to receive a message? Requires the mutex.
+    /// Can that rank still receive a message? Requires the mutex.
     bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
 
-    /// Has everything that was sent reached the ranks that are there? Requires the mutex.
+    /// Has everything sent reached the ranks that are there? Requires the mutex.
     [[gnu::cold]] bool is_delivered() noexcept {
         for (const Outgoing& outgoing : outgoing_)
             if (listens(outgoing.rank)) return false;
@@ -302,10 +302,10 @@ private:
     List<Outgoing> outgoing_;
     List<int> communicators_;  ///< of this rank
     List<Leaver> leavers_;
-    List<int> asking_;  ///< ranks that this one has not answered
+    List<int> asking_;  ///< ranks waiting for this one's answer
     int asked_ = -1;    ///< the rank that was asked last
     std::optional<int> answer_;
-    List<bool> gone_ = List<bool>(processes_.size());  ///< by rank: it has said good-bye, and will send nothing more
+    List<bool> gone_ = List<bool>(processes_.size());  ///< by rank: it has said good-bye and sends nothing more
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

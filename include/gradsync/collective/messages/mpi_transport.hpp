@@ -8,7 +8,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Frees a communicator when it goes. Null if that is the program's to do.
+/// Frees a communicator when it is destroyed. Null if the program frees it.
 using MpiOwner = Shared<void>;
 
 [[gnu::cold]] inline MpiOwner mpi_owner(MPI_Comm comm) {
@@ -18,14 +18,14 @@ using MpiOwner = Shared<void>;
     });
 }
 
-/// MPI messages between the ranks of a communicator that nothing else sends in.
+/// MPI messages between the ranks of a communicator that nothing else uses.
 ///
 /// MPI must allow calls from the calling thread: any thread with MPI_THREAD_MULTIPLE; one at a time with MPI_THREAD_SERIALIZED (all
 /// transports of the process share one mutex; the program must serialise its own calls); otherwise the main thread only.
 class MpiTransport final : public message_passing::Transport {
 public:
-    /// Sends in `comm`, which must serve no other transport. Without an `owner` it must live until MPI is finalised. `one_machine`: whether
-    /// all its ranks run on one machine.
+    /// Sends in `comm`, which must serve no other transport. Without an `owner` it must live until MPI is finalised. `one_machine`: all
+    /// ranks of `comm` run on one machine.
     [[gnu::cold]] MpiTransport(MPI_Comm comm, MpiOwner owner, bool one_machine)
         : comm_(comm), owner_(std::move(owner)), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
@@ -43,8 +43,8 @@ public:
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
 
-    /// Lets the owner free the communicator if no message is on its way any more. The standard calls that collective, but it is local in
-    /// practice. In Open MPI 4, a message for a freed communicator ends the process.
+    /// Lets the owner free the communicator if no message is in flight. The standard calls that collective, but it is local in practice. In
+    /// Open MPI 4, a message for a freed communicator ends the process.
     [[gnu::cold]] ~MpiTransport() override {
         if (refusal() != nullptr) {
             leak_until_exit(owner_);
@@ -55,7 +55,7 @@ public:
         MPI_Comm_free_keyval(&key_);
         MPI_Errhandler present = MPI_ERRHANDLER_NULL;
         MPI_Comm_get_errhandler(comm_, &present);
-        if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // otherwise the program has set another one
+        if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // otherwise the program has set its own
         if (present != MPI_ERRHANDLER_NULL) MPI_Errhandler_free(&present);
         MPI_Errhandler_free(&error_handler_);
         if (requests_.empty()) owner_.reset();
@@ -73,7 +73,7 @@ public:
 
     std::mutex& mutex() noexcept override { return bootstrap::mpi_mutex(); }
 
-    /// Between processes of one machine, Open MPI sends up to 4 KiB, header included, without asking the receiver. Networks take more.
+    /// Between processes of one machine, Open MPI sends up to 4 KiB, header included, without asking the receiver. Networks allow more.
     std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
 
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= max_parts * quick_bytes(); }
@@ -91,7 +91,7 @@ public:
         statuses_.resize(requests_.size());
         int count = 0;
         int code = MPI_SUCCESS;
-        // Open MPI looks first, and moves messages only if none is over: the second look sees what it has moved.
+        // Open MPI first looks for completed requests, and moves messages only if there are none: the second look sees what it has moved.
         for (int looks = 0; looks < 2 && count == 0 && code == MPI_SUCCESS; ++looks)
             code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), statuses_.data());
         if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
@@ -137,14 +137,14 @@ public:
 private:
     struct Entry {
         bool receives = false;
-        std::uint32_t open = 0;       ///< requests that are not over
+        std::uint32_t open = 0;       ///< incomplete requests
         std::size_t* came = nullptr;  ///< see `receive`
     };
 
-    /// More parts than this take longer than asking the receiver and copying once from memory to memory (measured, docs/background/lab-notes.md).
+    /// More parts than this are slower than asking the receiver and copying once from memory to memory (docs/background/lab-notes.md).
     static constexpr std::size_t max_parts = 5;
 
-    /// Begins a message, in parts if its length is `known` and that is quicker; `room`: bytes that may be touched at `data`.
+    /// Begins a message. If its length is `known`, it goes in parts where that is quicker. `room`: bytes that may be touched at `data`.
     Ticket begin(Entry entry, int rank, int stream, void* data, std::size_t room, std::size_t known) {
         const Ticket ticket = tickets_.add(entry);
         const std::size_t part = known != 0 && in_parts(known) ? quick_bytes() : room;
@@ -153,7 +153,7 @@ private:
             do begin(ticket, rank, stream, static_cast<std::byte*>(data) + from, smaller(part, room - from));
             while ((from += part) < known);
         } catch (...) {
-            orphans_ |= from != 0;  // parts are on their way, and no caller has their ticket
+            orphans_ |= from != 0;  // parts are in flight, and no caller has their ticket
             throw;
         }
         return ticket;
@@ -167,7 +167,7 @@ private:
     }
 
     void begin(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
-        // Room for the request comes first: one that has begun must be on record.
+        // Make room for the request first: one that has begun must be recorded.
         MPI_Request request = MPI_REQUEST_NULL;
         requests_.reserve(requests_.size() + 1);
         request_tickets_.reserve(requests_.size() + 1);
@@ -193,11 +193,11 @@ private:
     int last_stream_ = 0;
     int key_ = MPI_KEYVAL_INVALID;
     std::atomic<bool> closed_{false};  ///< MPI was finalised
-    bool orphans_ = false;             ///< a message without a ticket may use a caller's memory for good
+    bool orphans_ = false;             ///< a message without a ticket may use a caller's memory until the process ends
 
     message_passing::TicketBook<Entry> tickets_;
-    List<MPI_Request> requests_;    ///< requests that are not over
-    List<Ticket> request_tickets_;  ///< tickets of these requests
+    List<MPI_Request> requests_;    ///< incomplete requests
+    List<Ticket> request_tickets_;  ///< their tickets
     List<int> finished_;            ///< scratch
     List<MPI_Status> statuses_;     ///< scratch
 };

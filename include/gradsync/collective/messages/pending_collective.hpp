@@ -16,14 +16,13 @@ using gradsync::detail::smaller;
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
 /// One rank's part of one collective. It begins with a hello to every other rank: the call and, if there is little data, all elements that
-/// the rank contributes. If that is too long for one quick message (Transport::quick_bytes), the rest follows in a stream of its own. Its
-/// length is known as long as the others have started the same collective. (If they have not, no message is longer than its receive
-/// buffer.)
+/// the rank contributes. If the hello is too long for one quick message (Transport::quick_bytes), the rest follows in another stream. Its
+/// length is known if the others have started the same collective. If they have not, no message is longer than its receive buffer.
 ///
-/// With `few_owners`, if one rank owns all, every hello goes to that rank only, the hub, rank 0. It hears the others, and answers with its
-/// own call and, if there is little data, their results. That takes 2 (n - 1) messages instead of n (n - 1), and two trips; the others do
-/// not learn which ranks have started it. (A barrier never uses the hub: it must complete when every rank has started it, whatever rank 0
-/// does then.)
+/// With `few_owners`, if one rank owns all elements, every hello goes to that rank only: the hub, rank 0. The hub hears the others, and
+/// answers with its own call and, if there is little data, their results. That takes 2 (n - 1) messages instead of n (n - 1), and two
+/// trips; the others do not learn which ranks have started the collective. A barrier never uses the hub: it must complete when every rank
+/// has started it, whatever rank 0 does then.
 class PendingCollective {
 public:
     /// `room`: the most bytes of data that a hello carries. `few_owners`: if there is little data, few ranks own all of it.
@@ -65,7 +64,7 @@ public:
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
-        // The elements of a rank with scale 0 are not read; zeroes are sent instead, which no rank uses.
+        // The elements of a rank with scale 0 are not read; zeros are sent instead, which no rank uses.
         const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? smaller(brought, call.in_count * width) : 0;
         from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
@@ -78,22 +77,22 @@ public:
     const Call& call() const noexcept { return call_; }
 
     /// Have all ranks started it? From then on `calls()` is valid. If the hub said so, it holds the calls of the hub and of this rank only.
-    /// Throws Nonsense if a rank has sent what is no call.
+    /// Throws Nonsense if a rank has sent an invalid call.
     bool hear() {
         if (!sent_ || !route_.transport.finish_all(hellos_in_)) return false;
         for (int r = 0; r < ranks_; ++r) {
             const int from = waits_for_hub() && r != rank_ ? 0 : r;
             std::memcpy(static_cast<void*>(&calls_[index(r)]), hello_of(from), sizeof(Call));
             if (from != rank_ && (came_[index(from)] < sizeof(Call) || !collective::is_valid(calls_[index(r)], ranks_)))
-                throw Nonsense(route_.other(from), "what is no call");
+                throw Nonsense(route_.other(from), "an invalid call");
         }
         return true;
     }
-    /// Has that rank started it, as far as is known? True for ranks that this rank does not hear.
+    /// Has that rank started it, as far as this rank knows? True for ranks that this rank does not hear.
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
-    /// Does this rank wait for rank 0's answer? Then rank 0 may have started it while others have not.
+    /// Does this rank wait for rank 0's answer? If so, rank 0 may have started it while others have not.
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
-    /// Has that rank, which has started it, not sent all of its contribution, or not received all that is sent to it?
+    /// Has that rank, which has started it, yet to send some of its contribution, or to receive some of what is sent to it?
     bool owes(int rank) const noexcept {
         return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket);
     }
@@ -110,14 +109,14 @@ public:
     /// Do the hellos carry all data?
     bool small() const noexcept { return small_; }
     /// Are all contributions here? This rank's own must also have left, if results may overwrite it, or if the receivers had to be asked
-    /// first. (This rank may do something else for long once the collective is complete, and they must not wait for that.)
+    /// first: this rank may do something else for long once the collective is complete, and the receivers must not wait for that.
     bool is_all_here() {
         const bool here = route_.transport.finish_all(rests_in_);
         for (int r = 0; here && r < ranks_; ++r) route_.check_length(r, came_[index(r)], due_[index(r)]);
         return (!has_to_leave_ || route_.transport.finish_all(rests_out_)) && here;
     }
 
-    /// For a collective that is not small and was accepted: the hub tells the ranks that wait for it.
+    /// For an accepted collective that is not small: the hub answers the ranks that wait for it.
     void answer() {
         if (is_hub()) send_hellos(0);
     }
@@ -134,14 +133,14 @@ public:
             if (is_hub() && whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
             if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
         }
-        complete_ = true;  // first: sending may throw, and this must not be done twice
+        complete_ = true;  // set first: sending may throw, and this must not run twice
         if (is_hub()) send_hellos(0, true);
     }
 
     bool complete() const noexcept { return complete_; }
     void set_complete() noexcept { complete_ = true; }
 
-    /// May its memory be used for another collective?
+    /// May another collective use its memory?
     bool is_over() {
         if (!complete_) return false;
         const bool hellos = route_.transport.finish_all(hellos_out_), rests = route_.transport.finish_all(rests_out_);
@@ -158,13 +157,13 @@ public:
         return all;
     }
 
-    /// Is the number of elements of the whole buffer known? At once in most collectives; after the hellos if the root gathers or scatters.
+    /// Is the number of elements of the whole buffer known? In a gather or scatter only after the hellos.
     bool whole_is_known() const noexcept { return whole_is_known_; }
     /// The elements that `rank` reduces or passes on: its shard, if the collective has shards; otherwise only the first few ranks, the
     /// owners, have any.
     ElementRange shard(int rank) const noexcept { return shard_range(whole_, owners_, rank); }
 
-    /// May messages go from `in`, and arrive in `out`, without a copy?
+    /// May messages be sent from `in`, and received in `out`, without a copy?
     bool in_is_known() const noexcept { return in_is_known_; }
     bool out_is_known() const noexcept { return out_is_known_; }
 
@@ -179,14 +178,14 @@ public:
     }
 
 private:
-    /// In bytes. Ranks that take turns on their cores finish sooner with fewer messages than with less work for each (measured,
-    /// docs/background/lab-notes.md).
+    /// In bytes. If ranks take turns on their cores, fewer messages matter more than less work for each rank
+    /// (docs/background/lab-notes.md).
     static constexpr std::size_t min_share = 64 * 1024;
 
     static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * place_; }
 
-    /// Elements that came with that rank's hello.
+    /// The elements that came with that rank's hello.
     std::byte* elements_of(int rank, std::size_t first = 0) noexcept {
         return hello_of(rank) + sizeof(Call) + first * size_of(call_.dtype);
     }
@@ -208,11 +207,11 @@ private:
     bool talks_to(int rank) const noexcept { return rank != rank_ && (!by_way_of_one_ || rank_ == 0 || rank == 0); }
     bool is_hub() const noexcept { return by_way_of_one_ && rank_ == 0; }
 
-    /// `bytes` bytes follow the call, or each rank's results.
+    /// Sends `bytes` bytes after the call; with `results`, each rank's results instead.
     void send_hellos(std::size_t bytes, bool results = false) {
         const std::byte* const own = hello_of(rank_);
         const std::byte* const rest = from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
-        for (int k = 1; k < ranks_; ++k) {  // each begins with another rank, so that no rank hears all at once
+        for (int k = 1; k < ranks_; ++k) {  // each rank starts at another one, so that messages spread out
             const int r = (rank_ + k) % ranks_;
             if (!talks_to(r)) continue;
             const std::size_t all = sizeof(Call) + (results ? result_bytes(r) : bytes);
@@ -251,15 +250,14 @@ private:
     List<Call> calls_ = List<Call>(route_.transport_ranks.size());
     const bool few_owners_;
     const std::size_t first_;  ///< bytes of a hello that fit into a quick message
-    const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages, and whole lines, so that elements are aligned
+    const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages and cache lines, so that elements are aligned
     int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
-    bool from_in_ = false;       ///< the rest of the hello is sent from `in` itself
-    bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it leaves from `in`, or is one message, which asks the
-                                 ///< receiver first
+    bool from_in_ = false;       ///< the rest of the hello is sent straight from `in`
+    bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it is sent from `in`, or asks the receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    List<std::byte> hellos_;  ///< by rank; empty: its room is not zeroed, because most of it may never be used
+    List<std::byte> hellos_;                                                  ///< by rank; never zeroed, because most of it may stay unused
     List<std::size_t> due_ = List<std::size_t>(calls_.size()), came_ = due_;  ///< by rank: bytes of its hello, with the rest
     List<Transport::Ticket> hellos_in_ = List<Transport::Ticket>(calls_.size(), Transport::no_ticket);
     List<Transport::Ticket> hellos_out_ = hellos_in_, rests_in_ = hellos_in_, rests_out_ = hellos_in_;

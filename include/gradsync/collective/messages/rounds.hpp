@@ -8,10 +8,10 @@ namespace gradsync::inline v0_2::message_passing {
 
 /// One piece of every share of a collective. Each rank owns a share, or only a few ranks do. Every rank sends its contributions to the
 /// owners. An owner combines what it receives, in the order of the tree, and sends the result to the ranks that want it. So each element
-/// crosses the network as often as in a ring, in two steps, and its bits are the same for every number of pieces, and on every rank.
+/// crosses the network as often as in a ring, in two steps, and its bits do not depend on the number of pieces or the rank.
 ///
 /// Both sides must begin messages of one stream in the order of the rounds: call `hear` and `advance` for one round after another, with the
-/// gates that the earlier rounds have left open.
+/// gates that earlier rounds have left open.
 class Round {
 public:
     /// The steps that a round may begin now.
@@ -29,7 +29,7 @@ public:
         return gradsync::detail::divide_up(pending.shard(0).size(), piece);  // no share is larger
     }
 
-    /// Begins with piece `piece` of `pending`: sends this rank's contributions at once.
+    /// Starts piece `piece` of `pending`: sends this rank's contributions at once.
     void open(PendingCollective& pending, std::size_t piece) {
         pending_ = &pending;
         piece_ = piece;
@@ -47,8 +47,8 @@ public:
     PendingCollective& pending() const noexcept { return *pending_; }
 
     /// Begins to receive contributions, if it is this round's turn. True if it did and may combine them next. The caller should then poll:
-    /// some transports copy a message that has arrived as soon as its receive begins. Combined before the next round's is copied, it is
-    /// still in the cache.
+    /// some transports copy a message that has arrived as soon as its receive begins. If it is combined before the next round's is copied,
+    /// it is still in the cache.
     bool hear(Gates& gates) {
         const bool begins = !hearing_ && gates.hear && pending_->accepted();
         if (begins) receive_contributions();
@@ -61,7 +61,7 @@ public:
         if (!combined_ && hearing_ && gates.combine && route_.transport.finish_all(contributions_in_)) combine();
         gates.combine &= combined_;
 
-        // Results are received into the memory that contributions were sent from.
+        // Results are received into the memory from which contributions were sent.
         const bool sent = route_.transport.finish_all(contributions_out_);
         if (!taking_ && hearing_ && gates.take && (sent || !pending_->out_is_known())) take();
         gates.take &= taking_;
@@ -70,12 +70,12 @@ public:
         return combined_ && taking_ && sent && route_.transport.finish_all(results_out_) && none(results_in_);
     }
 
-    /// The step that another rank still owes this one. A later value is worse.
+    /// The step that another rank still owes this one. A higher value is worse.
     enum class Debt {
         none,
-        result,        ///< it has not sent its share's result; it may be waiting for others itself
-        look,          ///< it has not received the result of this rank's share; it needs no other rank, but may not have got there yet
-        contribution,  ///< it has not sent its contribution, or not received this rank's; it needs no other rank
+        result,        ///< it has not sent its share's result; it may be waiting for others
+        look,          ///< it has not received this rank's result; it needs no other rank, but may not have got there yet
+        contribution,  ///< it has not sent its contribution or not received this rank's; it needs no other rank
     };
     Debt debt(int rank) const noexcept {
         const auto open = [&](const Tickets& tickets) { return tickets[index(rank)] != Transport::no_ticket; };
@@ -110,7 +110,7 @@ private:
         return {first, smaller(first + piece, share.last)};
     }
 
-    /// Room for a piece from or to `rank`.
+    /// The memory for a piece from or to `rank`.
     std::byte* place(kernel::HostBuffer& area, int rank) const {
         if (area.bytes() == 0) area = kernel::HostBuffer(route_.transport_ranks.size() * piece_bytes_);
         return static_cast<std::byte*>(area.data()) + index(rank) * piece_bytes_;
@@ -138,7 +138,7 @@ private:
         }
     }
 
-    /// Makes the result, once all contributions are here, and sends it to the ranks that want it.
+    /// Once all contributions are here, computes the result and sends it to the ranks that want it.
     void combine() {
         combined_ = true;
         const ElementRange range = part(route_.rank);
@@ -174,7 +174,7 @@ private:
         }
     }
 
-    /// Begins to receive the other shares' results.
+    /// Begins to receive the results of the other shares.
     void take() {
         taking_ = true;
         for (int owner = 0; owner < route_.size(); ++owner) {
@@ -208,7 +208,7 @@ private:
     kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< allocated when first needed
 };
 
-/// The rounds of a communicator that are under way, of one collective after another.
+/// The rounds of a communicator that are in flight, of one collective after another.
 class Rounds {
 public:
     /// The references must outlive this.
@@ -240,7 +240,7 @@ public:
             if (round.hear(gates)) poll();
             if (!round.advance(gates) || i != closed_) continue;
             ++closed_;
-            // More rounds of its collective are open, or not opened yet.
+            // More rounds of its collective are open, or not yet opened.
             const bool more = closed_ == opened_ ? next_piece_ != 0 : &at(closed_).pending() == &round.pending();
             if (!more) over(round.pending());
         }
@@ -265,7 +265,7 @@ private:
     /// One is sent, one combined, one received. More rounds would push the pieces out of the cache.
     static constexpr std::size_t most = 3;
 
-    /// Size of one round's share. Small enough that a few rounds of every rank's share are under way, large enough that the number of
+    /// The size of one round's share: small enough that a few rounds of every rank's share are in flight, large enough that the number of
     /// rounds does not matter.
     static constexpr std::size_t piece_bytes(std::size_t ranks) noexcept {
         std::size_t bytes = 1024 * 1024;
@@ -278,7 +278,7 @@ private:
     const std::size_t piece_bytes_;
     Round rounds_[most];
     std::uint64_t opened_ = 0, closed_ = 0;
-    std::size_t next_piece_ = 0;  ///< next piece of the collective that is being opened
+    std::size_t next_piece_ = 0;  ///< next piece of the collective being opened
 };
 
 }  // namespace gradsync::inline v0_2::message_passing

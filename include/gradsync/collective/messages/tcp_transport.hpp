@@ -10,14 +10,14 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Messages over TCP connections, one to each other rank. A message that comes before its receive begins is kept. A rank whose connection
-/// has ended is `lost`, and messages to it count as over.
+/// Messages over TCP connections, one to each other rank. A message that comes before its receive is kept. A rank whose connection has
+/// ended is `lost`, and messages to it count as complete.
 class TcpTransport final : public Transport {
     using Clock = std::chrono::steady_clock;
 
 public:
     static constexpr std::size_t largest_message = std::size_t{2} << 20;
-    /// The most bytes of one rank that are kept until their receives begin. Communicators keep a small part of it.
+    /// The most bytes from one rank that are kept until their receives begin. Communicators keep a small part of it.
     static constexpr std::size_t most_kept = std::size_t{256} << 20;
 
     /// `sockets[r]`: the connection to rank r.
@@ -117,7 +117,7 @@ private:
         std::uint32_t stream = 0;
         std::uint32_t bytes = 0;
     };
-    /// A message on its way, from or to `data`.
+    /// A message in flight, from or to `data`.
     struct Moving {
         Header header = {};
         std::byte* data = nullptr;
@@ -127,7 +127,7 @@ private:
         List<std::byte> own = {};
 
         std::size_t all() const noexcept { return sizeof(Header) + header.bytes; }
-        /// Goes on in memory of its own.
+        /// Continues in memory of its own.
         [[gnu::cold]] void detach() {
             own = List<std::byte>(std::span<const std::byte>(data, header.bytes));
             data = own.data();
@@ -136,8 +136,8 @@ private:
         }
     };
     struct Incoming : Moving {
-        bool keep = false;     ///< no receive had begun: `own` is for a later one
-        bool held_up = false;  ///< its header has come, but the rest has no destination yet
+        bool keep = false;     ///< no receive had begun: `own` holds it for a later one
+        bool held_up = false;  ///< its header is here, but the rest has no destination yet
     };
     struct Peer {
         net::Socket socket;
@@ -146,8 +146,8 @@ private:
         Queue<Moving> outgoing;
         Incoming incoming;
         Clock::time_point held_up_since = {};
-        bool takes_all = false;  ///< patience has ended: nothing is held up until everything that has arrived by then is read
-        std::size_t kept = 0;    ///< cost of its messages that are kept
+        bool takes_all = false;  ///< out of patience: nothing is held up until all that has arrived by then is read
+        std::size_t kept = 0;    ///< cost of its kept messages
         Inboxes inboxes;
     };
 
@@ -167,7 +167,7 @@ private:
     /// Added to each kept message's bytes, so that empty messages count against the limit, too.
     static constexpr std::size_t cost(std::size_t bytes) noexcept { return bytes + 256; }
 
-    /// A rank that sends nonsense is heard no more.
+    /// Stops listening to a rank that has sent invalid data.
     [[noreturn, gnu::cold]] void refuse(int rank, const std::string& what) {
         lose(peers_[at(rank)]);
         throw Nonsense(rank, what);
@@ -175,7 +175,7 @@ private:
     void check_room(int rank, std::size_t bytes, const Posted& posted) {
         if (bytes > posted.bytes) refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
     }
-    /// Gives a message that was kept to its receive, if it has begun.
+    /// Gives a kept message to its receive, if it has begun.
     void match(Inbox& inbox) {
         if (inbox.kept.empty() || inbox.posted.empty()) return;
         Kept message = std::move(inbox.kept.front());
@@ -188,7 +188,7 @@ private:
         spare_.keep(std::move(message.bytes));
         set_over(posted.ticket);
     }
-    /// Takes the receive that has begun first, for a message of `bytes` bytes.
+    /// Takes the oldest begun receive, for a message of `bytes` bytes.
     Posted take_posted(int rank, Inbox& inbox, std::size_t bytes) {
         const Posted posted = inbox.posted.front();
         check_room(rank, bytes, posted);
@@ -196,7 +196,7 @@ private:
         return posted;
     }
 
-    /// Forgets messages. Those that are half sent or half received go on in memory of their own.
+    /// Forgets messages. Those that are half sent or half received continue in memory of their own.
     template <class Concerned>
     [[gnu::cold]] void let_go(Concerned&& concerned) noexcept {
         for (Peer& peer : peers_) {
@@ -204,7 +204,7 @@ private:
                 for (Moving& outgoing : peer.outgoing)
                     if (outgoing.moved != 0 && concerned(outgoing)) outgoing.detach();
                 if (concerned(peer.incoming)) peer.incoming.detach();
-            } catch (const std::exception&) {  // there is no memory for it
+            } catch (const std::exception&) {  // out of memory
                 lose(peer);
             }
             peer.outgoing.erase_if(concerned);
@@ -213,8 +213,8 @@ private:
         control_.posted.erase_if(concerned);
     }
 
-    /// Has the other side's system not acknowledged data for too long? This one would go on asking for a quarter of an hour.
-    /// (TCP_USER_TIMEOUT is no help: it also ends the connection to a process that is stopped, and whose buffer is full.)
+    /// Has the other side's system not acknowledged data for too long? This side would keep retrying for a quarter of an hour.
+    /// (TCP_USER_TIMEOUT does not help: it also ends the connection to a stopped process whose buffer is full.)
     [[gnu::cold]] static bool is_unanswered(const net::Socket& socket) noexcept {
         tcp_info info{};
         socklen_t size = sizeof info;
@@ -252,7 +252,7 @@ private:
         }
     }
 
-    /// The rank receives no more. Messages that it sent earlier may still have to be read; after them it is lost.
+    /// Call when the rank receives no more. Messages that it sent earlier may still have to be read; after them it is lost.
     void stop_sending(Peer& peer) noexcept {
         for (const Moving& outgoing : peer.outgoing) set_over(outgoing.ticket);
         peer.outgoing = {};
@@ -283,13 +283,13 @@ private:
         }
     }
 
-    /// Chooses the destination of a message whose header has come. Returns false if the message must wait. One that takes long to copy
-    /// stays in the system for a moment, because earlier messages may make the caller begin its receive. It waits no longer, since other
-    /// messages may be behind it.
+    /// Chooses the destination of a message whose header is here. Returns false if the message must wait. One that takes long to copy stays
+    /// in the system for a moment, because earlier messages may make the caller begin its receive. It waits no longer, since other messages
+    /// may be behind it.
     bool choose_place(int rank, Peer& peer) {
         Incoming& incoming = peer.incoming;
         if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
-            refuse(rank, "a message that no stream has");
+            refuse(rank, "a message with an invalid stream or length");
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
         if (incoming.keep && incoming.header.bytes > max_copied_at_once && !peer.takes_all) {
@@ -332,14 +332,14 @@ private:
     const int rank_;
     std::mutex mutex_;
     Inbox control_;
-    TicketBook<bool> tickets_;                ///< by ticket: the message is over
-    SpareMemory<List<std::byte>, 16> spare_;  ///< of kept messages that have gone
+    TicketBook<bool> tickets_;                ///< by ticket: the message is complete
+    SpareMemory<List<std::byte>, 16> spare_;  ///< of kept messages that were delivered
     List<pollfd> waiting_;                    ///< scratch
     std::uint64_t over_ = 0;
 };
 
-/// Connects every rank that meets at the rendezvous with every other; each listens at `bind` (see net::listen). Collective. If a connection
-/// cannot be made in time, every rank throws the same Error, which names the two ranks.
+/// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection cannot be made in time,
+/// every rank throws the same Error, which names the two ranks. Collective.
 [[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout,
                                                          const std::string& bind = {}) {
     const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));

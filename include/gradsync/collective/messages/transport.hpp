@@ -12,12 +12,12 @@ namespace gradsync::inline v0_2::message_passing {
 
 using gradsync::detail::text;
 
-/// A call has failed for a reason of its own, or because a process that it sends to is gone.
+/// A call has failed by itself, or because a process that it sends to is gone.
 struct CallFailed : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-/// A rank has sent what no rank of this build sends.
+/// A rank has sent data that no rank of this build sends.
 struct Nonsense : std::runtime_error {
     Nonsense(int sender, const std::string& what)
         : std::runtime_error(text("rank ", sender, " sent ", what, "; give all ranks the same build, and look at that rank's machine")),
@@ -29,7 +29,7 @@ struct Nonsense : std::runtime_error {
 /// receives match them in the order in which they began. Messages move only inside these calls.
 ///
 /// Buffers belong to the transport until `finish` returns true for the message's ticket. Calls throw std::exception if the transport itself
-/// has failed, and Nonsense if a rank breaks the rules. The caller must hold `mutex()`.
+/// has failed, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`.
 class Transport {
 public:
     using Ticket = std::uint32_t;
@@ -50,15 +50,15 @@ public:
 
     virtual std::mutex& mutex() noexcept = 0;
 
-    /// The same on all ranks, in all calls. A few messages of up to this size arrive sooner than one that is longer, because a longer one
-    /// asks the receiver before it leaves.
+    /// The size up to which a message is sent without asking the receiver: a few such messages arrive sooner than a longer one. The same on
+    /// all ranks, in all calls.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
-    /// Is a rank's process gone, after all that it sent? A transport that cannot tell returns false.
+    /// Is a rank's process gone, with everything that it sent received? A transport that cannot tell returns false.
     virtual bool lost(int /*rank*/) noexcept { return false; }
-    /// If it is `lost`: because its host no longer answers?
+    /// If it is `lost`: did its host stop answering?
     virtual bool silent(int /*rank*/) const noexcept { return false; }
-    /// Has everything that `finish` calls over reached the rank's system? It can then be read even if this process ends.
+    /// Has everything that `finish` calls complete reached the rank's system? It can then be read even if this process ends.
     virtual bool arrived(int /*rank*/) const noexcept { return true; }
 
     /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
@@ -67,26 +67,26 @@ public:
     /// `known`: the receiver knows the length, which is not 0. The message then travels in parts if that is quicker.
     virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool known = false) = 0;
     /// `room`: the largest message that may come. Its length is added to `came`, if that is not null. `known`: its length, if the sender
-    /// says that it is known; `room` must then be whole quick messages if an erring rank may send something else in this stream.
+    /// marks it as known; `room` must then be a whole number of quick messages if an erring rank may send something else in this stream.
     virtual Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr, std::size_t known = 0) = 0;
 
     /// Makes all possible progress; true if it completed a message.
     virtual bool poll() = 0;
 
-    /// Has `poll` found that the message is over? If so, its ticket is forgotten, and reused.
+    /// Has `poll` found the message complete? If so, its ticket is forgotten and may be reused.
     virtual bool finish(Ticket ticket) = 0;
 
-    /// Forgets a message that may never be over. Returns false if its buffer may still be touched, until the process ends.
+    /// Forgets a message that may never complete. Returns false if its buffer may still be touched, until the process ends.
     virtual bool give_up(Ticket ticket) noexcept = 0;
 
     /// Forgets all messages from and to this memory. Returns false if it may still be touched, until the process ends.
     virtual bool release(const void* /*data*/, std::size_t /*bytes*/) noexcept { return false; }
-    /// No message will be sent or received in the streams from `first` to `last` any more.
+    /// Declares that no more messages use the streams from `first` to `last`.
     virtual void forget(int /*first*/, int /*last*/) noexcept {}
-    /// May it be destroyed once `arrived` is true for all ranks, although other messages are on their way?
+    /// May it be destroyed once `arrived` is true for all ranks, although other messages are in flight?
     virtual bool ends_alone() const noexcept { return false; }
 
-    /// As `finish`, and clears `ticket`; true if it holds no ticket.
+    /// The same as `finish`, and clears `ticket`. True if it holds no ticket.
     bool finish_one(Ticket& ticket) {
         if (ticket != no_ticket && finish(ticket)) ticket = no_ticket;
         return ticket == no_ticket;
@@ -104,10 +104,10 @@ public:
     }
 };
 
-/// The way in which one rank of a communicator reaches the others, in streams of their own. The references must outlive it.
+/// How one rank of a communicator reaches the others, in streams of the communicator. The references must outlive it.
 struct Route {
-    /// The second and third of each three take the rest of a message of the first: in parts, and in one message. Answers have their own,
-    /// because rank 0 may send the hello of a later collective before it can answer.
+    /// Of each three streams, the second and third take the rest of a message of the first: in parts, and in one message. Answers have
+    /// streams of their own, because rank 0 may send the hello of a later collective before it can answer.
     enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
     static constexpr int streams = 8;
 
@@ -128,7 +128,7 @@ struct Route {
     void check_length(int from, std::size_t bytes, std::size_t due) const {
         if (bytes != due) throw Nonsense(other(from), text("a message of ", bytes, " bytes where ", due, " were due"));
     }
-    /// No message will travel in its streams any more.
+    /// Declares that no more messages travel in its streams.
     void forget() const noexcept { transport.forget(number(0), number(streams - 1)); }
 
     int other(int member) const noexcept { return transport_ranks[static_cast<std::size_t>(member)]; }
@@ -137,13 +137,13 @@ private:
     int number(int stream) const noexcept { return 1 + communicator * streams + stream; }
 };
 
-/// The tickets of a transport, with an entry for each; they are reused.
+/// The tickets of a transport, with an entry for each. Tickets are reused.
 template <class Entry>
 class TicketBook {
 public:
     Transport::Ticket add(Entry entry) {
         if (free_.empty()) {
-            free_.reserve(entries_.size() + 1);  // to remove an entry takes no memory
+            free_.reserve(entries_.size() + 1);  // removing an entry must not allocate
             free_.push_back(static_cast<Transport::Ticket>(entries_.size()));
             entries_.push_back({});
         }

@@ -11,23 +11,22 @@ namespace gradsync::inline v0_2::shared_memory {
 using collective::World;
 using gradsync::detail::Shared;
 
-/// The meeting place of the ranks of one communicator. Collective number n of every rank lies in slot n % slots. Each rank publishes its
-/// Call in a cell of its own. Once all have, any rank with time takes chunks of the collective by ticket and works on them. A slot is
-/// reused once every rank has retired its collective.
+/// The shared state of the ranks of one communicator. Collective n of every rank uses slot n % slots. Each rank publishes its Call in a
+/// cell of its own. Once all have, any rank with time takes chunks of the collective by ticket and works on them. A slot is reused once
+/// every rank has retired its collective.
 ///
-/// A Board is a view of memory that all ranks see, threads of one process or processes that have mapped it: each process has a Board of its
-/// own. It holds no buffers and owns nothing of the ranks. All members except construction are thread-safe.
+/// A Board is a view of memory that all ranks see: threads of one process, or processes that have mapped it. Each process has its own
+/// Board. It holds no buffers and owns nothing of the ranks. All members except construction are thread-safe.
 class Board {
 public:
     static constexpr std::size_t slots = 512;  ///< collectives in flight before a start must wait
 
     using WorldRanks = collective::Member::WorldRanks;
 
-    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed by their maker
-    /// and aligned to 64; the board shares ownership.
+    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed by the rank that made them, aligned to 64. The board shares ownership.
     Board(Shared<World> world, WorldRanks world_ranks, Shared<std::byte> memory)
         : world_(std::move(world)), world_ranks_(std::move(world_ranks)), ranks_(world_ranks_->size()), memory_(std::move(memory)) {
-        // Zeroes are the initial values of everything in this memory: no rank must construct it, or wait for construction.
+        // Zeros are the initial values of everything in this memory: no rank must construct it, or wait for construction.
         presences_ = reinterpret_cast<Presence*>(memory_.get());
         cells_ = reinterpret_cast<Cell*>(presences_ + ranks_);
         shares_ = reinterpret_cast<Share*>(cells_ + slots * ranks_);
@@ -46,11 +45,11 @@ public:
     /// One rank's part of one collective.
     struct alignas(64) Cell {
         std::atomic<std::uint64_t> arrived{0};  ///< number of the collective + 1, once `call` is valid
-        Call call;                              ///< with addresses as encoded by the ranks' AddressSpace
+        Call call;                              ///< its addresses are encoded by the ranks' AddressSpace
     };
 
-    /// One rank's share of one collective. Its owner works on it alone unless the owner is late. Data of workers is apart from data that
-    /// all ranks wait for, and a share that no other rank takes from never leaves its owner's cache.
+    /// One rank's share of one collective. Only its owner works on it, unless the owner is late. Data of workers is apart from data that
+    /// all ranks wait for, and a share that no other rank takes chunks of never leaves its owner's cache.
     struct Share {
         alignas(64) std::atomic<std::uint32_t> next{0};  ///< next chunk to take
         std::atomic<std::uint32_t> chunks_done{0};
@@ -61,7 +60,7 @@ public:
     struct alignas(64) Presence {
         std::atomic<std::uint64_t> retired{0};  ///< this rank no longer needs slots of collectives below this number
         std::atomic<int> busy{0};               ///< nonzero while this rank touches other ranks' buffers
-        std::atomic<bool> left{false};          ///< this rank will start nothing more
+        std::atomic<bool> left{false};          ///< this rank starts nothing more
     };
 
     Cell& cell(std::uint64_t n, int rank) noexcept { return cells_[(n % slots) * ranks_ + static_cast<std::size_t>(rank)]; }
@@ -99,27 +98,27 @@ private:
 
 static_assert(sizeof(Board::Cell) == 64, "a call and its flag travel in one cache line");
 
-/// A collective of another seat, of which a collective of this seat is a piece.
+/// A collective of another seat that a collective of this seat is a piece of.
 struct Whole {
     Call call;
     std::uint64_t number = 0;
 };
 
-/// Finds the ranks that keep a collective from completing, as far as one rank at a board can see, and ends the world for it. `whole`: the
-/// collective that this one is a piece of, for the messages; null if it is not a piece. Thread-safe.
+/// Finds the ranks that hold up a collective, as far as one rank at a board can see, and ends the world for it. `whole`: the collective
+/// that this one is a piece of, for messages; null if it is no piece. Thread-safe.
 class BoardFailureDetector {
     using Late = collective::Late;
 
 public:
     BoardFailureDetector(Board& board, int rank) noexcept : board_(board), rank_(rank) {}
 
-    /// "all_reduce(sum, f32, 8 elements), collective #3"; n was started by this rank.
+    /// "all_reduce(sum, f32, 8 elements), collective #3"; this rank started collective n.
     [[gnu::cold, gnu::noinline]] std::string name(std::uint64_t n, const Whole* whole = nullptr) const {
         return whole ? collective::name_of(whole->call, whole->number) : collective::name_of(board_.cell(n, rank_).call, n);
     }
 
-    /// The ranks that keep collective n from completing: those that did not start it. If all did: those that are in the middle of some
-    /// work, possibly on another rank's share. If none is: those whose shares are not done, since no waiting rank has helped them.
+    /// The ranks that hold up collective n: those that did not start it. If all did: those in the middle of some work, possibly on another
+    /// rank's share. If there are none: those whose shares are not done, since no waiting rank has helped them.
     [[gnu::cold, gnu::noinline]] Late late(std::uint64_t n) const {
         Late late;
         if (board_.done(n)) return late;
@@ -132,11 +131,11 @@ public:
         return late;
     }
 
-    // For all functions below, `unstarted` is the first collective, up to the one that is waited for, that some rank may not have started;
-    // if there is none, the one that is waited for.
+    // In the functions below, `unstarted` is the first collective, up to the one that this rank waits for, that some rank may not have
+    // started; if there is none, the one that it waits for.
 
-    /// Called repeatedly once the time limit has passed, `by` ago. Several ranks may all wait for one of them, in another communicator: they
-    /// know more, and get some time to report first.
+    /// Called repeatedly once the time limit has passed, `by` ago. Several ranks may all wait for one of them, in another communicator:
+    /// they know more, and get time to report first.
     [[gnu::cold, gnu::noinline]] void report_timeout(std::uint64_t unstarted, const Whole* whole, collective::Deadline& deadline,
                                                      std::chrono::nanoseconds by, std::chrono::nanoseconds limit) const {
         Late who = late(unstarted);
@@ -155,8 +154,8 @@ public:
         }
     }
 
-    /// Ends the world because some ranks do not let go of collective n, which is complete: at the time limit, or (`limit` is 0) if one of them
-    /// is dead, which the system is asked.
+    /// Ends the world because some ranks do not retire collective n, which is complete: at the time limit, or (`limit` is 0) if one of them
+    /// is dead. Asks the system.
     [[gnu::cold, gnu::noinline]] void report_holders(std::uint64_t n, std::chrono::nanoseconds limit) const {
         Late who{.did = Late::Did::not_go_on};
         for (int r = 0; r < board_.size(); ++r) {
@@ -171,7 +170,7 @@ public:
             board_.world().fail(collective::timed_out(name(n), who, board_.world_rank(rank_), limit));
     }
 
-    /// Ends the world if a rank is dead that collective n, which is waited for, still needs. Asks the system.
+    /// Ends the world if a rank is dead that collective n, for which this rank waits, still needs. Asks the system.
     [[gnu::cold, gnu::noinline]] void report_dead(std::uint64_t unstarted, std::uint64_t n, const Whole* whole) const {
         for (int r = 0; r < board_.size(); ++r) {
             // If it is busy, it died in the middle of some work, possibly on another rank's share.
@@ -180,7 +179,7 @@ public:
             };
             const int culprit = board_.world_rank(r);
             if (!is_needed() || board_.world().alive(culprit)) continue;
-            if (!is_needed()) continue;  // it has done its part, and left, during the system call
+            if (!is_needed()) continue;  // it did its part and left during the system call
             return board_.world().fail(collective::died(name(unstarted, whole), culprit));
         }
     }

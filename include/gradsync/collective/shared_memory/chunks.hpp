@@ -12,8 +12,8 @@ using gradsync::detail::larger;
 using gradsync::detail::round_up;
 using gradsync::detail::smaller;
 
-/// Cuts the elements of a collective into chunks; one rank works on each alone. Chunk c of share r belongs to rank r first: a rank that
-/// works on its own share finds it in its cache next time.
+/// Cuts the elements of a collective into chunks, each for one rank. Chunk c of share r belongs to rank r first: a rank that works on its
+/// own share finds it in its cache next time.
 class Chunks {
 public:
     Chunks() = default;  ///< no chunks
@@ -22,7 +22,7 @@ public:
         count_ = whole_count(calls);
         share_ = divide_up(count_, calls.size());
         const std::size_t line = gradsync::detail::line_bytes / size_of(call.dtype);
-        // If the operation allows any cut, no two ranks write into one cache line.
+        // If any cut is allowed, no two ranks write into one cache line.
         if (!has_shards(call.operation)) share_ = round_up(share_, line);
         const std::size_t least = min_chunk_bytes / size_of(call.dtype);
         const std::size_t most = max_chunk_bytes / size_of(call.dtype);
@@ -48,7 +48,7 @@ private:
     std::size_t count_ = 0, share_ = 0, chunk_ = 1;
 };
 
-/// Works on single chunks. Keeps its scratch, so that a steady state allocates nothing. For one thread at a time.
+/// Works on single chunks. Reuses its scratch memory, so that a steady state allocates nothing. Not thread-safe.
 class ChunkWorker {
 public:
     explicit ChunkWorker(std::size_t ranks) : combiner_(ranks), inputs_(ranks), outputs_(ranks) {}
@@ -78,7 +78,7 @@ public:
     }
 
 private:
-    /// In blocks whose sums stay in the first cache.
+    /// Works in blocks whose sums stay in the first-level cache.
     [[gnu::noinline]] void run_step(ListView<const Call> calls, ElementRange range, ShardStep& step) {
         alignas(64) std::byte sums[32 * 1024];
         void* const to = sums;
@@ -100,7 +100,7 @@ private:
 
 /// The pieces in which one rank takes a collective through staging areas. Every rank has an area that the others see. Each piece is copied
 /// there, reduced or broadcast in the areas, and copied out. The pieces follow from the call, the rank and the size, so all ranks have the
-/// same pieces in the same order. If a piece has one owner (a shard that is gathered or scattered), it never spans two shards.
+/// same pieces in the same order. If a piece has one owner (a gathered or scattered shard), it never spans two shards.
 class StagedPieces {
 public:
     /// A piece that fits into the area.
@@ -108,8 +108,8 @@ public:
         ElementRange range;  ///< elements of the whole buffer; the area holds only these
         int owner = 0;       ///< owner of the shard, if shards have owners
     };
-    /// The part of a piece that a rank copies in or out, as a range of the whole buffer; `begins` is the element of the whole buffer at
-    /// which the rank's own buffer begins.
+    /// The part of a piece that a rank copies in or out, as a range of the whole buffer. `begins`: the element of the whole buffer at which
+    /// the rank's own buffer begins.
     struct Share {
         ElementRange range;
         std::size_t begins = 0;
@@ -119,7 +119,7 @@ public:
     StagedPieces(const Call& call, std::size_t whole, int rank, int size, std::size_t most) noexcept
         : call_(call), whole_(whole), rank_(rank), size_(size), most_(most / size_of(call.dtype)) {}
 
-    /// Has `take` returned the last piece? A buffer of no elements has one too, which is empty.
+    /// Has `take` returned the last piece? A buffer without elements has one piece, which is empty.
     bool all_taken() const noexcept { return all_taken_; }
 
     Piece take() noexcept {

@@ -63,7 +63,7 @@ private:
 
 /// A communicator of processes of one machine, for buffers in any memory. Collectives work in place on buffers that all ranks can reach;
 /// others go through a staging area, piece by piece. Reachability is known only once all ranks have published their calls. So every
-/// collective starts on one board, and those that need staging go on, in the same order on all ranks, on a second.
+/// collective starts on one board, and those that need staging continue, in the same order on all ranks, on a second.
 ///
 /// Thread-safe; one thread at a time does the staging.
 class ProcessEngine final : public collective::Engine {
@@ -72,7 +72,7 @@ class ProcessEngine final : public collective::Engine {
     static constexpr std::size_t pieces_in_flight = 2;  ///< one is copied while the collective works on the other
 
 public:
-    /// Size of the memory that the ranks of a new communicator share.
+    /// The size of the memory that the ranks of a new communicator share.
     static constexpr std::size_t bytes(std::size_t ranks) noexcept {
         return 2 * Board::bytes(ranks) + ranks * pieces_in_flight * piece_bytes;
     }
@@ -109,7 +109,7 @@ public:
     std::uint64_t start(const Call& call) override { return begin(call, nullptr); }
     std::uint64_t start_step(const Call& call, ShardStep& step) override { return begin(call, &step); }
 
-    /// Makes progress on everything under way; never blocks.
+    /// Makes progress on everything in flight; never blocks.
     void progress() noexcept override {
         direct_.progress();
         staged_.progress();
@@ -123,7 +123,7 @@ public:
 
     /// Finds completed collectives, and makes all possible progress on staged ones.
     std::optional<Call> advance_to(std::uint64_t n) noexcept override {
-        // The work itself takes long and is done without the mutex: other threads can go on starting.
+        // The work itself takes long and runs without the mutex, so that other threads can keep starting.
         if (world_->failed()) {
             direct_.catch_up();
             staged_.catch_up();
@@ -150,7 +150,7 @@ public:
                 piece = pieces_in_flight_.first();
                 if (is_staged && pieces_in_flight_.empty()) continue;  // the piece could not be launched: the world has failed
             }
-            // If these fail, `test` says what it means for n.
+            // If these fail, `test` finds out what it means for n.
             if (is_staged) staged_.await(piece, &oldest);
             else direct_.await(oldest.number);
         }
@@ -164,7 +164,7 @@ public:
         else if (!pieces_in_flight_.empty()) staged_.look(pieces_in_flight_.first(), deadline, &oldest);
     }
 
-    /// The ranks that keep collective n from completing.
+    /// The ranks that hold up collective n.
     collective::Late late(std::uint64_t n) noexcept {
         std::lock_guard lock(mutex_);
         if (is_complete(n)) return {};
@@ -265,7 +265,7 @@ public:
     }
 
 private:
-    /// A segment of `bytes` bytes that rank `creator` makes, and the number that its region has everywhere. Collective.
+    /// A segment of `bytes` bytes made by rank `creator`, and the number of its region on every rank. Collective.
     [[gnu::cold]] SharedSegment share(int creator, std::size_t bytes) {
         const auto for_huge_pages = timeout() / 8;  // others wait meanwhile
         const auto create = [&] {
@@ -280,7 +280,7 @@ private:
         return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
             std::lock_guard lock(mutex_);
             oldest = started_.first();
-            // The direct seat remembers only for its last Board::slots collectives which of them need staging.
+            // The direct seat remembers which collectives need staging only for its last Board::slots.
             if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
             return started_.add([&](Started& started, std::uint64_t) {
                 direct_.start(call, step);  // both count from 0
@@ -383,11 +383,11 @@ private:
 
     mutable std::mutex mutex_;
     std::string remark_;
-    collective::InFlight<Started> started_;  ///< not known to be complete, or behind such a collective
+    collective::InFlight<Started> started_;  ///< the first one is not known to be complete
     std::uint64_t classified_ = 0;           ///< collectives below this number are known to be staged or not
-    std::optional<StagedPieces> pieces_;     ///< pieces of the oldest collective that have not been launched, if it is staged
+    std::optional<StagedPieces> pieces_;     ///< pieces of the oldest collective not yet launched, if it is staged
     collective::InFlight<StagedPieces::Piece> pieces_in_flight_{pieces_in_flight};  ///< their numbers are also the staged seat's
-    bool buffers_may_go_ = false;                                                   ///< the trainer has seen a failure, or has reported one
+    bool buffers_may_go_ = false;                                                   ///< the trainer has seen or reported a failure
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };
 

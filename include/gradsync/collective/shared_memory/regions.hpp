@@ -12,16 +12,16 @@ namespace gradsync::inline v0_2::shared_memory {
 using collective::Call;
 using gradsync::detail::Shared;
 
-/// The memory regions that this process shares with others, by numbers that mean the same to all of them. An address in a region travels as
+/// The memory regions that this process shares with others, by numbers that are valid in all of them. An address in a region travels as
 /// number and offset, in the 64 bits of a pointer. Thread-safe.
 class Regions {
 public:
     static constexpr int offset_bits = 40;
-    static constexpr std::size_t largest = std::size_t{1} << offset_bits;  ///< region
+    static constexpr std::size_t largest = std::size_t{1} << offset_bits;  ///< bytes of a region
     static constexpr std::uint32_t most = (std::uint32_t{1} << (64 - offset_bits)) - 2;
 
-    /// Adds a region. `number` must be new, and is never reused. Throws Error(invalid_argument) if it is `most` or more, or the region too
-    /// large.
+    /// Adds a region. `number` must be new, and is never reused. Throws Error(invalid_argument) if it is `most` or more, or if the region
+    /// is too large.
     void add(std::uint32_t number, std::byte* base, std::size_t bytes) {
         if (bytes > largest) gradsync::detail::refuse("allocate", collective::text("cannot share ", bytes, " bytes at once"));
         if (number >= most)
@@ -32,7 +32,7 @@ public:
         live_.push_back({base, bytes, number, 0});
         bases_[number] = base;
     }
-    /// The same memory as `bytes` bytes of region `number` at `part` is mapped at `base`, too.
+    /// Declares that the memory of region `number` at `part`, `bytes` bytes, is also mapped at `base`.
     void add_alias(std::uint32_t number, const std::byte* part, std::byte* base, std::size_t bytes) {
         std::lock_guard lock(mutex_);
         live_.push_back({base, bytes, number, static_cast<std::size_t>(part - bases_[number])});
@@ -72,7 +72,7 @@ public:
 private:
     struct Mapping {
         std::byte* base;
-        std::size_t bytes, number, offset;  ///< it is the region's memory from `offset` on
+        std::size_t bytes, number, offset;  ///< the region's memory from `offset` on
     };
 
     mutable std::mutex mutex_;
@@ -81,8 +81,8 @@ private:
 };
 static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
 
-/// Ranks that are processes which have mapped the same regions. A call with a buffer outside of them is marked `elsewhere`: the ranks meet
-/// in it, but no data moves. (A single rank can reach everything.)
+/// The address space of processes that have mapped the same regions. A call with a buffer outside them is marked `elsewhere`: ranks only
+/// synchronise in it, and no data moves. (A single rank can reach everything.)
 class RegionSpace {
 public:
     explicit RegionSpace(Shared<const Regions> regions, bool alone = false) noexcept : regions_(std::move(regions)), alone_(alone) {}

@@ -10,11 +10,11 @@ namespace gradsync::inline v0_2::shared_memory {
 
 using collective::Failure;
 
-/// The way in which one rank reads the addresses in another rank's calls.
+/// How one rank reads the addresses in another rank's calls.
 ///
 /// - `publish` turns a call of this rank into one that others can read.
 /// - `resolve` turns a call that a rank has published into addresses that are valid here.
-/// - `keeps_memory`: whether memory that one rank works on stays mapped when another rank releases it.
+/// - `keeps_memory`: does memory that one rank works on stay mapped when another rank releases it?
 template <class A>
 concept AddressSpace = requires(const A& space, const Call& call) {
     { space.publish(call) } -> std::same_as<Call>;
@@ -42,15 +42,14 @@ public:
 
     Board& board() const noexcept { return *board_; }
     World& world() const noexcept { return board_->world(); }
-    /// Tells the others that this rank will start nothing more.
+    /// Tells the others that this rank starts nothing more.
     void leave() noexcept {
         board_->presence(rank()).left.store(true, std::memory_order_release);
         board_->world().wait_queue.ring();
     }
 
-    /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if
-    /// `Board::slots` collectives are in flight. Throws Error if the world has failed.
-    /// `step`: what this rank does in a `reduce_step`; it must stay until the collective is over.
+    /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if `Board::slots` collectives are
+    /// in flight. Throws Error if the world has failed. `step`: this rank's step in a `reduce_step`; must outlive the collective.
     std::uint64_t start(const Call& call, ShardStep* step = nullptr) {
         if (board_->world().failed()) throw_failure(call.operation);
         lock();
@@ -79,8 +78,8 @@ public:
     /// Works on this rank's share of the collectives that every rank has started. Never blocks.
     void progress() noexcept { work(Mode::poll); }
 
-    /// Reads the calls of all complete collectives, for `done`. Unlike `progress`, it has read them when it returns, even if another thread
-    /// of this rank is working.
+    /// Reads the calls of all complete collectives, for `done`. Unlike after `progress`, they are read even if another thread of this rank
+    /// is working.
     void catch_up() noexcept {
         while (board_->done(own_.load(std::memory_order_acquire))) {
             work(Mode::poll);
@@ -91,17 +90,17 @@ public:
     /// The time that this rank has spent on work outside of waits.
     std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
 
-    /// As `progress`; returns true if collective n is complete. Throws Error if it is not and the world has failed.
+    /// Makes progress, and returns true if collective n is complete. Throws Error if it is not and the world has failed.
     bool test(std::uint64_t n) {
         if (board_->done(n)) return true;
         work(Mode::poll);
         if (board_->done(n)) return true;
         if (!board_->world().failed()) return false;
-        if (board_->done(n)) return true;  // it may be now: the rank that failed had seen it complete
+        if (board_->done(n)) return true;  // look again: the failed rank may have seen it complete
         throw_failure(board_->cell(n, rank()).call.operation);
     }
 
-    /// The ranks that keep collective n from completing.
+    /// The ranks that hold up collective n.
     collective::Late late(std::uint64_t n) const { return detector_.late(n); }
 
     /// Is collective n complete, and has this rank read its calls? Does no work.
@@ -115,12 +114,12 @@ public:
     /// has started it.
     bool await(std::uint64_t n, const Whole* whole = nullptr) {
         if (!board_->done(n) && !wait_for(n, Until::done, whole)) return false;
-        // Others can reuse a slot only once every rank has retired it: do not make them wait for this rank.
+        // Others can reuse a slot only once every rank has retired it, so this rank must not fall behind.
         if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
         return true;
     }
 
-    /// The checks of a wait for collective n, for callers that test it repeatedly.
+    /// The checks of a wait for collective n, for callers that test repeatedly.
     void look(std::uint64_t n, collective::Deadline& deadline, const Whole* whole = nullptr) noexcept {
         if (board_->done(n) || board_->world().failed()) return;
         const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
@@ -130,16 +129,16 @@ public:
         detector_.report_leavers(unstarted, whole);
     }
 
-    /// The elements of collective n's whole buffer if the ranks only met in it because not all buffers could be reached. Call it when n is
-    /// `done`, before `Board::slots` more collectives have started.
+    /// The elements of collective n's whole buffer if ranks only synchronised in it, because not all buffers were reachable. Call it when n
+    /// is `done`, before `Board::slots` more collectives have started.
     std::optional<std::size_t> elsewhere(std::uint64_t n) const noexcept { return elsewhere_[n % Board::slots]; }
 
-    /// Collective n will not be waited for, and its buffers may be freed soon.
+    /// Declares that nobody will wait for collective n, and that its buffers may be freed soon.
     void abandon(std::uint64_t n) noexcept {
         if (!board_->done(n)) fail(collective::abandoned(detector_.name(n), own_world_rank()));
     }
 
-    /// Ends the world (unless it has ended) and returns once no rank touches another's buffers.
+    /// Ends the world, unless it has ended, and returns once no rank touches another's buffers.
     void fail(Failure failure) noexcept {
         board_->world().fail(std::move(failure));
         quiesce();
@@ -162,7 +161,7 @@ private:
         if (next - min_retired_.load(std::memory_order_relaxed) < Board::slots) return min_retired_.load(std::memory_order_relaxed);
         std::uint64_t least = next;
         for (int r = 0; r < board_->size(); ++r)
-            if (!board_->presence(r).left.load(std::memory_order_acquire))  // a rank that left looks at no slot again
+            if (!board_->presence(r).left.load(std::memory_order_acquire))  // a rank that left reads no slot again
                 least = smaller(least, board_->presence(r).retired.load(std::memory_order_acquire));
         min_retired_.store(least, std::memory_order_relaxed);
         return least;
@@ -174,7 +173,7 @@ private:
         help,  ///< shares of late ranks too
     };
 
-    /// All work on chunks is done here. It only reads if there is nothing to do.
+    /// The only function that works on chunks. Only reads if there is nothing to do.
     void work(Mode mode) noexcept {
         const std::uint64_t next = next_.load(std::memory_order_acquire);
         const std::uint64_t oldest = oldest_.load(std::memory_order_relaxed);
@@ -206,7 +205,7 @@ private:
     void work_own_shares(std::uint64_t next) noexcept {
         const World& world = board_->world();
         std::uint64_t n = own_.load(std::memory_order_relaxed);
-        // After a failure no more work is begun, but a caller may still ask for complete collectives.
+        // After a failure no more work begins, but a caller may still ask for complete collectives.
         for (; n < next && board_->all_arrived(n) && (!world.failed() || board_->done(n)); ++n) {
             collect_calls(n);
             if (const int r = first_misfit(calls_); r >= 0) return board_->world().fail(collective::mismatch(n, calls_, r, *world_ranks()));
@@ -215,9 +214,9 @@ private:
             if (!world.cores_are_shared || calls_[0].operation == Operation::reduce_step) {
                 work_share(n, chunks, rank());
             } else {
-                // Shares belong to cores then: each rank on a core finds the last one's data in the core's cache.
+                // Shares then belong to cores: a rank on a core finds in its cache what the last one on it has read.
                 for (int r = collective::current_core(rank()) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
-                // Ranks that only poll may all run on one core: each share needs a rank that works on it.
+                // Polling ranks may all run on one core, so each share also has a rank that works on it.
                 work_share(n, chunks, rank());
             }
             own_.store(n + 1, std::memory_order_release);
@@ -229,7 +228,7 @@ private:
         for (const std::uint64_t end = own_.load(std::memory_order_relaxed); n < end; others_.store(++n, std::memory_order_relaxed)) {
             if (board_->done(n)) continue;
             collect_calls(n);
-            if (calls_[0].operation == Operation::reduce_step) continue;  // each rank's step is its own
+            if (calls_[0].operation == Operation::reduce_step) continue;  // each rank has its own step
             const Chunks chunks = chunks_of(n);
             for (int k = 1; k <= board_->size(); ++k) {
                 if (board_->world().failed()) return;
@@ -249,7 +248,7 @@ private:
         return elsewhere ? Chunks() : Chunks(calls_);
     }
 
-    /// The first rank that finds a collective completes the shares without work: no rank has to wait for their owners.
+    /// The first rank that finds a collective completes the shares without work, so that no rank waits for their owners.
     void settle_empty_shares(std::uint64_t n, const Chunks& chunks) noexcept {
         bool settled = false;
         for (int r = 0; r < board_->size(); ++r) {
@@ -280,7 +279,7 @@ private:
             ++worked;
         }
         if (worked == 0) return;
-        // A rank that has worked on all of it need not ask whether others are done with theirs.
+        // A rank that has worked on all of it need not ask whether others are done.
         if (worked == end || share.chunks_done.fetch_add(worked, std::memory_order_acq_rel) + worked == end)
             board_->set_share_done(n, owner);
     }
@@ -298,7 +297,7 @@ private:
 
     enum class Until { done, retired };
 
-    /// Works and waits until collective n is done, or retired by all ranks. Returns false if the world fails before.
+    /// Works and waits until collective n is done, or retired by all ranks. Returns false if the world fails first.
     bool wait_for(std::uint64_t n, Until until, const Whole* whole = nullptr) {
         const auto complete = [&] { return until == Until::done ? board_->done(n) : min_retired() > n; };
         World& world = board_->world();
@@ -310,10 +309,10 @@ private:
         for (;;) {
             work(rounds_alone > 0 ? Mode::wait : Mode::help);
             if (complete()) return true;
-            if (world.failed()) return complete();  // it may be now: the rank that failed had seen it complete
+            if (world.failed()) return complete();  // look again: the failed rank may have seen it complete
             if (rounds_alone > 0) {
                 --rounds_alone;
-                continue;  // without a pause, which takes as long as a handoff between cores
+                continue;  // no pause: it takes as long as a handoff between cores
             }
             if (backoff.patient()) {
                 world.advance_hooks();
@@ -327,16 +326,17 @@ private:
         }
     }
 
-    /// Collective n is complete, and others have not retired it.
+    /// For a collective n that is complete, but not retired by all ranks.
     [[gnu::cold]] void look_for_holders(std::uint64_t n, collective::Deadline& deadline) noexcept {
         deadline.look(
             timeout(), [&](std::chrono::nanoseconds) { detector_.report_holders(n, timeout()); },
             [&] { detector_.report_holders(n, std::chrono::nanoseconds::zero()); });
     }
 
-    /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because a destructor may be the
-    /// caller. One deadline serves all calls, of which there may be many. Chunks take microseconds, or as long as an optimizer takes for them, so the deadline passes only if a rank
-    /// was stopped for good. If memory stays mapped, such a rank does no harm when it goes on.
+    /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because the caller may be a
+    /// destructor. One deadline serves all calls, of which there may be many. Chunks take microseconds, or as long as an optimizer needs
+    /// for them, so the deadline passes only if a rank was stopped for good. If memory stays mapped, such a rank does no harm when it
+    /// continues.
     void quiesce() noexcept {
         using Clock = std::chrono::steady_clock;
         const std::chrono::nanoseconds second = std::chrono::seconds(1), limit = Space::keeps_memory ? second : larger(timeout(), second);
@@ -357,16 +357,15 @@ private:
     // For starts: requires the lock.
     std::atomic<bool> locked_{false};
     std::atomic<std::uint64_t> next_{0};         ///< number of the next collective
-    std::atomic<std::uint64_t> min_retired_{0};  ///< collectives below were retired by all ranks at the last look
+    std::atomic<std::uint64_t> min_retired_{0};  ///< all ranks had retired the collectives below at the last look
 
-    // For work: written by the thread that holds working_. Others read own_ and oldest_ too.
+    // For work: written by the thread that holds working_. Others also read own_ and oldest_.
     alignas(64) std::atomic<bool> working_{false};
     std::atomic<std::uint64_t> own_{0};     ///< this rank has worked on its share of all collectives below
     std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
-    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< time at which a failed world counts as quiet at the latest; 0: not
-                                                               ///< failed
+    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< latest time at which a failed world counts as quiet; 0: not failed
     List<Call> calls_ = List<Call>(static_cast<std::size_t>(board_->size()));
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
     std::array<ShardStep*, Board::slots> steps_{};  ///< of this rank

@@ -18,13 +18,13 @@ using gradsync::detail::Shared, gradsync::detail::text;
 /// Memory that several processes of one machine map, initially zeroed. It has no name in the file system: nothing is left behind when the
 /// processes die, for any reason, and the size of /dev/shm does not limit it.
 ///
-/// One process creates it and sends its `ipc_handle()` to the others, which open it while the creator's object lives. Afterwards each has a
-/// mapping of its own. For one thread at a time.
+/// One process creates it and sends its `ipc_handle()` to the others, which open it while the creator's object lives. Afterwards each has
+/// its own mapping. Not thread-safe.
 class Segment {
 public:
     static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
 
-    /// The data that another process of this machine needs to open the segment. Plain bytes, to be sent.
+    /// What another process of this machine needs to open the segment. Plain bytes, to be sent.
     struct IpcHandle {
         std::uint64_t bytes = 0;
         std::uint64_t token = 0;
@@ -34,15 +34,15 @@ public:
 
     Segment() = default;
 
-    /// Creates a segment of `bytes` bytes. Throws std::system_error if the system has no such memory, or not enough. A process that asks
-    /// for huge pages makes others wait: it stops after `for_huge_pages`, with small pages for the rest.
+    /// Creates a segment of `bytes` bytes. Throws std::system_error if the system cannot provide it. A process that asks for huge pages
+    /// delays others: it stops after `for_huge_pages`, and takes small pages for the rest.
     [[gnu::cold]] static Segment create(std::size_t bytes, std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         Segment segment;
         segment.descriptor_ = Descriptor(::memfd_create("gradsync", MFD_CLOEXEC | MFD_ALLOW_SEALING));
         const int descriptor = segment.descriptor_.get();
         if (descriptor < 0) refuse("cannot make shared memory");
         const std::size_t whole = bytes + data_offset(bytes);
-        // Sealed: if one process could cut it, the others would die of SIGBUS.
+        // Sealed: if one process could shrink it, the others would die of SIGBUS.
         if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0 || ::fcntl(descriptor, F_ADD_SEALS, seals) != 0)
             refuse(text("cannot make shared memory of ", whole, " bytes"));
         void* const mapping = segment.map(descriptor, bytes, for_huge_pages);
@@ -65,7 +65,7 @@ public:
             ::fcntl(descriptor.get(), F_GET_SEALS) != seals ||
             std::memcmp(segment.map(descriptor.get(), handle.bytes, for_huge_pages), &handle.token, sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
-                                    path + " is not the shared memory that was meant");
+                                    path + " is not the expected shared memory");
         segment.ipc_handle_ = handle;
         return segment;
     }
@@ -81,7 +81,7 @@ private:
     using Descriptor = UniqueHandle<int, ::close, -1>;
     static constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-    /// Offset of the data, behind the token that identifies the segment. Large data begin at a huge page, behind a hole.
+    /// Offset of the data, behind the token that identifies the segment. Large data begins at a huge page, behind a hole.
     static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) {
@@ -93,7 +93,7 @@ private:
         const std::size_t offset = data_offset(bytes), whole = offset + bytes;
         void* address = nullptr;
         if (offset == huge_page) {
-            // Huge pages need an aligned address: reserve one huge page more, and give the rest back.
+            // Huge pages need an aligned address: reserve one huge page more, and return the rest.
             void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (reserved == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
@@ -114,7 +114,7 @@ private:
     }
 
     /// Many systems give shared memory huge pages only on request, page by page, once it was touched. Each takes 0.2 ms, or 40 ms if memory
-    /// is fragmented. Passes over memory of huge pages take half the time or less.
+    /// is fragmented. Passes over huge pages take half the time or less.
     void use_huge_pages(std::size_t bytes, std::chrono::nanoseconds limit) const noexcept {
         const auto until = std::chrono::steady_clock::now() + limit;
         constexpr int collapse = 25;  // MADV_COLLAPSE, since Linux 6.1: not in all headers
@@ -126,16 +126,16 @@ private:
     }
 
     Shared<std::byte> memory_;
-    Descriptor descriptor_;  ///< the creator's; others need only their mapping
+    Descriptor descriptor_;  ///< on the creator only; others need only their mapping
     IpcHandle ipc_handle_;
 };
 
-/// Whole pages of a process that are replaced, at their address, by pages that others have mapped, and are its own again afterwards. Their
-/// contents stay the same both times. Nothing else may use them meanwhile: neither in the constructor nor in the destructor.
+/// Whole pages of a process that are replaced, at their address, by pages that others have mapped; the destructor restores private pages.
+/// The contents stay the same both times. Nothing else may use the pages during construction and destruction.
 class AdoptedPages {
 public:
-    /// Says why these bytes cannot be adopted; "" if they can: memory that the program mapped for itself, with mmap, by whole pages. Memory of
-    /// malloc shares its pages, and their bookkeeping, with other memory.
+    /// Says why these bytes cannot be adopted; "" if they can. The program must have mapped them for itself, with mmap, in whole pages.
+    /// Memory of malloc shares its pages, and their bookkeeping, with other memory.
     [[gnu::cold]] static std::string problem_of(std::span<const std::byte> region) {
         const auto begin = reinterpret_cast<std::uintptr_t>(region.data()), end = begin + region.size();
         const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -144,7 +144,7 @@ public:
         std::FILE* const maps = std::fopen("/proc/self/maps", "re");
         if (maps == nullptr) return "the system does not show its mappings";
         std::string problem = "this memory is not mapped";
-        std::uintptr_t done = begin;  // the bytes before it are fit
+        std::uintptr_t done = begin;  // end of the bytes found adoptable
         for (char line[512]; done < end && std::fgets(line, sizeof line, maps) != nullptr;) {
             unsigned long first = 0, last = 0, inode = 0;
             char rights[5] = "", name[64] = "";
@@ -162,7 +162,7 @@ public:
         return done >= end ? std::string() : problem;
     }
 
-    /// `shared`: as many bytes of shared pages. Throws std::system_error; the pages are the process's own then, with their contents.
+    /// `shared`: as many bytes of shared pages. Throws std::system_error; the process then keeps its own pages, with their contents.
     [[gnu::cold]] AdoptedPages(std::span<std::byte> region, std::byte* shared) : region_(region) {
         std::memcpy(shared, region.data(), region.size());
         // A length of 0 maps shared pages once more (mremap(2)).
@@ -182,15 +182,15 @@ private:
     std::span<std::byte> region_;
 };
 
-/// A segment that one rank makes for others of its machine.
+/// A segment that one rank makes for others on its machine.
 struct SharedSegment {
-    Segment segment;           ///< empty if it cannot be had
+    Segment segment;           ///< empty if there is none
     std::uint64_t number = 0;  ///< the creator's
     int without = -1;          ///< the first rank that could not make or open its segment; -1: all have theirs
-    std::string problem = {};  ///< why this one could not
+    std::string problem = {};  ///< why this rank could not
 
-    /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along. `exchange(value)` returns the values
-    /// of all ranks, of which several may create; the creators keep theirs until all have opened them. Collective.
+    /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along. `exchange(value)` returns the
+    /// values of all ranks. Several ranks may create; each keeps its segment until all have opened it. Collective.
     template <class Exchange, class Make>
     [[gnu::cold]] static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make, std::uint64_t number = 0,
                                              std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
@@ -199,7 +199,7 @@ struct SharedSegment {
             std::uint64_t number;
         };
         SharedSegment shared;
-        // Mostly system errors; after any error this rank cannot share memory with the others.
+        // Mostly system errors. After any error this rank cannot share memory with the others.
         const auto attempt = [&](auto&& get) -> Segment {
             try {
                 return get();

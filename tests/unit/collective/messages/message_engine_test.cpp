@@ -648,11 +648,11 @@ TEST_CASE("messages: a hello that is no call, or is too short, is an error that 
     };
     std::vector<float> data(4, 1.0f);
     const Case cases[] = {
-        {"what is no call", 3, [](Call&) {}},
-        {"what is no call", sizeof(Call) + 16, [](Call& call) { call.operation = static_cast<Operation>(77); }},
-        {"what is no call", sizeof(Call) + 16, [](Call& call) { call.op = static_cast<gs::ReduceOp>(200); }},
-        {"what is no call", sizeof(Call) + 16, [](Call& call) { call.dtype = static_cast<gs::DType>(99); }},
-        {"what is no call", sizeof(Call) + 16,
+        {"an invalid call", 3, [](Call&) {}},
+        {"an invalid call", sizeof(Call) + 16, [](Call& call) { call.operation = static_cast<Operation>(77); }},
+        {"an invalid call", sizeof(Call) + 16, [](Call& call) { call.op = static_cast<gs::ReduceOp>(200); }},
+        {"an invalid call", sizeof(Call) + 16, [](Call& call) { call.dtype = static_cast<gs::DType>(99); }},
+        {"an invalid call", sizeof(Call) + 16,
          [](Call& call) {
              call.operation = Operation::gather;
              call.root = 1'000'000;
