@@ -1236,7 +1236,7 @@ class Tcp(TrainerTest):
                     "info": [f"the environment says: 2 ranks, local rank {rank}, rank 0 at localhost port",
                              "rendezvous: reached rank 0 at localhost:" if rank else "rendezvous: rank 1 arrived",
                              f"is rank {rank} of a communicator of 2 processes that send messages over TCP (shared memory is switched off), with a time limit of",
-                             r"SizeCappedBuckets\{.*\} puts 6 gradients of \d+ bytes into \d+ buckets?$", "synchronises 6 parameters: SizeCappedBuckets"],
+                             r"SizeCappedBuckets\{.*\} puts 7 gradients of \d+ bytes into \d+ buckets?$", "synchronises 7 parameters: SizeCappedBuckets"],
                     "trace": ["bucket 0: ", r"starts #\d+ all_reduce\(mean, f32, .* for bucket 0 of Reducer #0$", r"ended #\d+ all_reduce\(mean, .* after 0.\d+ s$"]}[level]
                 for text in wanted:
                     pattern = text if "\\" in text else re.escape(text)

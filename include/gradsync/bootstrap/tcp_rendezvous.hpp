@@ -70,12 +70,12 @@ private:
 
     [[gnu::cold]] void await_callers() {
         net::Reception reception(listen(), hello(0), key());
-        debug("listens at port ", job_.port, " of ",
-              bind_.empty() ? (at_loopback() ? "the loopback interface" : "all networks") : bind_.c_str(), " for ", size() - 1,
-              " ranks, for ", bootstrap::format_duration(timeout()), " at most");
         const auto deadline = Clock::now() + timeout();
         peers_.resize(at(size()));
         List<int> missing = others();
+        debug("listens at port ", job_.port, " of ",
+              bind_.empty() ? at_loopback() ? "the loopback interface" : "all networks" : bind_.c_str(), " for ",
+              bootstrap::list_ranks(missing), ", for ", bootstrap::format_duration(timeout()), " at most");
         while (!missing.empty()) {
             net::Link link = reception.answer(deadline, missing);
             if (!link.channel) {

@@ -357,7 +357,12 @@ private:
 
     [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
         if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed(plan_, parameters_, order_));
-        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, direct_buckets(backend), images());
+        const List<BufferView> direct = direct_buckets(backend);
+        std::size_t count = 0;
+        for (const BufferView& range : direct) count += range.data != nullptr;
+        debug(DebugLevel::info, rank_, count, " of ", plan_.size(),
+              " buckets are the trainer's own memory; the others have memory of the library");
+        return BucketStorage<B>::with_memory(backend, plan_, infos_, parameters_, direct, images());
     }
 
     ReducerOptions options_;
