@@ -11,8 +11,7 @@ namespace gradsync::inline v0_2 {
 /// launched in the order in which they become complete.
 class Units {
 public:
-    /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a negative unit that was
-    /// converted.
+    /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a converted negative number.
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)

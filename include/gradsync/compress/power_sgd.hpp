@@ -55,7 +55,7 @@ public:
         double weight = 1, unit = 1;  ///< of this rank, and of its residual; see ErrorFeedback
         enum class Has { nothing, left, right } has = Has::nothing;
 
-        /// If it throws, a thread that may communicate can call it again.
+        /// If it throws, a thread that may communicate can repeat the call.
         bool next(typename B::WorkType& work) {
             if (has == Has::nothing) {
                 owner->make_right(b, unit);
@@ -147,8 +147,8 @@ private:
         return {part.parameter, part.offset, rows, columns, low};
     }
 
-    /// Divides a bucket into matrices and parameters that travel whole. Without matrices, all of it travels whole, in its own type; so it
-    /// does if compression would not shrink it.
+    /// Divides a bucket into matrices and parameters that travel whole. Without matrices, or if compression would not shrink it, the bucket
+    /// travels whole, in its own type.
     Bucket split(const BucketContents& contents) const {
         Bucket bucket;
         if (!detail::is_compressible(contents.dtype)) return bucket;

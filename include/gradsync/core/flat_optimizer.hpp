@@ -26,7 +26,7 @@ struct OptimizerSlice {
 /// - `begin_step()` is called once before the slices of a step, which come in any order.
 /// - `step(slice)` takes an `OptimizerSlice<float>`, and an `OptimizerSlice<double>` too if there are f64 parameters.
 /// - `round(slice)`, if there is one, takes a `RoundingSlice` and rounds master weights to the type of the weights, after each step and
-///   whenever they were written (`publish()`, `distribute_state()`); in stage 3 at each gather. Without it they are rounded to nearest.
+///   after each write to them (`publish()`, `distribute_state()`); in stage 3 at each gather. Without it they are rounded to nearest.
 ///
 /// The optimizer owns its scalars (step count, learning rate); save and load them yourself.
 template <class O>

@@ -91,7 +91,7 @@ GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noex
 /// number. The types of CUDA's cuda_fp8.h and NCCL's sums saturate as well (__NV_SATFINITE), so a number gets the same bits wherever it is
 /// rounded. (CUDA keeps neither the sign nor the payload of a NaN.) PyTorch gives NaN (E4M3) or infinity (E5M2) instead.
 ///
-/// The conversions are right under `-ffast-math` and flush-to-zero as well.
+/// The conversions are also correct under `-ffast-math` and flush-to-zero.
 template <int exponent_bits, int mantissa_bits>
 class StorageFloat {
     static constexpr bool is_wide = exponent_bits + mantissa_bits == 15;

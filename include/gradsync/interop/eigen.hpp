@@ -7,6 +7,7 @@
 
 #include "pointer.hpp"
 
+/// @file
 /// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks must be contiguous, such as
 /// `m.middleCols(2, 3)` of a column-major matrix.
 

@@ -5,6 +5,7 @@
 
 #include "pointer.hpp"
 
+/// @file
 /// Multi-dimensional views with the interface of std::mdspan, such as the standard's own and Kokkos's for C++20.
 
 namespace gradsync::inline v0_2 {

@@ -12,6 +12,7 @@
 
 #include "../core/parameter.hpp"
 
+/// @file
 /// libtorch tensors as buffers, and as parameters with their `.grad()`. The dtype is read when a view is made.
 
 namespace gradsync::inline v0_2 {
@@ -79,7 +80,7 @@ struct parameter_traits<at::Tensor> {
     static BufferView value(const at::Tensor& t) { return buffer(t); }
     static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }
     static bool requires_grad(const at::Tensor& t) { return t.requires_grad(); }
-    static bool may_be_empty(const at::Tensor&) { return true; }  // a shape with a 0 is meant
+    static bool may_be_empty(const at::Tensor&) { return true; }  // a 0 in a shape is intended
 };
 
 }  // namespace gradsync::inline v0_2
