@@ -183,10 +183,10 @@ public:
 
     /// Non-blocking variant of `finish()`: false while gradients are not marked or collectives not complete; true when it has done all that
     /// `finish()` does. Call it until it returns true. Repeated calls time out as a wait does, once something is in flight (a pause between
-    /// two calls counts for a second at most, or a sixteenth of the limit). With UnusedParameters::find_unused the first call ends the
-    /// backward: gradients that are not marked by then count as unused. A gradient that was marked only under an earlier `no_sync()` counts
-    /// as not marked. With OverlapForward it returns PendingAverages, which are empty instead of false. The calls of a step together are
-    /// one collective call.
+    /// two calls counts at most a second, or a sixteenth of the limit if that is less). With UnusedParameters::find_unused the first call
+    /// ends the backward: gradients that are not marked by then count as unused. A gradient that was marked only under an earlier
+    /// `no_sync()` counts as not marked. With OverlapForward it returns PendingAverages, which are empty instead of false. The calls of a
+    /// step together are one collective call.
     [[nodiscard]] auto try_finish() {
         const bool finished = engine_.try_finish();
         if constexpr (forward) return finished ? PendingAverages<B>(engine_) : PendingAverages<B>();
@@ -234,7 +234,7 @@ public:
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
     const Statistics& statistics() const noexcept { return engine_.statistics(); }
-    std::size_t bytes() const noexcept { return engine_.bytes(); }  ///< of gradient memory that the Reducer owns
+    std::size_t bytes() const noexcept { return engine_.bytes(); }  ///< size of the gradient memory that the Reducer owns
     const BucketPlan& plan() const noexcept { return engine_.plan(); }
     const B& backend() const noexcept { return engine_.backend(); }
     /// The exchange, for access to its state between steps. Not with OverlapForward.

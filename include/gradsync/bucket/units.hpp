@@ -21,8 +21,8 @@ public:
         }
     }
 
-    std::size_t count() const noexcept { return count_; }          ///< of units
-    std::size_t size() const noexcept { return unit_of_.size(); }  ///< parameters
+    std::size_t count() const noexcept { return count_; }          ///< number of units
+    std::size_t size() const noexcept { return unit_of_.size(); }  ///< number of parameters
     std::size_t unit_of(std::size_t i) const noexcept { return unit_of_[i]; }
 
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.

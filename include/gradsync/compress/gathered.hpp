@@ -21,8 +21,8 @@ struct Messages {
 /// A bucket as a codec sees it.
 struct GatheredBucket {
     std::vector<NumbersOf> parts = {};  ///< places of its parameters; the gaps stay zero
-    std::size_t elements = 0;           ///< of all parts together
-    std::size_t words = 0;              ///< of a rank's message
+    std::size_t elements = 0;           ///< elements of all parts together
+    std::size_t words = 0;              ///< words of a rank's message
     std::size_t count = 0;              ///< elements of the bucket, gaps included
 };
 
@@ -49,7 +49,7 @@ public:
         GatheredExchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double unit = 1;  ///< of the residual; see ErrorFeedback
+        double unit = 1;  ///< unit of the residual; see ErrorFeedback
 
         bool next(typename B::WorkType& work) {
             work = {};

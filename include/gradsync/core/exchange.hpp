@@ -20,7 +20,7 @@ struct BucketContents {
         std::size_t parameter = 0;
         std::size_t offset = 0;  ///< elements from the bucket's first
         std::size_t count = 0;
-        std::vector<std::size_t> shape;  ///< as its `ParameterView` has it; may be empty
+        std::vector<std::size_t> shape;  ///< shape in its `ParameterView`; may be empty
     };
     std::size_t count = 0;  ///< elements, including the zeros that pad parts
     DType dtype = DType::f32;

@@ -42,7 +42,7 @@ struct DeviceSlice {
     std::size_t parameter = 0;          ///< index, to look up its learning rate and weight decay
     std::size_t first = 0;              ///< index of the slice's first element in the parameter
     BufferView master = {};             ///< master weights in f32 (f64 for f64), to be updated in place
-    ConstBufferView gradient = {};      ///< of any floating type; multiply it by the step's `gradient_scale`
+    ConstBufferView gradient = {};      ///< any floating type; multiply it by the step's `gradient_scale`
     std::span<void* const> state = {};  ///< `state_count()` arrays of the masters' type; all zero before the first step
 };
 

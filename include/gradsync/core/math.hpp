@@ -25,7 +25,7 @@ constexpr std::size_t divide_up(std::size_t n, std::size_t unit) noexcept { retu
 /// The smallest multiple of `unit` that is at least `n`.
 constexpr std::size_t round_up(std::size_t n, std::size_t unit) noexcept { return divide_up(n, unit) * unit; }
 
-constexpr std::size_t line_bytes = 64;  ///< of a cache line
+constexpr std::size_t line_bytes = 64;  ///< size of a cache line
 
 /// `bytes` rounded up to whole cache lines. Objects that are allocated together lie whole lines apart.
 constexpr std::size_t in_lines(std::size_t bytes) noexcept { return round_up(bytes, line_bytes); }

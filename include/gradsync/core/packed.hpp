@@ -8,7 +8,7 @@ namespace gradsync::inline v0_2 {
 /// A tensor of an arena. If `layers` is 1 or more, it is packed: that many tensors of `shape` one after the other, one per layer.
 struct PackedTensor {
     std::string name;
-    std::vector<std::size_t> shape = {};  ///< of one layer
+    std::vector<std::size_t> shape = {};  ///< shape of one layer
     std::size_t layers = 0;
     std::uint32_t uses = 1;  ///< see ParameterView
 };

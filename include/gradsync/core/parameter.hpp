@@ -31,9 +31,9 @@ struct ParameterView {
     bool requires_grad = true;                        ///< false: frozen, takes no part in synchronisation
     std::uint32_t uses = 1;                           ///< the gradient is ready at the uses-th mark (tied weights)
     bool may_be_empty = false;                        ///< true: the gradient may have 0 elements
-    const void* arena = nullptr;                      ///< in which gradients lie side by side, as those of `packed` do
-    const void* owner = nullptr;                      ///< of the gradient's memory, if `look` is given
-    BufferView (*look)(const void* owner) = nullptr;  ///< where the gradient is now; see `tracked`
+    const void* arena = nullptr;                      ///< arena in which gradients lie side by side; see `packed`
+    const void* owner = nullptr;                      ///< owner of the gradient's memory, if `look` is given
+    BufferView (*look)(const void* owner) = nullptr;  ///< returns where the gradient is now; see `tracked`
 };
 
 /// The largest number of uses that a Reducer accepts. No backward has as many; larger values are converted negative numbers.

@@ -132,7 +132,7 @@ public:
     static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
 
     static constexpr Bits largest = has_infinity ? top - 1 : top | 6;                           ///< the bits of the largest number
-    static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< of a NaN without payload
+    static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< the bits of a NaN without payload
 
 private:
     Bits bits_;

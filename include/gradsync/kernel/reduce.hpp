@@ -48,7 +48,7 @@ struct BlockedReduce {
 
     GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r, Conversions<A> conversions) {
         alignas(64) A open[gradsync::detail::max_open_sums][block];  // the stack of sums
-        alignas(64) A elements[block] = {};                          // of the type in memory, which is no larger
+        alignas(64) A elements[block] = {};                          // in the type in memory, which is no larger
         const std::size_t size = size_of(r->dtype);
         for (std::size_t first = 0; first < r->count; first += block) {
             const std::size_t n = r->count - first < block ? r->count - first : block;

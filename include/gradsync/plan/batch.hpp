@@ -36,7 +36,7 @@ struct BatchChoice {
     BatchRounding rounding = BatchRounding::none;
     std::uint64_t micro_batch = 0, accumulate = 0, devices = 0;
     std::uint64_t devices_with_one_less = 0;  ///< the devices that accumulate once less (uneven_steps)
-    std::uint64_t samples = 0;                ///< of one optimizer step
+    std::uint64_t samples = 0;                ///< samples of one optimizer step
     std::uint64_t tokens = 0;
     double relative_error = 0;  ///< (tokens - target) / target
     /// The sums that a rank sends, on average, if the library adds up the micro-batches in the order of their tree
@@ -45,7 +45,7 @@ struct BatchChoice {
 };
 
 struct BatchPlan {
-    double samples = 0;           ///< of the target; not whole if the sequence does not divide the tokens
+    double samples = 0;           ///< samples of the target; not whole if the sequence does not divide the tokens
     double accumulate_exact = 0;  ///< GA = samples / (MBS x DP)
     double devices_for_no_accumulation_exact = 0;
     std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest devices that reach the target with GA = 1

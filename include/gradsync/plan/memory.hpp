@@ -52,7 +52,7 @@ inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, Zero
     const auto of = [&](std::uint64_t each, ZeroStage split_from) {
         return (CheckedSize(stage >= split_from ? shard : parameters) * each).value();
     };
-    const std::uint64_t each = micro_batches / ranks + (micro_batches % ranks != 0);  // of a rank
+    const std::uint64_t each = micro_batches / ranks + (micro_batches % ranks != 0);  // micro-batches per rank
     std::uint64_t open = each == 0 ? 0 : gradsync::detail::open_sums(each);
     if (open != 0 && stage >= ZeroStage::gradients) --open;  // the first sum of a shard lies in the shard
     return {of(bytes.weights, ZeroStage::parameters), of(bytes.gradients, ZeroStage::gradients), of(bytes.optimizer, ZeroStage::optimizer),
