@@ -110,7 +110,8 @@ Packed packed(Values&& values, Gradients&& gradients, std::initializer_list<Pack
                         {tensors.begin(), tensors.size()});
 }
 
-/// The layers of one tensor that is packed as (layers, ...) in memory of its own, named "name.0", "name.1", ...
+/// The layers of one tensor that is packed as (layers, ...) in memory of its own, named "name.0", "name.1", ... `shape` is that of one
+/// layer. Throws Error(invalid_argument) unless the elements divide into equal layers.
 template <class Value, class Gradient>
 Packed slices(std::string name, Value&& values, Gradient&& gradients, std::size_t layers, std::vector<std::size_t> shape = {}) {
     const BufferView view = buffer(std::forward<Gradient>(gradients));

@@ -31,8 +31,9 @@ struct buffer_traits<at::Tensor> {
         if (t.layout() != at::kStrided)
             refuse(detail::text("a tensor of ", describe(t), " is sparse: make it dense (an embedding: sparse(false))"));
         if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
-            refuse(detail::text("a tensor of ", describe(t),
-                                " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()"));
+            refuse(
+                detail::text("a tensor of ", describe(t),
+                             " is not contiguous: it is a part of another tensor, or expanded; pass the whole tensor, or .contiguous()"));
         return {t.data_ptr(), t.nbytes(), DType::u8, space_of(t)};
     }
 
