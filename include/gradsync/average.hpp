@@ -11,7 +11,7 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Small tensors are packed into one collective, in memory of this call.
+/// Reduces the tensors in place. Small ones share one collective, in a buffer on the stack.
 template <class B>
 void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op) {
     alignas(64) std::byte memory[std::size_t{16} << 10];
@@ -44,7 +44,7 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
         if (const std::byte* const from = place(t)) std::memcpy(t.data, from, t.bytes());
 }
 
-/// A number is a tensor of one element.
+/// A number counts as a tensor of one element.
 template <class T>
 BufferView view_to_reduce(T&& tensor) {
     if constexpr (Element<std::remove_reference_t<T>> && std::is_lvalue_reference_v<T&&> && !std::is_const_v<std::remove_reference_t<T>>)
@@ -61,27 +61,28 @@ void reduce_in_place(const B& comm, ReduceOp op, Tensors&&... tensors) {
 
 }  // namespace detail
 
-/// Replaces each tensor by the mean over the ranks, and returns when all of them are done. For trainers that need no overlap, and for losses:
+/// Replaces each tensor by its mean over the ranks, and returns when all of them are complete. Use it for losses, and in trainers that need
+/// no overlap:
 ///
 ///     model.backward(batch);
 ///     gs::average(comm, model.w_gradient, model.b_gradient, loss);
 ///
-/// A tensor is a contiguous range, a `BufferView`, a type with `buffer_traits`, or one number. Works with every backend. Tensors have the
-/// same shapes, types and order on all ranks; empty ones are allowed. Types are floating; of integers take the sum.
+/// A tensor is a contiguous range, a `BufferView`, a type with `buffer_traits`, or one number. Works with every backend. Pass tensors of
+/// the same shapes and types, in the same order, on all ranks; they may be empty. Their types must be floating; for integers use `sum`.
 ///
-/// Cost: one collective for each tensor, all of them in flight together. Tensors in host memory that have the first one's type and
-/// together at most 16 KiB share one: they are copied to the stack and back. Overlaps nothing with the backward; a `Reducer` does.
+/// Cost: one collective per tensor, all in flight together. Host tensors of the first one's type share one collective as long as they fit
+/// into 16 KiB; they are copied to the stack and back. Nothing overlaps with the backward; use a `Reducer` for that.
 ///
-/// The caller owns the memory. May be called on several threads of a rank only if all ranks start their collectives in one order.
-/// Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean, and what a wait throws: Errc::collective_mismatch
-/// if counts or types of what travels differ between ranks, Errc::timeout, or Errc::peer_failed. The contents of the tensors are
-/// unspecified then.
+/// The caller owns the memory. Several threads of a rank may call it only if all ranks start their collectives in the same order.
+/// Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean. Throws what a wait throws:
+/// Errc::collective_mismatch if counts or types differ between ranks, Errc::timeout, or Errc::peer_failed; the tensors' contents are then
+/// unspecified.
 template <class B, class First, class... More>
 void average(const B& comm, First&& first, More&&... more) {
     detail::reduce_in_place(comm, ReduceOp::mean, std::forward<First>(first), std::forward<More>(more)...);
 }
 
-/// The same with the sum over the ranks, also of integers.
+/// As `average`, but with the sum over the ranks. Integers are allowed.
 template <class B, class First, class... More>
 void sum(const B& comm, First&& first, More&&... more) {
     detail::reduce_in_place(comm, ReduceOp::sum, std::forward<First>(first), std::forward<More>(more)...);

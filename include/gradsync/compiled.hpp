@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// The parts that gradsync::compiled holds: what takes long to compile, and depends on no type of the program's. Included by gradsync.hpp, if
-/// GRADSYNC_COMPILED is defined, as it is in targets that link gradsync::compiled.
+/// @file
+/// The instantiations that gradsync::compiled holds: code that takes long to compile and depends on no type of the program. gradsync.hpp
+/// includes this header if GRADSYNC_COMPILED is defined, as it is in targets that link gradsync::compiled.
 
 #include "backend/thread_backend.hpp"
 #include "reducer.hpp"
@@ -24,6 +25,7 @@
     GRADSYNC_EXTERN template class detail::GradientEngine<B>;        \
     GRADSYNC_EXTERN template class Reducer<B>;
 
+/// @cond explicit_instantiations
 namespace gradsync::inline v0_2 {
 
 GRADSYNC_EXTERN template class shared_memory::Seat<shared_memory::OneAddressSpace>;
@@ -35,3 +37,4 @@ GRADSYNC_EXTERN template void detail::run_each_rank(std::vector<ThreadBackend>, 
 GRADSYNC_EXTERN_ENGINE(ThreadBackend)
 
 }  // namespace gradsync::inline v0_2
+/// @endcond

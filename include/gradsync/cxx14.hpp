@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// The library for trainers in C++14 or C++17: a Reducer over processes, without templates in its interface. Plain C++14, and of the library
-/// it includes enumerations only. Link gradsync::cxx14, which a C++20 compiler compiles once.
+/// @file
+/// The library for trainers in C++14 or C++17: a Reducer over processes, without templates in its interface. This header is plain C++14.
+/// Link gradsync::cxx14, which a C++20 compiler compiles once.
 
 #include <cstddef>
 #include <memory>
@@ -37,14 +38,14 @@ inline DType type_of(const double*) noexcept { return DType::f64; }
 inline DType type_of(const std::int32_t*) noexcept { return DType::i32; }
 inline DType type_of(const std::int64_t*) noexcept { return DType::i64; }
 
-/// A rank's handle to the others, which are processes. Copies are the same rank; the last copy that goes, a Reducer's included, leaves the
-/// job. All functions but `rank`, `size`, `set_timeout` and `fail` are collective: all ranks call them in one order, with the same counts
-/// and types. They return when they are done. For one thread at a time.
+/// A rank's handle to its job. Ranks are processes. Copies are the same rank; destroying the last copy, a Reducer's included, leaves the
+/// job. All functions but `rank`, `size`, `set_timeout` and `fail` are collective: all ranks call them in the same order, with the same
+/// counts and types. They return when they are complete. Use it from one thread at a time.
 class Communicator {
 public:
     /// Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, or the variables of mpirun or srun; a program without any
-    /// of them is one rank. Ranks of one machine share memory; others are connected over TCP. MPI is not used. `timeout_seconds`: the limit
-    /// of every wait, this one included.
+    /// of them is a job of one rank. Ranks of one machine share memory; others are connected over TCP. MPI is not used. `timeout_seconds`:
+    /// the limit of every wait, this one included.
     static Communicator from_environment(double timeout_seconds = 300);
 
     int rank() const;
@@ -77,8 +78,8 @@ private:
     std::shared_ptr<State> state_;
 };
 
-/// One parameter: `count` weights and as many gradients, in memory that stays the trainer's and stays where it is. `value` may be null if the
-/// weights are not to be broadcast.
+/// One parameter: `count` weights and as many gradients. The trainer owns the memory, which must not move. `value` may be null if the
+/// weights are not broadcast.
 struct Parameter {
     const char* name;
     void* value;
@@ -91,19 +92,20 @@ Parameter parameter(const char* name, T* value, T* gradient, std::size_t count) 
     return {name, value, gradient, count, type_of(value)};
 }
 
-/// The same on all ranks.
+/// Options of a Reducer; must be the same on all ranks.
 struct Options {
-    std::size_t bucket_bytes = std::size_t(25) << 20;       ///< gradients travel together up to this size
-    std::size_t first_bucket_bytes = std::size_t(1) << 20;  ///< the same for those that are ready first
+    std::size_t bucket_bytes = std::size_t(25) << 20;       ///< limit of a bucket of gradients
+    std::size_t first_bucket_bytes = std::size_t(1) << 20;  ///< limit of the first bucket, which starts early
     bool overlap = true;                                    ///< buckets travel during the backward; otherwise in `finish()`
-    bool sum = false;                                       ///< `finish()` leaves sums, not means
+    bool sum = false;                                       ///< `finish()` returns sums instead of means
 };
 
-/// gradsync::Reducer: mark each gradient when it is ready, then call `finish()`, and every rank holds the mean. Collective: construction,
-/// `broadcast_parameters`, `begin_step`, `finish` and `clip_gradients_by_norm`. Any thread may call `mark_ready`; the rest is for one thread
-/// at a time. After an exception other than Errc::invalid_argument neither the Reducer nor its communicator can be used.
+/// Averages gradients as gradsync::Reducer does: mark each gradient when it is ready, then call `finish()`, and every rank holds the mean.
+/// Collective: construction, `broadcast_parameters`, `begin_step`, `finish` and `clip_gradients_by_norm`. Any thread may call `mark_ready`;
+/// call the rest from one thread at a time. After an exception other than Errc::invalid_argument, the Reducer and its communicator are
+/// unusable.
 ///
-/// To add up gradients of micro-batches, add them in your gradients, and mark them in the last micro-batch only.
+/// To accumulate micro-batches, add them up in your gradients, and mark these in the last micro-batch only.
 class Reducer {
 public:
     /// `parameters`: in the order in which the forward uses them. Throws Errc::parameter_mismatch on every rank if parameters or options

@@ -5,6 +5,7 @@
 #error "gradsync: compile as C++20 or later (-std=c++20, target_compile_features(... cxx_std_20))"
 #endif
 
+/// @file
 /// The umbrella header: vocabulary types, engine, policies and the in-process backend. Other backends have headers of their own.
 
 #include "average.hpp"

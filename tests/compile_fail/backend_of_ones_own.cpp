@@ -2,7 +2,7 @@
 // expect 1: gradsync: give this backend a member WorkType all_gather\(ConstBufferView in, BufferView out\)
 // expect 2: gradsync: give this backend a member int rank\(\) const
 // expect 3: gradsync: give this backend a member WorkType all_reduce\(BufferView, ReduceOp, Contribution = {}\)
-// expect 4: gradsync: the first template argument of Reducer is a backend .* in one of your own name WorkType
+// expect 4: gradsync: the first template argument of Reducer is a backend .* a backend of your own needs a member type WorkType
 // expect 5: gradsync: give this backend a member void fail\(const std::string&\) noexcept
 // expect 6: gradsync: give this backend a member split\(int color, int key\) that returns a backend of the same type
 // expect 7: gradsync: give this backend a static constexpr MemorySpace memory_space

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: the second template argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
-// expect 2: gradsync: the second template argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
-// expect 3: gradsync: the second template argument of Reducer is a bucket policy .* one of your own has a member BucketPlan plan\(
+// expect 1: gradsync: the second template argument of Reducer is a bucket policy .* a policy of your own needs a member BucketPlan plan\(
+// expect 2: gradsync: the second template argument of Reducer is a bucket policy .* a policy of your own needs a member BucketPlan plan\(
+// expect 3: gradsync: the second template argument of Reducer is a bucket policy .* a policy of your own needs a member BucketPlan plan\(
 // expect 4: gradsync: give this bucket policy a member std::string describe\(\) const
 // expect 5: gradsync: make this bucket policy copyable
 // expect 6: gradsync: this bucket policy.s set_ready_seconds takes a std::span<const double>

@@ -133,7 +133,8 @@ TEST_CASE("wrong shapes, types and rows are refused, and the communicator still 
               expect(refused(0, {1}, values), "a gradient of 40 elements has no rows of 0");
               expect(refused(3, {1}, values), "a gradient of 40 elements has no rows of 3");
               expect(refused(4, {1, 2}, values), "2 rows of 4 are 8 values, not 4");
-              expect(refused(4, {1}, std::vector<double>(4)), "the gradient and the values are of one floating type, not of f32 and f64");
+              expect(refused(4, {1}, std::vector<double>(4)),
+                     "the gradient and the values must have the same floating type, not f32 and f64");
               expect(refused(4, {10}, values), "there is no row 10; the gradient has 10");
               expect(refused(4, {-1}, values), "there is no row -1; the gradient has 10");
               gs::average_rows(comm, gradient, 4, std::vector<int>{9}, values);  // the communicator still works
@@ -148,5 +149,5 @@ TEST_CASE("a rank that gives a wrong row is named to the others at once") {
     });
     CHECK(seen[0].is(gs::Errc::invalid_argument));
     CHECK(seen[1].is(gs::Errc::invalid_argument));
-    CHECK(seen[1].text == "average_rows: rank 0 gave wrong rows; see what it says");
+    CHECK(seen[1].text == "average_rows: rank 0 passed invalid rows; its own error says which");
 }

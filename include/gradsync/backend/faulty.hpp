@@ -17,18 +17,18 @@ struct FaultPoint {
     std::size_t bytes = 0;            ///< size of the largest buffer of the collective
 };
 
-/// A backend that injects faults, to test how a program copes. Each rank calls `fault` before it starts a collective. `fault` may throw, as
-/// the rank's own code might; sleep, like a straggler, or past the time limit, like a rank that hangs; or end the process.
+/// A backend that injects faults, to test how a program handles them. Each rank calls `fault` before it starts a collective. `fault` may
+/// throw, as the rank's own code might; sleep, like a straggler, or past the time limit, like a rank that hangs; or end the process.
 ///
 ///     gs::FaultyBackend faulty(comm, [](const gs::FaultPoint& at) {
 ///         if (at.rank == 1 && at.number == 100) std::raise(SIGKILL);
 ///     });
 ///     gs::Reducer<gs::FaultyBackend<gs::MpiBackend>> sync(faulty, parameters);
 ///
-/// Everything else is B's: memory, time limits, bits. All copies of a handle share `fault`, and so do the communicators made from it, which
-/// count from 0. Any thread that starts a collective calls it, the overlap policy's included, and several ranks call it at a time. If it
+/// Memory, time limits and bits are B's. All copies of a handle share `fault`, and so do the communicators made from it, which count from
+/// 0. Any thread that starts a collective calls it, the overlap policy's included, and several ranks may call it at the same time. If it
 /// throws, the collective does not start, and every later collective of that communicator on that rank rethrows the exception without a
-/// call: so the program sees it even if the first one went to a progress thread, which swallows it. `split`, `duplicate` and collectives of
+/// call. So the program sees the exception even if a progress thread swallowed the first one. `split`, `duplicate` and collectives of
 /// `host()` (backends of device memory) do not call it.
 template <Backend B>
 class FaultyBackend : public B {

@@ -9,20 +9,20 @@ namespace gradsync::inline v0_2 {
 
 using MpiOptions = ProcessOptions;
 
-/// The use that an `MpiBackend` makes of the communicator that it is given, like Boost.MPI's `comm_create_kind`. The same on all ranks.
+/// How an `MpiBackend` uses the communicator that it is given, like Boost.MPI's `comm_create_kind`. The same on all ranks.
 enum class MpiCommunicator : std::uint8_t {
-    duplicate,  ///< messages travel in a duplicate; yours stays yours, and you may free it afterwards. (Construction sends in yours with its
-                ///< largest tag, MPI_TAG_UB, if ranks are missing.)
-    attach,     ///< messages travel in yours: nothing else may ever send in it, no other backend either. It must live until MPI is
-                ///< finalised. Errors in it are returned meanwhile (MPI_ERRORS_RETURN)
-    take_ownership,  ///< as `attach`, but the backend owns it. It frees it at construction if no messages are needed; otherwise when the
-                     ///< last handle is gone and another backend is made or goes later (never if its ranks have failed). If construction
-                     ///< throws, do not use it again
+    duplicate,       ///< messages travel in a duplicate; you keep yours, and may free it afterwards. (Construction sends in yours with its
+                     ///< largest tag, MPI_TAG_UB, if ranks are missing.)
+    attach,          ///< messages travel in yours: nothing else may ever send in it, no other backend either. It must live until MPI is
+                     ///< finalised. Errors in it are returned meanwhile (MPI_ERRORS_RETURN)
+    take_ownership,  ///< as `attach`, but the backend owns it and frees it: at construction if no messages are needed, otherwise when another
+                     ///< backend is made or destroyed after the last handle (never if its ranks have failed). If construction throws, do
+                     ///< not use it again
 };
 
 namespace detail {
 
-/// Another library's communicator object, in the words of `MpiBackend`.
+/// Another library's communicator object, in `MpiBackend`'s terms.
 struct AdoptedCommunicator {
     MPI_Comm comm;
     MpiCommunicator use;
@@ -37,20 +37,20 @@ struct Adoption {};
 
 /// Ranks are the processes of an MPI communicator.
 ///
-/// - **On one machine** ranks share memory. MPI only serves to find one another at construction; no later call uses MPI, so any thread
-///   level will do. Collectives work in place on buffers from `allocate`, such as the Reducer's buckets; others are copied through a
+/// - **On one machine** ranks share memory. They use MPI only to find one another at construction; no later call uses it, so any thread
+///   level is enough. Collectives work in place on buffers from `allocate`, such as the Reducer's buckets; others are copied through a
 ///   staging area.
 /// - **On several machines**, or if ranks cannot share memory (`describe()` says why), they send messages in a communicator of their own
 ///   (`MpiCommunicator`). MPI moves messages only inside calls of `progress()`, `test()` and `wait()`. It must have been initialised for
 ///   the threads that call these (MPI_THREAD_MULTIPLE: all).
 /// - **On several machines with several ranks on some**, an all-reduce reduces on each machine, then between machines, so that little
-///   crosses the network: one sum a machine, if ranks are numbered machine by machine, a power of two on each; otherwise more, see
-///   HierarchicalEngine. Types of 16 and 8 bits travel as f32 then.
+///   crosses the network: one sum per machine if ranks are numbered machine by machine, with a power of two on each; otherwise more (see
+///   HierarchicalEngine). Types of 16 and 8 bits then travel as f32.
 /// - Sums have the bits of ThreadBackend, for every bucket and overlap policy, wherever the ranks run.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. From then on
 ///   every call on any communicator of the same origin throws the same Error. A TCP connection between neighbours shows that a process on
-///   another machine has died; without one, the time limit does. If the survivors are to go on, keep the launcher from ending them too
-///   (Open MPI: `mpirun --enable-recovery`).
+///   another machine has died; without one, the time limit does. For the survivors to go on, keep the launcher from ending them (Open MPI:
+///   `mpirun --enable-recovery`).
 /// - This class neither initialises nor finalises MPI; handles may outlive it.
 class MpiBackend : public detail::ProcessBackend<MpiBackend> {
 public:

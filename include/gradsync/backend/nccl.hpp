@@ -9,9 +9,9 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// While it lives, collectives started on the engine are held back; they are launched as one group when it is destroyed. A failure then
-/// counts as one of the collectives, as at any other start. If an exception destroys it, nothing is launched. A default-constructed one
-/// does nothing.
+/// While it lives, collectives started on the engine are held back; they are launched as one group when it is destroyed. A failure of that
+/// launch fails the collectives, as any other start does. If an exception destroys it, nothing is launched. A default-constructed one does
+/// nothing.
 class [[nodiscard]] NcclGroup {
 public:
     NcclGroup() = default;
@@ -28,7 +28,7 @@ public:
 
 private:
     Shared<NcclEngine> engine_;
-    int exceptions_ = std::uncaught_exceptions();  ///< propagating when it was made
+    int exceptions_ = std::uncaught_exceptions();  ///< exceptions propagating at construction
 };
 
 }  // namespace detail
@@ -41,27 +41,27 @@ struct NcclOptions {
     int max_ctas = 0;                                            ///< limit for NCCL's kernels, to leave room for others; 0: NCCL decides
     NcclMemory memory = NcclMemory::plain;  ///< kind of memory from `allocate`; the same on all ranks. If they get a lesser kind,
                                             ///< `describe()` names it and says why
-    /// Consecutive buckets of a Reducer's backward leave as one launch if they have at most this many bytes together (32 buckets at most),
-    /// and so do their gathers (OverlapForward). 0: each bucket is launched on its own. The same on all ranks.
+    /// Consecutive buckets of a Reducer's backward are launched together if they have at most this many bytes in all (32 buckets at most),
+    /// and so are their gathers (OverlapForward). 0: each bucket is launched on its own. The same on all ranks.
     std::size_t group_bytes = std::size_t{1} << 20;
 };
 
 /// Ranks have one device each; NCCL moves data between the devices.
 ///
 /// - A collective reads and writes its buffers after all work that is on the compute stream (`set_stream`) when it is started, or, in a
-///   group, when the group leaves. It runs on a stream of its own. `Work::wait()` blocks the host until it is complete.
+///   group, when the group is launched. It runs on a stream of its own. `Work::wait()` blocks the host until it is complete.
 ///   `Work::wait_on(stream)` makes a stream wait, and returns at once: the Work then counts as complete, and its buffers are in use until
 ///   that stream gets there.
-/// - Means are scaled in f32 (f64 for f64). The sum of the weights is agreed on the device; no host waits for it. Types of 16 and 8 bits
+/// - Means are scaled in f32 (f64 for f64). The sum of the weights is computed on the device; no host waits for it. Types of 16 and 8 bits
 ///   are scaled before they are added up, and rounded both then and in NCCL's sum; those of 8 bits need NCCL 2.24.3 and devices of compute
-///   capability 9.0. Sums are in NCCL's order, not in that of the other backends; in `min` and `max` a NaN may lose. Means, and the Reducer, need the
-///   library's kernels: link gradsync::cuda (nvcc compiles that one file).
+///   capability 9.0. Sums are in NCCL's order, not in that of the other backends; in `min` and `max` a NaN may lose. Means, and the
+///   Reducer, need the library's kernels: link gradsync::cuda (nvcc compiles that one file).
 /// - Beside the data, ranks tell one another over TCP what they start; nothing on a device waits for that. A rank that starts something
-///   else, fails, leaves, dies or reaches its time limit is named on every other rank, as on the other backends, and collectives under way
-///   are aborted. `host()` is a backend over those connections, for what ranks exchange on the host.
-/// - Ranks are meant to be processes. If they are threads of one process, NCCL may let them read one another's buffers: after a failure,
-///   free no buffer before all ranks have stopped.
-/// - Collectives that are started while a `group()` lives are put on the device as one launch of NCCL's.
+///   else, fails, leaves, dies or reaches its time limit is named on every other rank, as on the other backends, and collectives in flight
+///   are aborted. `host()` is a backend over those connections, for host memory.
+/// - Ranks should be processes. If they are threads of one process, NCCL may let them read one another's buffers: after a failure, free no
+///   buffer before all ranks have stopped.
+/// - Collectives that are started while a `group()` lives are launched as one NCCL group.
 /// - A thread of the library checks progress and failures: every half millisecond, or every 20 ms once nothing has been started for about a
 ///   second. The device of a handle must be the calling thread's current device.
 /// - CUDA graphs cannot capture its collectives yet.
@@ -82,8 +82,8 @@ public:
     template <Rendezvous R>
     explicit NcclBackend(R& rendezvous, NcclOptions options = {}) : NcclBackend(connect(rendezvous, options), options, nullptr) {}
 
-    /// The same over an existing communicator of the same ranks in the same order. It stays yours, and must outlive the backend; but after
-    /// a failure it is aborted, and gone. Throws Error(invalid_argument) if `comm` and `rendezvous` differ.
+    /// The same over an existing communicator of the same ranks in the same order. You keep the ownership, and it must outlive the backend.
+    /// A failure aborts and destroys it. Throws Error(invalid_argument) if `comm` and `rendezvous` differ.
     template <Rendezvous R>
     static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
         return adopt(rendezvous, comm, options, false);
@@ -111,18 +111,18 @@ public:
                             memory.empty() ? "" : ", ", memory);
     }
 
-    /// Sets the compute stream: collectives that are started from now on come after its work. It stays yours, and must live until another
-    /// one is set, or until this and all memory from `allocate` are gone.
+    /// Sets the compute stream: collectives that are started from now on come after its work. You keep the ownership; it must live until
+    /// another one is set, or until this backend and all memory from `allocate` are destroyed.
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
     cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
     /// See BackendAbilities::own_stream. A HybridReduceScatter calls it for its replicas.
     void use_own_stream() { engine_->use_own_stream(); }
 
-    /// Groups collectives: those that are started while the object lives leave together when it goes, as one launch of NCCL's, which is
-    /// much less work if they are small. All ranks must form the same groups (a difference is noticed, and the rank named). Collectives of
-    /// a group must not depend on one another. A wait inside the group launches the collectives started so far. Starting one more with 128
-    /// under way does, too, and blocks the host until the oldest is over, as outside of groups. If an exception destroys the object,
-    /// nothing leaves; the dropped Works fail the communicator on all ranks. For one thread at a time.
+    /// Groups collectives: those that are started while the object lives are launched together when it is destroyed, as one NCCL group.
+    /// This is much cheaper if they are small. All ranks must form the same groups; otherwise an error names the rank that differs.
+    /// Collectives of a group must not depend on one another. A wait inside the group launches the collectives started so far. So does
+    /// starting one more with 128 in flight, which blocks the host until the oldest is complete, as outside of groups. If an exception
+    /// destroys the object, nothing is launched; the dropped Works fail the communicator on all ranks. Use it from one thread at a time.
     ///
     ///     {
     ///         const auto group = comm.group();
@@ -144,12 +144,12 @@ public:
     /// The passes that a Reducer makes over device memory, on the compute stream.
     detail::DevicePasses<detail::NcclEngine> passes() const { return detail::DevicePasses<detail::NcclEngine>(engine_); }
 
-    /// A backend of the same ranks, for what they exchange in host memory. It has the same origin: if one fails, both do.
+    /// A backend of the same ranks for host memory. It has the same origin: if one fails, both do.
     TcpBackend& host() noexcept { return host_; }
 
     /// Returns device memory in which collectives are fastest; see the concept. The memory keeps the communicator alive. Its destruction
-    /// waits on the host, up to the time limit, for all collectives and the work that is on the compute stream then. Other streams that a
-    /// Work was handed over to must be done with it.
+    /// blocks the host, up to the time limit, until all collectives and the work on the compute stream are complete. Other streams that
+    /// waited for a Work (`wait_on`) must have finished with the memory.
     collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
 private:

@@ -30,11 +30,11 @@ private:
 template <class Backend>
 void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backend&> f, FunctionRef<std::size_t, FunctionRef<>> around) {
     List<std::exception_ptr> errors(handles.size());
-    // The rank that each error blames: ranks that throw because another rank failed name that rank.
+    // The rank that each error blames; a rank that throws because another one failed blames that one.
     List<int> blamed(handles.size(), -1);
 
     const auto run_rank = [&](std::size_t r) {
-        // This is the last handle of the rank: it must not go before the rank's failure is on record.
+        // The rank's last handle, which must live until the rank's failure is recorded.
         Backend handle = std::move(handles[r]);
         try {
             f(r, handle);

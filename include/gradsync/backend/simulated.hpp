@@ -21,16 +21,16 @@ struct SimulatedCluster {
     std::vector<Straggler> stragglers = {};
     double jitter = 0;       ///< every compute takes up to this fraction longer, at random: 0.1 is 10 %
     std::uint64_t seed = 1;  ///< seed of the jitter
-    /// Whether collectives move data in memory from `allocate`, that is, buckets. If not, all times stay the same, but the gradients of
-    /// thousands of ranks need no memory and no work.
+    /// Whether collectives move data in memory from `allocate`, such as buckets. If not, all times stay the same, but the gradients of
+    /// thousands of ranks cost neither memory nor work.
     bool moves_buckets = true;
     /// Limit of every wait: in virtual time, and in real time if one rank keeps all others from going on. (A rank that tests repeatedly
     /// sleeps until something happens.)
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
 };
 
-/// Ranks in virtual time. Collectives are real, but take the time of a cost model; compute takes the time that it is given. Real Reducers
-/// and policies can so be observed on thousands of ranks, on one core, and every run is the same.
+/// Simulates ranks in virtual time. Collectives are real, but take the time of a cost model; compute takes the time that you give. You can
+/// observe real Reducers and policies on thousands of ranks, on one core, and every run is the same.
 ///
 /// - A collective begins when its last rank has started it and its links are free, one collective at a time: see simulation::Network.
 ///   `plan::collective_cost` gives its duration.
@@ -106,7 +106,7 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
     std::vector<double> factors(static_cast<std::size_t>(options.cluster.ranks), 1.0);
     for (const Straggler& s : options.stragglers) {
         if (s.rank < 0 || s.rank >= options.cluster.ranks)
-            detail::refuse(name, detail::text("straggler ", s.rank, " is none of the ", options.cluster.ranks, " ranks"));
+            detail::refuse(name, detail::text("straggler ", s.rank, " is out of range; there are ", options.cluster.ranks, " ranks"));
         plan::detail::check_amount(name, "a straggler's factor", s.factor);
         factors[static_cast<std::size_t>(s.rank)] = s.factor;
     }
@@ -139,7 +139,7 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
     auto watch = [&] { world->watch(); };
     detail::Thread watchman;
     watchman.start(watch);
-    struct Relief {  // goes before the watchman, whose end joins its thread
+    struct Relief {  // destroyed before the watchman, which joins its thread
         simulation::Simulation& world;
         ~Relief() { world.stop_watching(); }
     } const relief{*world};

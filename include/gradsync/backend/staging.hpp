@@ -15,7 +15,7 @@ struct StagingOptions {
 };
 
 /// Device buffers over a backend that reads host memory only (ThreadBackend, MpiBackend, TcpBackend). Buffers are copied to the host,
-/// reduced there and copied back, in pieces that overlap. For machines whose devices NCCL does not connect, and for the host backend's
+/// reduced there and copied back, in pieces that overlap. For machines whose devices NCCL does not connect, and to get the host backend's
 /// bits.
 ///
 /// - A collective reads its buffers after all work that is on the compute stream when it is started. A thread of the library advances the
@@ -46,7 +46,7 @@ public:
     /// The passes that a Reducer makes over device memory, on the compute stream.
     detail::DevicePasses<Engine> passes() const { return detail::DevicePasses<Engine>(engine_); }
 
-    /// A backend of the same ranks, for what they exchange in host memory.
+    /// A backend of the same ranks for host memory.
     Host& host() noexcept { return host_; }
 
     std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }

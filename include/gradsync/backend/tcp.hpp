@@ -13,12 +13,12 @@ namespace gradsync::inline v0_2 {
 
 using TcpOptions = ProcessOptions;
 
-/// Ranks are processes. Any launcher can start them that tells each one its number. They need sockets only, no MPI.
+/// Ranks are processes. Any launcher that tells each process its rank can start them. They need only sockets, no MPI.
 ///
-/// - **On one machine** ranks share memory, as those of MpiBackend do, at the same speed; sockets only serve to find one another.
+/// - **On one machine** ranks share memory, as those of MpiBackend do, at the same speed. They use sockets only to find one another.
 /// - **On several machines**, or if ranks cannot share memory (`describe()` says why), they send messages over TCP connections between all
-///   of them. Messages move only inside `progress()`, `test()` and `wait()`, which any thread may call. Between machines, a thread of
-///   `OverlapBackward` does.
+///   of them. Messages move only inside `progress()`, `test()` and `wait()`, which any thread may call. Between machines, `OverlapBackward`
+///   calls them from its own thread.
 /// - **On several machines with several ranks on some**, an all-reduce reduces on each machine, then between machines.
 /// - Sums have the bits of ThreadBackend, wherever the ranks run; see MpiBackend.
 /// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names it. A death shows at

@@ -48,13 +48,13 @@ private:
 /// A collective of a ThreadBackend. See the concept `Work`.
 using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 
-/// Ranks are threads of one process. There are no dependencies; the other backends are tested against this one.
+/// Ranks are threads of one process. It has no dependencies; the other backends are tested against it.
 ///
 /// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks work on it, by chunks.
-///   Elements are combined in the order of a tree over the ranks (core/math.hpp): the bits depend on nothing else.
+///   Elements are combined in the order of a tree over the ranks (core/math.hpp); the bits depend on nothing else.
 /// - Collectives advance inside `progress()`, `test()` and `wait()` of any rank; the library starts no thread. A rank that waits also works
 ///   on the shares of late ranks (but not in a `reduce_step`).
-/// - Several threads of a rank may use a handle. Collectives have the order in which they are started.
+/// - Several threads of a rank may use a handle. Collectives run in the order in which they are started.
 /// - If a rank fails, leaves early or reaches its time limit, every other rank's wait throws an Error that names it. From then on every
 ///   call on any communicator of the same origin throws the same Error.
 /// - When the last handle of a rank is destroyed, the rank counts as gone: collectives that others start later fail.

@@ -26,7 +26,7 @@ public:
         return policy_->plan(parameters, order);
     }
     std::string describe() const { return policy_->describe(); }
-    /// Is it a TimedBucketPolicy? Otherwise `set_ready_seconds` has no effect.
+    /// Whether the policy is a TimedBucketPolicy. If not, `set_ready_seconds` has no effect.
     bool plans_by_times() const noexcept { return policy_->plans_by_times(); }
     void set_ready_seconds(std::span<const double> times) { policy_->set_ready_seconds(times); }
 

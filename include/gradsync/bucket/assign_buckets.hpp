@@ -21,7 +21,7 @@ inline BucketPlan plan_of(std::span<const std::size_t> order, std::span<const st
 /// The loop that bucket policies share. It takes the parameters in `order` and keeps one open bucket for each kind (dtype, memory space). A
 /// parameter joins the open bucket if the total stays within the bucket's cap. Otherwise, or if it is the first of its kind, it opens the
 /// next bucket. The k-th bucket of a kind may hold `caps[k]` bytes; the last cap repeats. With `spares_copies`, a parameter that is
-/// `cheaper_alone` gets a bucket of its own, which uses up no cap and closes no bucket.
+/// `cheaper_alone` gets a bucket of its own, which uses no cap and closes no bucket.
 inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order,
                                  std::span<const std::size_t> caps, bool spares_copies) {
     struct Sequence {  // the buckets of one kind

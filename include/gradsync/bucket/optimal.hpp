@@ -9,9 +9,9 @@ namespace gradsync::inline v0_2 {
 /// The buckets whose communication finishes earliest, for gradients that become ready at known times and collectives of known cost. Dynamic
 /// programming finds the optimum (see plan/partition.hpp); there is no size to choose.
 ///
-/// Times are by parameter, in seconds from any origin at or before the first, the same numbers on all ranks. The cost is that of an
-/// all-reduce of n bytes; `plan::calibrate` measures it. Without times the policy plans as SizeCappedBuckets does by default. A Reducer
-/// measures times and plans anew: see `Reducer::rebuild_buckets`.
+/// Times are by parameter, in seconds from an origin at or before the first, and the same on all ranks. The cost is that of an all-reduce
+/// of n bytes; `plan::calibrate` measures it. Without times the policy plans as SizeCappedBuckets does by default. A Reducer measures times
+/// and plans anew: see `Reducer::rebuild_buckets`.
 ///
 /// A bucket holds one kind (dtype, memory space). The optimum is over all ways to cut each kind and to interleave their buckets on one
 /// link. If there are too many ways, the plan is the best of fewer (see `plan::optimal_buckets`).

@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Buckets of limited size: large enough to use the bandwidth, small enough to leave during the backward. The first one is small, so that
+/// Buckets of limited size: large enough to use the bandwidth, small enough to start during the backward. The first one is small, so that
 /// communication starts early.
 ///
 /// The policy takes parameters in the order in which they become ready, and keeps one open bucket for each (dtype, memory space). A
@@ -60,7 +60,7 @@ private:
         for (const std::size_t cap : caps_)
             if (cap == 0)
                 detail::refuse("SizeCappedBuckets",
-                               "a bucket cap is 0 bytes, but must be positive; for one bucket a parameter use PerParameter");
+                               "a bucket cap is 0 bytes, but must be positive; for one bucket per parameter use PerParameter");
         while (caps_.size() > 1 && caps_.back() == caps_[caps_.size() - 2]) caps_.pop_back();
     }
 

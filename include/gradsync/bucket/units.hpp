@@ -11,8 +11,7 @@ namespace gradsync::inline v0_2 {
 /// launched in the order in which they become complete.
 class Units {
 public:
-    /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a negative unit that was
-    /// converted.
+    /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a converted negative number.
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)
@@ -22,8 +21,8 @@ public:
         }
     }
 
-    std::size_t count() const noexcept { return count_; }          ///< of units
-    std::size_t size() const noexcept { return unit_of_.size(); }  ///< parameters
+    std::size_t count() const noexcept { return count_; }          ///< number of units
+    std::size_t size() const noexcept { return unit_of_.size(); }  ///< number of parameters
     std::size_t unit_of(std::size_t i) const noexcept { return unit_of_[i]; }
 
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.

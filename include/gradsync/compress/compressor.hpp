@@ -13,9 +13,9 @@ namespace gradsync::inline v0_2 {
 /// integers, and a world of one rank, are not compressed.
 ///
 /// Nothing is lost: in each step, the sum that travels plus the residuals that stay equals the sum of all gradients and all earlier
-/// residuals, up to rounding. The exception is a parameter that no rank used in a step (UnusedParameters::find_unused): what travelled for
-/// it is dropped. A residual counts in a later mean as much as a gradient of that step, regardless of the weights when it was kept. A rank
-/// without weight, or in a sum without a batch, keeps its residual for later, except rank 0, whose residual always counts in a sum.
+/// residuals, up to rounding. The exception is a parameter that no rank used in a step (UnusedParameters::find_unused): its sum is dropped.
+/// A residual counts in a later mean as much as a gradient of that step, regardless of the weights when it was kept. A rank without weight,
+/// or in a sum without a batch, keeps its residual for later, except rank 0, whose residual always counts in a sum.
 ///
 /// Bad settings throw Error(invalid_argument) when the Reducer is made.
 ///
@@ -70,8 +70,8 @@ protected:
         steps_.assign(contents.size(), steps());
     }
 
-    /// Counts a step of bucket b; returns false if it travels whole in this step, with `contribution`, which may change. `shrinks()`: is its
-    /// compressed form smaller? It is called only if there are other ranks.
+    /// Counts a step of bucket b. Returns false if it travels whole in this step, with `contribution`, which may change. `shrinks()`
+    /// returns whether its compressed form is smaller, and is called only if there are other ranks.
     template <class Shrinks>
     bool compresses(const B& backend, std::size_t b, BufferView bucket, Contribution& contribution, Shrinks&& shrinks) {
         if (is_single_rank(backend) || steps_[b]++ < settings_.start_step || !is_compressible(bucket.dtype)) return false;
@@ -79,8 +79,8 @@ protected:
         contribution = residuals_.release(b, bucket, contribution);
         return false;
     }
-    /// Adds the gradients of bucket b to its residual, and returns its unit. If that is 0, nothing of this rank travels: it zeroes the
-    /// `bytes` bytes of `message`.
+    /// Adds the gradients of bucket b to its residual, and returns its unit. If that is 0, this rank sends nothing: it zeroes the `bytes`
+    /// bytes of `message`.
     double hold(std::size_t b, BufferView bucket, Contribution contribution, void* message, std::size_t bytes) {
         const double unit = residuals_.unit_of(contribution);
         if (unit == 0) {
@@ -91,7 +91,7 @@ protected:
         }
         return unit;
     }
-    /// Was the last step of bucket b too early to be compressed?
+    /// Whether the last step of bucket b was too early to be compressed.
     bool was_early(std::size_t b) const noexcept { return steps_[b] <= settings_.start_step; }
 
     const Settings settings_;

@@ -54,9 +54,9 @@ private:
     std::vector<NumbersOf> places_;  ///< by parameter
 };
 
-/// Error feedback: a rank adds the part of its gradients that did not travel (the residual) to those of the next step, so that it is late,
-/// not lost (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). Residuals are f32, in the layout of the buckets. Between
-/// steps they are in units of the mean for a weight of 1.
+/// Error feedback: a rank adds the part of its gradients that did not travel (the residual) to the next step's gradients, so that it is
+/// late, not lost (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). Residuals are f32, in the layout of the buckets.
+/// Between steps they are in units of the mean for a weight of 1.
 class ErrorFeedback {
 public:
     void adopt_plan(std::span<const BucketContents> contents) {
@@ -91,7 +91,7 @@ public:
         if (unit != 1) kernel::scale(residual, unit);
         add(residual, gradients, scale);
     }
-    /// The rank sends nothing of bucket b. A gradient of no weight is added to the residual, with the last weight that was not 0.
+    /// The rank sends nothing of bucket b. A gradient without weight is added to the residual, with the last weight that was not 0.
     void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
         if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
     }

@@ -21,8 +21,8 @@ struct Messages {
 /// A bucket as a codec sees it.
 struct GatheredBucket {
     std::vector<NumbersOf> parts = {};  ///< places of its parameters; the gaps stay zero
-    std::size_t elements = 0;           ///< of all parts together
-    std::size_t words = 0;              ///< of a rank's message
+    std::size_t elements = 0;           ///< elements of all parts together
+    std::size_t words = 0;              ///< words of a rank's message
     std::size_t count = 0;              ///< elements of the bucket, gaps included
 };
 
@@ -31,8 +31,8 @@ struct GatheredBucket {
 ///
 /// `Settings::Codec` defines the words. It is made of the settings and has, where `bucket` is a GatheredBucket:
 /// - `words(bucket, contents, b, rank)`: the number of words of a message of bucket b, which `contents` describes;
-/// - `write(bucket, held, count, words)`: moves what travels out of `held`, all `count` elements of the bucket in f32, into `words`. Returns
-///   false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
+/// - `write(bucket, held, count, words)`: moves the elements to send from `held`, all `count` elements of the bucket in f32, to `words`.
+///   Returns false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
 /// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have changed `words`;
 /// - `add_up(bucket, messages, factor, to)`: to = factor times the sum of all messages. Elements that no message mentions become 0; gaps
 ///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
@@ -49,7 +49,7 @@ public:
         GatheredExchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double unit = 1;  ///< of the residual; see ErrorFeedback
+        double unit = 1;  ///< unit of the residual; see ErrorFeedback
 
         bool next(typename B::WorkType& work) {
             work = {};
@@ -130,7 +130,7 @@ private:
         }
         const bool lost = !is_finite(weights);  // checked first: under -ffast-math a NaN may be equal to 0
         if (lost || weights == 0) {
-            // As in AllReduce, a mean of no weight is 0. Elements that were to travel go back to the residual.
+            // As in AllReduce, a mean without weight is 0. Elements that were about to travel return to the residual.
             if (unit != 0) codec_.put_back(own, message_of(own, rank_) + weight_words, residuals_.bucket(b));
             for (const NumbersOf& part : own.parts)
                 fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);

@@ -22,7 +22,7 @@ namespace gradsync::inline v0_2 {
 /// NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
 struct PowerSgd {
     std::size_t rank = 1;             ///< rank of the matrices that travel instead; at least 1
-    std::uint64_t start_step = 1000;  ///< steps before this one are not compressed: gradients change most in the beginning
+    std::uint64_t start_step = 1000;  ///< steps before this one are not compressed: gradients change most at the start
     double min_compression_rate = 2;  ///< a matrix travels whole unless it shrinks by this factor
     std::uint64_t seed = 0;           ///< seed of the first guess; must be the same on all ranks
 
@@ -52,10 +52,10 @@ public:
         Exchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double weight = 1, unit = 1;  ///< of this rank, and of its residual; see ErrorFeedback
+        double weight = 1, unit = 1;  ///< weight of this rank, and unit of its residual; see ErrorFeedback
         enum class Has { nothing, left, right } has = Has::nothing;
 
-        /// If it throws, a thread that may communicate can call it again.
+        /// If it throws, a thread that may communicate can repeat the call.
         bool next(typename B::WorkType& work) {
             if (has == Has::nothing) {
                 owner->make_right(b, unit);
@@ -147,8 +147,8 @@ private:
         return {part.parameter, part.offset, rows, columns, low};
     }
 
-    /// Divides a bucket into matrices and parameters that travel whole. Without matrices, all of it travels whole, in its own type; so it
-    /// does if compression would not shrink it.
+    /// Divides a bucket into matrices and parameters that travel whole. Without matrices, or if compression would not shrink it, the bucket
+    /// travels whole, in its own type.
     Bucket split(const BucketContents& contents) const {
         Bucket bucket;
         if (!detail::is_compressible(contents.dtype)) return bucket;

@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A `Work` of several stages: a collective, and what follows when it is complete. The thread that tests it or waits for it runs the next
-/// stage.
+/// A `Work` of several stages: a collective, and stages that follow when it is complete. The thread that tests it or waits for it runs the
+/// next stage.
 ///
 /// Stage is default-constructible and movable, and has:
 /// - `next(work)`: called when `work` is complete. It starts the next collective in `work`, or leaves `work` complete. Returns true while

@@ -9,7 +9,7 @@ namespace gradsync::inline v0_2 {
 
 /// A started collective. `test()` makes progress, returns whether the collective is complete, and never blocks. `wait()` returns when it is
 /// complete. Both throw `Error` if it fails or reaches the backend's time limit; for `test()` the limit counts across its calls. A
-/// default-constructed Work is complete. Dropping an unfinished Work fails the whole communicator, because its buffers may be about to go;
+/// default-constructed Work is complete. Dropping an unfinished Work fails the whole communicator, because its buffers may be freed next;
 /// no other rank hangs.
 template <class W>
 concept Work = std::movable<W> && std::default_initializable<W> && requires(W& work) {
@@ -33,16 +33,16 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// | `scatter(in, out, root)` | the root's `in` is split over the ranks' `out`; others pass `{}` |
 /// | `barrier()` | complete when every rank has started it |
 ///
-/// In min and max a NaN wins. A mean is multiplied by one over the sum of the weights, in the accumulator's type. Elements are combined in
-/// the order of the tree over the ranks (core/math.hpp); the docs of a backend that cannot say so.
+/// In min and max a NaN wins. A mean is a sum times one over the sum of the weights, in the accumulator's type. Elements are combined in
+/// the order of the tree over the ranks (core/math.hpp); a backend that cannot do this documents it.
 ///
 /// - `progress()` advances collectives and never blocks. `progress_time()` is the time that this rank has worked in it and in
 ///   `Work::test()` so far.
 /// - `fail(what)` makes outstanding and later calls throw an error that names this rank, on every rank. It returns once no other rank
 ///   touches this rank's buffers. A failure ends all communicators of one origin; errors number ranks as the first of these does.
 /// - `describe()` says how the ranks reach one another; if that is not the fastest way, it also says why.
-/// - `split(color, key)` and `duplicate()` are collective. They make communicators with an order of their own. A rank makes one at a time
-///   among all communicators of one origin.
+/// - `split(color, key)` and `duplicate()` are collective. They make communicators that order their collectives independently. A rank makes
+///   one at a time among all communicators of one origin.
 /// - `allocate(bytes)` is collective: all ranks call it in the same order with the same sizes. The returned object owns zeroed memory,
 ///   aligned to at least 64 bytes, in which collectives are fastest.
 ///
@@ -77,10 +77,10 @@ concept Backend =
         { handle.describe() } -> std::convertible_to<std::string>;
     };
 
-/// Makes memory that this process mapped for itself (mmap, by whole pages; not malloc's) such as `comm.allocate` returns, for as long as the
-/// result lives: gradients there are reduced where they are, at the speed of shared memory. It stays at its address, with its contents, also
-/// afterwards; no thread may use it during the two moves. Between threads and between machines it does nothing. Collective:
-/// the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks of a machine if one of them cannot.
+/// Turns memory that this process mapped (whole pages of mmap, not malloc's) into memory like that of `comm.allocate`, while the result
+/// lives: gradients there are reduced in place, at the speed of shared memory. It keeps its address and contents, also afterwards. No
+/// thread may use it during this call and during the destruction of the result. A no-op between threads and between machines. Collective,
+/// with the same number of bytes on all ranks. Throws Error(invalid_argument) on all ranks of a machine if one of them cannot.
 ///
 ///     const auto adopted = gs::adopt(comm, std::span(arena, elements));
 template <Backend B, class Region>
@@ -123,7 +123,7 @@ template <Backend B>
     return texts;
 }
 
-/// Does B need a polling thread, if it supports one?
+/// Returns whether B needs a polling thread.
 template <Backend B>
 bool wants_progress_thread([[maybe_unused]] const B& backend) noexcept {
     if constexpr (abilities_of<B>.progress_thread) return backend.size() > 1 && backend.wants_progress_thread();

@@ -8,9 +8,9 @@ namespace gradsync::inline v0_2 {
 /// A parameter as a bucket policy sees it: everything but its memory.
 struct ParameterInfo {
     std::size_t count = 0;     ///< elements
-    DType dtype = DType::f32;  ///< of its bucket
+    DType dtype = DType::f32;  ///< type of its gradient in the bucket
     MemorySpace space = MemorySpace::host;
-    DType value_dtype = DType::f32;  ///< of its values, if buckets of values travel too (sharding); otherwise always f32
+    DType value_dtype = DType::f32;  ///< type of its values, if buckets of values travel too (sharding); otherwise always f32
     /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger bucket and back.
     bool cheaper_alone = false;
 

@@ -17,8 +17,7 @@ constexpr std::string_view name_of(MemorySpace space) noexcept { return space ==
 namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_type(DType own, DType asked) {
-    raise(Errc::invalid_argument,
-          text("as<T>() on a view of ", own, " elements: T is the type of ", asked, "; ask for the view's own type"));
+    raise(Errc::invalid_argument, text("as<T>(): the view has ", own, " elements, but T is ", asked, "; use the view's type"));
 }
 
 // The concepts of <ranges> without that header, which takes longer to compile than this whole library. <span> brings std::begin, end, data
@@ -38,7 +37,7 @@ concept ContiguousRange = Range<R> && requires(R& range) {
     std::span(std::begin(range), std::size(range));  // takes contiguous iterators only
 };
 
-/// A range that converts to a view, or is refused with a sentence.
+/// A range that converts to a view, or fails to compile with a sentence that says why.
 template <class R>
 concept RangeOfElements = ContiguousRange<R> && (Element<range_element_t<R>> || std::is_arithmetic_v<std::remove_cv_t<range_element_t<R>>>);
 
@@ -53,7 +52,7 @@ struct BasicBufferView;
 
 namespace detail {
 
-/// A view of the library's own making: its dtype is that of another view, which has brought the loops.
+/// Internal: a view whose dtype comes from another view, which has registered the loops.
 template <class Void = void>
 constexpr BasicBufferView<Void> typed_view(std::type_identity_t<Void>* data, std::size_t count, DType dtype,
                                            MemorySpace space = MemorySpace::host) noexcept {
@@ -101,8 +100,8 @@ struct BasicBufferView {
             kernel::register_kernels<dtype_of<T>>();
         }
     }
-    /// A contiguous range (`std::vector`, `std::span`, an array) converts as it does to std::span; see `buffer()`. A temporary that owns its
-    /// memory is refused: a collective would use it when it is gone.
+    /// A contiguous range (`std::vector`, `std::span`, an array) converts as it does to std::span; see `buffer()`. A temporary that owns
+    /// its memory does not compile: a collective would use the memory after it is gone.
     template <class R>
         requires detail::RangeOfElements<std::remove_reference_t<R>>
     BasicBufferView(R&& range) {  // NOLINT: converts, as std::span does
@@ -124,7 +123,7 @@ struct BasicBufferView {
         return detail::typed_view<Void>(data ? static_cast<Byte*>(data) + first * size_of(dtype) : nullptr, size, dtype, space);
     }
 
-    /// The elements with their type. Throws Error(invalid_argument) if T is another one.
+    /// The elements as a span of T. Throws Error(invalid_argument) if T is not their type.
     template <class T>
     auto as() const {
         if (dtype != dtype_of<T>) detail::refuse_type(dtype, dtype_of<T>);

@@ -40,7 +40,7 @@ double backend_seconds([[maybe_unused]] const B& backend) {
 
 namespace detail {
 
-/// The clock of a backend, whatever the backend's type. The backend outlives it.
+/// The clock of a backend, without the backend's type. The backend must outlive it.
 class BackendClock {
 public:
     using Clock = std::chrono::steady_clock;

@@ -13,7 +13,7 @@ class CollectiveTag {
 public:
     enum class Kind : std::uint32_t { none, bucket, unit, counts };
 
-    /// No purpose.
+    /// Untagged.
     constexpr CollectiveTag() = default;
     /// Part `part` of the object numbered `owner`, the same on all ranks.
     constexpr CollectiveTag(Kind kind, std::size_t owner, std::size_t part) noexcept
@@ -25,7 +25,7 @@ public:
         tag.code_ = static_cast<std::uint32_t>(code);
         return tag;
     }
-    /// Tensors that share a collective: a digest of their counts.
+    /// For tensors that share a collective: `digest` is a digest of their counts.
     static constexpr CollectiveTag of_counts(std::uint64_t digest) noexcept { return {Kind::counts, digest >> part_bits, digest}; }
     /// The tag as a number. It travels in the field for the root, which tagged collectives do not have.
     constexpr int code() const noexcept { return static_cast<int>(code_); }

@@ -10,8 +10,8 @@ namespace gradsync::inline v0_2 {
 /// are dealt in blocks that are nodes of the tree, in rounds: in each round, every rank gets the block after that of the rank before it.
 ///
 /// Whole gradients: each rank adds up its block before the ranks reduce the sums. So there are few rounds, of large blocks: one for each 1
-/// in the binary form of `micro_batches / ranks`, with blocks of that many micro-batches. Those that are left over, fewer than the ranks,
-/// go to the first ranks.
+/// in the binary form of `micro_batches / ranks`, with blocks of that many micro-batches. The left-over micro-batches, fewer than the
+/// ranks, go to the first ranks.
 ///
 /// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once, and each block is one micro-batch.
 struct Deal {

@@ -58,13 +58,13 @@ struct NoDType {};
 }  // namespace detail
 
 /// Maps an element type of your own to the DType with the same bits. Specialise it with `static constexpr DType value`. The types that
-/// `Element` names need none.
+/// `Element` lists need none.
 template <class T>
 struct dtype_traits : detail::NoDType {};
 
 namespace detail {
 
-// The compiler's own types, which std::float16_t and std::bfloat16_t are, too.
+// The compiler's own types. std::float16_t and std::bfloat16_t are the same types.
 #if defined(__FLT16_MANT_DIG__) && (!defined(__clang__) || __clang_major__ >= 15)  // clang 14 has the macro without the type
 using CompilerFloat16 = _Float16;
 #else

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-/// Enumerations that programs in C++14 name, too: see cxx14.hpp. Plain C++14.
+/// @file
+/// Enumerations that programs in C++14 use too (see cxx14.hpp). Plain C++14.
 
 namespace gradsync {
 inline namespace v0_2 {

@@ -12,24 +12,23 @@
 #include "debug_log.hpp"
 #include "enums.hpp"
 
-/// GRADSYNC_SETUP stands before functions that a program calls to set up, and that call cold functions. g++ takes all that follows the call
-/// of a cold function for cold too, a training loop for example, and compiles it for size; this keeps it from looking into the function.
+/// GRADSYNC_SETUP marks set-up functions that call cold functions. If g++ saw into them, it would treat the code after their call, such as
+/// a training loop, as cold too, and compile it for size.
 #if defined(__clang__)
 #define GRADSYNC_SETUP [[gnu::noinline]]
 #else
 #define GRADSYNC_SETUP [[gnu::noipa]]
 #endif
 
-/// GRADSYNC_ONCE stands before definitions that gradsync::compiled can hold. It is `inline` in a header-only program, and empty in the
-/// sources of that library. In files that link the library it is not defined, and the definitions are left out: these files see the
-/// declarations only.
+/// GRADSYNC_ONCE marks definitions that gradsync::compiled can hold. It is `inline` in a header-only program, and empty in the sources of
+/// that library. In files that link the library it is not defined, and the definitions are left out: these files see the declarations only.
 #if !defined(GRADSYNC_COMPILED) && !defined(GRADSYNC_ONCE)
 #define GRADSYNC_ONCE GRADSYNC_SETUP inline
 #endif
 
 namespace gradsync::inline v0_2 {
 
-/// Is it the number of one of these? It may have come from another process.
+/// Returns whether `number` is a valid Errc. It may come from another process.
 constexpr bool is_errc(int number) noexcept {
     return number >= static_cast<int>(Errc::invalid_argument) && number <= static_cast<int>(Errc::storage);
 }
@@ -52,7 +51,7 @@ public:
     Errc errc() const noexcept { return code_; }
     const ErrorContext& context() const noexcept { return context_; }
 
-    /// Adds the bucket that failed, unless the error names one already. For code that rethrows the error.
+    /// Adds the bucket that failed, unless the error names one already. For code that rethrows it.
     void name_bucket(std::size_t bucket) {
         if (context_.bucket >= 0) return;
         std::runtime_error::operator=(std::runtime_error(detail::text(what(), " (it was bucket ", bucket, ")")));
@@ -66,7 +65,7 @@ private:
 
 namespace detail {
 
-/// An ErrorContext that owns nothing, so that a place which throws has nothing to clean up.
+/// An ErrorContext that owns nothing, so that throwing code needs no clean-up code.
 struct ErrorPlace {
     const char* operation = "";
     int rank = -1;

@@ -20,9 +20,9 @@ struct BucketContents {
         std::size_t parameter = 0;
         std::size_t offset = 0;  ///< elements from the bucket's first
         std::size_t count = 0;
-        std::vector<std::size_t> shape;  ///< as its `ParameterView` has it; may be empty
+        std::vector<std::size_t> shape;  ///< shape in its `ParameterView`; may be empty
     };
-    std::size_t count = 0;  ///< elements, with the zeros between parts that keep them apart
+    std::size_t count = 0;  ///< elements, including the zeros that pad parts
     DType dtype = DType::f32;
     List<Part> parts;
 };
@@ -70,7 +70,7 @@ auto exchange_of() {
     else return std::type_identity<X>();
 }
 
-/// Exchanges whose buckets are one collective of the backend each.
+/// Base of exchanges with one collective of the backend per bucket.
 struct OneCollective {
     template <Backend B>
     using WorkType = typename B::WorkType;
@@ -83,7 +83,7 @@ struct OneCollective {
 
 }  // namespace detail
 
-/// The exchange of a Reducer's buckets over backend B, with all that it keeps for that communicator.
+/// The exchange of a Reducer's buckets over backend B, with its state for that communicator.
 ///
 /// - `traits`: a `static constexpr ExchangeTraits`; `{}` for an all-reduce without optional members.
 /// - `start(backend, b, bucket, op, contribution)` starts the exchange of bucket b and returns a `WorkType<B>`, which follows the rules of
@@ -109,13 +109,13 @@ concept BucketExchange = detail::HasTraits<X> && Work<typename X::template WorkT
 template <class X, class B>
 using ExchangeOver = typename decltype(detail::exchange_of<X, B>())::type;
 
-/// The policy that a Reducer takes. It is a BucketExchange itself (AllReduce), or plain settings, without the backend's type, which name
-/// the one to make for a communicator (PowerSgd):
+/// The exchange policy of a Reducer: a BucketExchange itself (AllReduce), or plain settings that name the exchange to make for a backend
+/// (PowerSgd):
 ///
 /// - `template <class B> using Exchange` is a BucketExchange over B that is constructible from the settings.
 ///
-/// Policies are copied before the first bucket; state that belongs to the buckets starts anew in a copy. OverlapForward takes AllReduce
-/// itself, or an exchange that scatters. `require_exchange` names the first missing member.
+/// Policies are copied before the first bucket; a copy need not keep the state of buckets. OverlapForward works with AllReduce itself, or
+/// with an exchange that scatters. `require_exchange` names the first missing member.
 template <class X, class B>
 concept ExchangePolicy =
     std::copy_constructible<X> && BucketExchange<ExchangeOver<X, B>, B> && std::constructible_from<ExchangeOver<X, B>, const X&>;

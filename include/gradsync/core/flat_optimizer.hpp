@@ -26,7 +26,7 @@ struct OptimizerSlice {
 /// - `begin_step()` is called once before the slices of a step, which come in any order.
 /// - `step(slice)` takes an `OptimizerSlice<float>`, and an `OptimizerSlice<double>` too if there are f64 parameters.
 /// - `round(slice)`, if there is one, takes a `RoundingSlice` and rounds master weights to the type of the weights, after each step and
-///   whenever they were written (`publish()`, `distribute_state()`); in stage 3 at each gather. Without it they are rounded to nearest.
+///   after each write to them (`publish()`, `distribute_state()`); in stage 3 at each gather. Without it they are rounded to nearest.
 ///
 /// The optimizer owns its scalars (step count, learning rate); save and load them yourself.
 template <class O>
@@ -42,7 +42,7 @@ struct DeviceSlice {
     std::size_t parameter = 0;          ///< index, to look up its learning rate and weight decay
     std::size_t first = 0;              ///< index of the slice's first element in the parameter
     BufferView master = {};             ///< master weights in f32 (f64 for f64), to be updated in place
-    ConstBufferView gradient = {};      ///< of any floating type; multiply it by the step's `gradient_scale`
+    ConstBufferView gradient = {};      ///< any floating type; multiply it by the step's `gradient_scale`
     std::span<void* const> state = {};  ///< `state_count()` arrays of the masters' type; all zero before the first step
 };
 

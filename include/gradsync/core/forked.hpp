@@ -8,17 +8,18 @@
 #include <atomic>
 #include <cstdint>
 
-/// What a forked child must not do with the objects that it has copied: their connections and shared memory are the parent's.
+/// @file
+/// Keeps a forked child from using the objects that it has copied: their connections and shared memory belong to the parent.
 
 namespace gradsync::inline v0_2::detail {
 
-/// Bits by number: descriptors that children must not keep. As long as one has a socket, the other end does not learn that the parent died.
+/// One bit per descriptor: set if children must not keep it. While a child has a socket, the other end does not learn that the parent died.
 inline std::atomic<std::uint64_t> not_for_children[1024];
 
 inline std::atomic<pid_t>& this_process() noexcept;
 
-/// In a new child. What it closes stays taken, because copied objects may close it again. The child may then use the number for something
-/// else, which its own children keep.
+/// Runs in a new child. Replaces the descriptors by /dev/null instead of closing them, because copied objects may close them later. Clears
+/// the bits, because the child may reuse the numbers for descriptors that its own children keep.
 [[gnu::cold]] inline void leave_parent() noexcept {
     this_process().store(::getpid(), std::memory_order_relaxed);
     const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -30,7 +31,7 @@ inline std::atomic<pid_t>& this_process() noexcept;
     if (nothing >= 0) ::close(nothing);
 }
 
-/// The number of the process, without a system call.
+/// The process id, without a system call.
 inline std::atomic<pid_t>& this_process() noexcept {
     static std::atomic<pid_t> number{(::pthread_atfork(nullptr, nullptr, leave_parent), ::getpid())};
     return number;
@@ -46,7 +47,7 @@ private:
     pid_t number_ = this_process().load(std::memory_order_relaxed);
 };
 
-/// Has forked children close a descriptor, from now until `close_descriptor`. Returns it; negative ones are none.
+/// Makes forked children close a descriptor, until `close_descriptor`. Returns it. Ignores negative ones.
 [[gnu::cold]] inline int keep_from_children(int descriptor) noexcept {
     this_process();
     if (descriptor >= 0 && descriptor < 64 * 1024)

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <utility>
 
-/// Small arithmetic functions. They replace <cmath>, which also brings the special functions, and <algorithm>: these two would take a tenth
-/// of the time to compile this library.
+/// @file
+/// Small arithmetic functions, in place of `<cmath>` and `<algorithm>`, which take long to compile.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -25,7 +25,7 @@ constexpr std::size_t divide_up(std::size_t n, std::size_t unit) noexcept { retu
 /// The smallest multiple of `unit` that is at least `n`.
 constexpr std::size_t round_up(std::size_t n, std::size_t unit) noexcept { return divide_up(n, unit) * unit; }
 
-constexpr std::size_t line_bytes = 64;  ///< of a cache line
+constexpr std::size_t line_bytes = 64;  ///< size of a cache line
 
 /// `bytes` rounded up to whole cache lines. Objects that are allocated together lie whole lines apart.
 constexpr std::size_t in_lines(std::size_t bytes) noexcept { return round_up(bytes, line_bytes); }
@@ -72,17 +72,17 @@ inline double square_root(double x) noexcept { return __builtin_sqrt(x); }
 // ----------------------------------------------------------------------------------------------------------------- the tree of sums
 
 // The order of sums. The summands are the leaves of a binary tree, in their order. A node over more than one leaf is the sum of its left
-// half, which has as many leaves as the largest power of two below the node's count, and its right half. So the sum of aligned runs of
-// leaves is part of the sum of all, whoever adds them up, and a rounding error grows with the logarithm of the number of leaves. An operand
-// of a sum may come first or second: that does not change its bits.
+// half, which has as many leaves as the largest power of two below the node's count, and its right half. The sum of an aligned run of
+// leaves is therefore a node of the tree, whichever rank computes it, and rounding errors grow with the logarithm of the number of leaves.
+// The order of a sum's two operands does not change its bits.
 //
-// To add up leaves one after the other, keep a stack of sums: push a leaf, and as long as the two on top are the halves of a node, put
-// their sum in their place.
+// To add up leaves one after the other, keep a stack of sums: push a leaf, and while the two on top are the halves of a node, replace them
+// by their sum.
 
 /// The number of leaves of the left half of a node over `leaves` leaves, two at least.
 constexpr std::size_t left_half(std::size_t leaves) noexcept { return std::bit_ceil(leaves) / 2; }
 
-/// Are the runs [first, middle) and [middle, last), which are nodes, the halves of a node of the tree over `leaves` leaves?
+/// Returns whether the nodes [first, middle) and [middle, last) are the halves of a node of the tree over `leaves` leaves.
 constexpr bool are_halves(std::size_t first, std::size_t middle, std::size_t last, std::size_t leaves) noexcept {
     const std::size_t half = left_half(last - first);
     return first % (2 * half) == 0 && middle - first == half && (last - first == 2 * half || last == leaves);
@@ -93,10 +93,10 @@ constexpr unsigned sums_after(std::size_t i, std::size_t leaves) noexcept {
     return static_cast<unsigned>(i + 1 < leaves ? std::countr_zero(i + 1) : std::popcount(i));
 }
 
-/// The most sums that are on the stack at a time before the last of `leaves` leaves, one at least, comes.
+/// The largest number of sums on the stack before the last of `leaves` leaves (at least 1) is pushed.
 constexpr std::size_t open_sums(std::size_t leaves) noexcept { return static_cast<std::size_t>(std::bit_width(leaves)) - 1; }
 
-/// The same with the last one, of up to a million leaves.
+/// The largest number of sums on the stack, the last leaf included, for up to a million leaves.
 inline constexpr std::size_t max_open_sums = 21;
 
 }  // namespace gradsync::inline v0_2::detail

@@ -5,23 +5,23 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A tensor of an arena. If it has `layers` of 1 or more, it is packed: that many tensors of `shape` one after the other, one for each layer.
+/// A tensor of an arena. If `layers` is 1 or more, it is packed: that many tensors of `shape` one after the other, one per layer.
 struct PackedTensor {
     std::string name;
-    std::vector<std::size_t> shape = {};  ///< of one layer
+    std::vector<std::size_t> shape = {};  ///< shape of one layer
     std::size_t layers = 0;
     std::uint32_t uses = 1;  ///< see ParameterView
 };
 
-/// The parameters of a model whose weights lie one after the other in one arena, and gradients in the same way in another.
+/// The parameters of a model whose weights lie one after the other in one arena, and whose gradients lie likewise in another.
 ///
 ///     const gs::Packed model = gs::packed(weights, gradients, {{"wte", {V, C}}, {"ln1.weight", {C}, L}, {"ln1.bias", {C}, L}, {"lnf", {C}}});
 ///     gs::Reducer sync(comm, model);
 ///     // in the backward:
 ///     for (std::size_t i : model.layer(l)) sync.mark_ready(i);
 ///
-/// They are in the order of a forward: the tensors before the first packed one, then layer by layer, then the others. So the gradients of a
-/// layer have consecutive numbers. A range of them as parameters; does not own the arenas.
+/// Parameters are in the order of a forward: the tensors before the first packed one, then layer by layer, then the others. The parameters
+/// of a layer have consecutive indices. Pass it as the range of parameters; it does not own the arenas.
 class Packed {
 public:
     auto begin() const noexcept { return parameters_.begin(); }
@@ -30,12 +30,12 @@ public:
     const ParameterView& operator[](std::size_t i) const noexcept { return parameters_[i]; }
 
     std::size_t layers() const noexcept { return layers_; }
-    /// The numbers of the parameters of a layer. Throws Error(invalid_argument) if there is no such layer.
+    /// The indices of a layer's parameters. Throws Error(invalid_argument) if there is no such layer.
     std::span<const std::size_t> layer(std::size_t l) const {
         if (l >= layers_) detail::refuse("Packed::layer", detail::text("there are ", layers_, " layers, and no layer ", l));
         return std::span<const std::size_t>(numbers_).subspan(first_ + l * in_layer_, in_layer_);
     }
-    /// The number of a tensor's parameter; `layer` is ignored if it is not packed. Throws Error(invalid_argument) if there is none.
+    /// The index of a tensor's parameter; `layer` is ignored unless the tensor is packed. Throws Error(invalid_argument) if there is none.
     std::size_t index(std::string_view tensor, std::size_t layer = 0) const {
         for (const Tensor& t : tensors_)
             if (t.name == tensor && (!t.packed || layer < layers_)) return t.first + (t.packed ? layer * in_layer_ : 0);
@@ -48,7 +48,7 @@ private:
     struct Tensor {
         std::string name;
         bool packed;
-        std::size_t first;  ///< number of its first parameter
+        std::size_t first;  ///< index of its first parameter
     };
 
     std::vector<ParameterView> parameters_;
@@ -57,7 +57,7 @@ private:
     std::size_t layers_ = 0, first_ = 0, in_layer_ = 0;
 };
 
-/// As `packed`, of views.
+/// As `packed`, from views.
 [[gnu::cold]] inline Packed packed_views(BufferView values, BufferView gradients, std::span<const PackedTensor> tensors) {
     const auto refuse = [](const std::string& what) { detail::refuse("packed", what); };
     Packed packed;
@@ -102,15 +102,16 @@ private:
     return packed;
 }
 
-/// The parameters of arenas that hold these tensors one after the other, without gaps; see `Packed`. `values` may be empty, as for
-/// `broadcast_parameters` and sharding there are none then. Throws Error(invalid_argument) if sizes or numbers of layers do not fit.
+/// The parameters of arenas that hold these tensors one after the other, without gaps; see `Packed`. `values` may be empty;
+/// `broadcast_parameters` and sharding then throw. Throws Error(invalid_argument) if sizes or numbers of layers do not match.
 template <class Values, class Gradients>
 Packed packed(Values&& values, Gradients&& gradients, std::initializer_list<PackedTensor> tensors) {
     return packed_views(buffer(std::forward<Values>(values)), buffer(std::forward<Gradients>(gradients)),
                         {tensors.begin(), tensors.size()});
 }
 
-/// The layers of one tensor that is packed as (layers, ...) in memory of its own, named "name.0", "name.1", ...
+/// The layers of one tensor that is packed as (layers, ...) in memory of its own, named "name.0", "name.1", ... `shape` is that of one
+/// layer. Throws Error(invalid_argument) unless the elements divide into equal layers.
 template <class Value, class Gradient>
 Packed slices(std::string name, Value&& values, Gradient&& gradients, std::size_t layers, std::vector<std::size_t> shape = {}) {
     const BufferView view = buffer(std::forward<Gradient>(gradients));

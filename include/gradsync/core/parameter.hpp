@@ -13,8 +13,8 @@ struct Tracked {
     R* range;
 };
 
-/// For a gradient whose vector is resized, assigned or swapped somewhere: each mark and each `finish()` looks where it is, and a gradient that
-/// is no longer where it was registered is an error. The object itself must stay where it is.
+/// Watches a gradient whose vector may be resized, assigned or swapped: each mark and each `finish()` throws if the gradient is no longer
+/// where it was registered. The range object itself must not move.
 ///
 ///     gs::parameter("w", w, gs::tracked(w_gradient))
 template <detail::ContiguousRange R>
@@ -30,13 +30,13 @@ struct ParameterView {
     std::vector<std::size_t> shape = {};              ///< for verification; empty: one dimension
     bool requires_grad = true;                        ///< false: frozen, takes no part in synchronisation
     std::uint32_t uses = 1;                           ///< the gradient is ready at the uses-th mark (tied weights)
-    bool may_be_empty = false;                        ///< true: a gradient of 0 elements is meant
-    const void* arena = nullptr;                      ///< of gradients that are meant to lie side by side, as those of `packed`
-    const void* owner = nullptr;                      ///< of the gradient's memory, if `look` is given
-    BufferView (*look)(const void* owner) = nullptr;  ///< where the gradient is now; see `tracked`
+    bool may_be_empty = false;                        ///< true: the gradient may have 0 elements
+    const void* arena = nullptr;                      ///< arena in which gradients lie side by side; see `packed`
+    const void* owner = nullptr;                      ///< owner of the gradient's memory, if `look` is given
+    BufferView (*look)(const void* owner) = nullptr;  ///< returns where the gradient is now; see `tracked`
 };
 
-/// The largest number of uses that a Reducer accepts. No backward has as many; larger values are negative numbers that were converted.
+/// The largest number of uses that a Reducer accepts. No backward has as many; larger values are converted negative numbers.
 inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 
 /// Describes a parameter type. Specialise it for a type that has weights and a gradient. All functions are static and take a `T&`, or a
@@ -50,7 +50,7 @@ inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 /// | `shape(t)` | a range of integers | one dimension |
 /// | `requires_grad(t)` | `bool` | true |
 /// | `uses(t)` | how often the gradient is marked ready in one backward | 1 |
-/// | `may_be_empty(t)` | `bool`: is a gradient of 0 elements meant? | false |
+/// | `may_be_empty(t)` | `bool`: whether the gradient may have 0 elements | false |
 ///
 /// `static constexpr MemorySpace space` states the memory space, which is checked against the backend's at compile time.
 template <class T>
@@ -64,7 +64,7 @@ struct parameter_traits<T> {
     static T& gradient(T& range) { return range; }
 };
 
-/// A tensor with `buffer_traits` is a gradient without a name, too.
+/// So is a tensor with `buffer_traits`.
 template <class T>
     requires(detail::HasBufferTraits<T> && !std::is_const_v<T>)
 struct parameter_traits<T> : buffer_traits<T> {
@@ -126,7 +126,7 @@ std::vector<std::size_t> extents(const Extents& shape) {
 template <class T>
 concept Parameter = detail::HasGradient<T> || (std::is_pointer_v<T> && detail::HasGradient<std::remove_pointer_t<T>>);
 
-/// Compiles if `static_assert(gradsync::Parameter<T>)` does. Otherwise the compiler says what to add or to mend.
+/// Compiles if `static_assert(gradsync::Parameter<T>)` does. Otherwise the compiler says what to add or fix.
 template <class T>
 consteval bool require_parameter() {
     if constexpr (std::is_arithmetic_v<T> || Element<T>) {
@@ -168,7 +168,7 @@ ParameterView parameter_view(T& t) {
     }
 }
 
-/// A parameter of two tensors or contiguous ranges, without a type of its own.
+/// Makes a parameter of a value and a gradient, each a tensor or contiguous range.
 template <class Value, class Gradient>
 ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, std::vector<std::size_t> shape = {}) {
     using Traits = buffer_traits<std::remove_cvref_t<Value>>;

@@ -6,12 +6,13 @@
 #include "exchange.hpp"
 #include "overlap_policy.hpp"
 
-/// Checks that say in one sentence why a type does not model a concept. That sentence is the first error that the compiler prints.
+/// @file
+/// Checks that say in one sentence why a type does not model a concept. It is the first error that the compiler prints.
 ///
 ///     static_assert(gradsync::require_backend<MyBackend>());
 ///
-/// compiles if `static_assert(gradsync::Backend<MyBackend>)` does and the backend's abilities are those of its members. Otherwise it says
-/// which member to add or to mend. A Reducer checks its arguments in this way.
+/// compiles if `static_assert(gradsync::Backend<MyBackend>)` does and the backend's abilities match its members. Otherwise it says which
+/// member to add or fix. A Reducer checks its arguments in this way.
 
 namespace gradsync::inline v0_2 {
 
@@ -82,14 +83,14 @@ consteval void check_abilities() {
 #undef GRADSYNC_HAS
 #undef GRADSYNC_CHECK_ABILITY
 
-/// `X`: an exchange, or what the settings `Policy` name as one.
+/// `X`: an exchange, or the one that the settings `Policy` name.
 template <class X, class B, class Policy = X>
 consteval void explain_exchange() {
     if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; }) {
         static_assert(never<X>,
                       "gradsync: the fourth template argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
-                      "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; in one of your own name WorkType<B>, a template: "
-                      "the type that start() returns");
+                      "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; an exchange of your own needs a member template "
+                      "WorkType<B>: the type that start() returns");
     } else if constexpr (!Work<typename X::template WorkType<B>>) {
         static_assert(never<X>,
                       "gradsync: make this exchange's WorkType a Work: movable and default-constructible, with members bool test() "
@@ -101,7 +102,7 @@ consteval void explain_exchange() {
     } else {
         using T = X;
         using W = typename X::template WorkType<B>;
-        static_assert(std::copy_constructible<Policy>, "gradsync: make this exchange copyable: each Reducer has its own");
+        static_assert(std::copy_constructible<Policy>, "gradsync: make this exchange copyable: each Reducer makes its own copy");
         static_assert(std::same_as<X, Policy> || std::constructible_from<X, const Policy&>,
                       "gradsync: make Exchange<B> of these settings constructible from them: explicit Exchange(const Settings&)");
         GRADSYNC_MEMBER("this exchange", t.start(std::declval<B&>(), n, x, op, own), std::same_as<W>,
@@ -138,8 +139,8 @@ consteval bool require_backend() {
         static_assert(detail::never<T>, "gradsync: the backend comes first: write Reducer<Backend, BucketPolicy, OverlapPolicy>");
     } else if constexpr (!requires { typename T::WorkType; }) {
         static_assert(detail::never<T>,
-                      "gradsync: the first template argument of Reducer is a backend (ThreadBackend, ...); in one of your own name "
-                      "WorkType, the type that its collectives return");
+                      "gradsync: the first template argument of Reducer is a backend (ThreadBackend, ...); a backend of your own "
+                      "needs a member type WorkType: the type that its collectives return");
     } else if constexpr (!Work<typename T::WorkType>) {
         detail::explain_work<typename T::WorkType>();
     } else {
@@ -195,7 +196,7 @@ consteval bool require_bucket_policy() {
     } else {
         static_assert(std::copy_constructible<T>, "gradsync: make this bucket policy copyable");
         GRADSYNC_REQUIRE(
-            "the second template argument of Reducer is a bucket policy (SizeCappedBuckets, ...); one of your own has a member "
+            "the second template argument of Reducer is a bucket policy (SizeCappedBuckets, ...); a policy of your own needs a member "
             "BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const",
             { c.plan(parameters, order) } -> std::same_as<BucketPlan>;);
         GRADSYNC_MEMBER("this bucket policy", c.describe(), std::convertible_to<std::string>,
@@ -214,7 +215,7 @@ consteval bool require_overlap_policy() {
     } else {
         static_assert(std::copy_constructible<T>, "gradsync: make this overlap policy copyable; copies are made only before attach()");
         GRADSYNC_REQUIRE(
-            "the third template argument of Reducer is an overlap policy (OverlapBackward, ...); one of your own has a member "
+            "the third template argument of Reducer is an overlap policy (OverlapBackward, ...); a policy of your own needs a member "
             "void attach(gradsync::BucketEngine&)",
             t.attach(engine););
         GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketEngine&)", t.bucket_full(engine););

@@ -23,13 +23,12 @@ constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexce
     return {detail::smaller(first, count), detail::smaller(first + each, count)};
 }
 
-/// A rank's part in the collective `reduce_step`: it uses the sums of its shard at once. See BackendAbilities::steps_inside.
+/// A rank's callback in the collective `reduce_step`, which uses the sums of its shard at once. See BackendAbilities::steps_inside.
 class ShardStep {
 public:
-    /// `range`: elements of the whole buffer, which this rank owns. `sums`: their reduction, in memory of the library, valid during the
-    /// call. `outs[r]`: the `out` of rank r, of which no other rank touches these elements meanwhile. Called for each block of the shard,
-    /// by one thread at a time, in any order. If it throws, the collective fails on all ranks, and
-    /// the errors name this rank.
+    /// `range`: elements of the whole buffer that this rank owns. `sums`: their reduction, in memory of the library, valid during the call.
+    /// `outs[r]`: the `out` of rank r; no other rank touches these elements of it during the call. Called for each block of the shard, by
+    /// one thread at a time, in any order. If it throws, the collective fails on all ranks, and the errors name this rank.
     virtual void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) = 0;
 
 protected:

@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Counts the owners of an object, which is in a derived class. The last one deletes it, except in a forked child: the object would say
-/// good-bye for the parent, or wait for locks and threads that the child does not have.
+/// Counts the owners of an object, which is in a derived class. The last owner deletes it, except in a forked child: there its destructor
+/// would leave the job in the parent's name, or wait for locks and threads that the child does not have.
 class SharedCount {
 public:
     virtual ~SharedCount() = default;
@@ -26,7 +26,7 @@ private:
     std::atomic<std::uint32_t> owners_{1};
     Maker maker_;
     SharedCount* next_copied_ = nullptr;
-    static inline std::atomic<SharedCount*> copied_{nullptr};  ///< a forked child's, linked for leak checkers
+    static inline std::atomic<SharedCount*> copied_{nullptr};  ///< those of a forked child, linked for leak checkers
 };
 
 template <class T>
@@ -36,7 +36,8 @@ struct SharedObject final : SharedCount {
     T object;
 };
 
-/// A std::shared_ptr with only the functions that are used. That one compiles ninety functions for each type, and <memory> brings <ostream>.
+/// A std::shared_ptr with only the functions that this library uses. It compiles faster: std::shared_ptr has ninety functions per type, and
+/// `<memory>` includes `<ostream>`.
 template <class T>
 class Shared {
 public:
@@ -58,7 +59,7 @@ public:
         };
         return Shared(object, static_cast<SharedCount*>(new Released(object, std::move(release))));
     }
-    /// `object` lives as long as what `owner` owns.
+    /// Points to `object`, and shares the ownership of `owner`.
     template <class U>
     Shared(const Shared<U>& owner, T* object) noexcept : Shared(object, owner.count_) {
         if (count_ != nullptr) count_->add();
@@ -66,7 +67,7 @@ public:
     template <class U>
         requires std::convertible_to<U*, T*>
     Shared(const Shared<U>& other) noexcept : Shared(other, other.get()) {}
-    /// Shares what a std::shared_ptr owns.
+    /// Shares the ownership of a std::shared_ptr.
     template <class Pointer>
         requires requires(const Pointer& pointer) {
             pointer.use_count();
@@ -95,7 +96,7 @@ public:
         return Shared<Derived>(*this, static_cast<Derived*>(object_));
     }
     void reset() noexcept { *this = Shared(); }
-    /// The process that made the object; only if there is one.
+    /// The process that made the object. There must be an object.
     const Maker& maker() const noexcept { return count_->maker(); }
     void swap(Shared& other) noexcept {
         std::swap(object_, other.object_);

@@ -91,7 +91,7 @@ GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noex
 /// number. The types of CUDA's cuda_fp8.h and NCCL's sums saturate as well (__NV_SATFINITE), so a number gets the same bits wherever it is
 /// rounded. (CUDA keeps neither the sign nor the payload of a NaN.) PyTorch gives NaN (E4M3) or infinity (E5M2) instead.
 ///
-/// The conversions are right under `-ffast-math` and flush-to-zero as well.
+/// The conversions are also correct under `-ffast-math` and flush-to-zero.
 template <int exponent_bits, int mantissa_bits>
 class StorageFloat {
     static constexpr bool is_wide = exponent_bits + mantissa_bits == 15;
@@ -132,7 +132,7 @@ public:
     static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
 
     static constexpr Bits largest = has_infinity ? top - 1 : top | 6;                           ///< the bits of the largest number
-    static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< of a NaN without payload
+    static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< the bits of a NaN without payload
 
 private:
     Bits bits_;

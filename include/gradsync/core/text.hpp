@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#ifdef __NVCC__  // calls an assignment to a [[nodiscard]] class a dropped result; its host compiler reports real ones
+#ifdef __NVCC__  // reports assignments to a [[nodiscard]] class as dropped results; its host compiler reports real ones
 #pragma nv_diag_suppress 2810
 #ifdef __clang__  // nvcc hands it designated initialisers in an older spelling
 #pragma clang diagnostic ignored "-Wgnu-designator"
@@ -19,7 +19,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A part of a text: characters, an enumerator that has a name, or a number. Characters are not copied: a part is for one expression.
+/// A part of a text: characters, an enumerator that has a name, or a number. It does not copy characters, so use it within one expression
+/// only.
 class TextPart {
 public:
     TextPart(const char* characters) : characters_(characters) {}
@@ -62,8 +63,8 @@ private:
     return text;
 }
 
-/// One text of several parts: `text("bucket ", b, " of ", name)`. A chain of `std::string + ...` would be compiled, with what cleans up
-/// after it, in each place that can throw; this is one call.
+/// One text of several parts: `text("bucket ", b, " of ", name)`. A chain of `std::string + ...` would compile its clean-up code in each
+/// place that can throw; this is one call.
 template <class... Parts>
 [[gnu::always_inline]] inline std::string text(const Parts&... parts) {
     return join({TextPart(parts)...});

@@ -7,8 +7,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A thread that its destructor joins, except in a forked child, which does not have it. In place of std::thread, which compiles fifty
-/// functions for each function that it runs.
+/// A thread that the destructor joins, except in a forked child, which does not have the thread. It compiles faster than std::thread, which
+/// has fifty functions per function that it runs.
 class Thread {
 public:
     Thread() = default;

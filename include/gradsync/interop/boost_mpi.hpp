@@ -7,16 +7,17 @@
 #include <boost/mpi/environment.hpp>
 #include <boost/mpi/exception.hpp>
 
+/// @file
 /// `MpiBackend` for programs that use Boost.MPI:
 ///
 ///     boost::mpi::environment environment(argc, argv, boost::mpi::threading::multiple, false);
 ///     boost::mpi::communicator world;
 ///     gradsync::MpiBackend comm(world, {.timeout = std::chrono::minutes(2)}, boost::mpi::comm_duplicate);
 ///
-/// - **The environment** finalises MPI as it goes. Its last argument, `abort_on_exception`, must be false if the other ranks are to learn of
-///   an exception before this process ends. MPI_Finalize would wait for ranks that are gone, so declare the environment outside of the `try`
-///   block, and leave its handler with `std::_Exit`.
-/// - **The kind**: with `comm_duplicate`, the default, messages travel in a duplicate, and yours may go. With `comm_attach` and
+/// - **The environment** finalises MPI when it is destroyed. Pass false as its last argument, `abort_on_exception`, so that the other ranks
+///   learn of an exception before this process ends. MPI_Finalize would wait for ranks that are gone, so declare the environment outside of
+///   the `try` block, and leave the handler with `std::_Exit`.
+/// - **The kind**: with `comm_duplicate`, the default, messages travel in a duplicate, and you may destroy yours. With `comm_attach` and
 ///   `comm_take_ownership` they travel in yours, and nothing else may send in it. The backend then holds a copy of your object, so the
 ///   communicator lives as long as either, and Boost.MPI frees it if it would have done so without the backend. `comm_take_ownership`
 ///   refuses MPI_COMM_WORLD and MPI_COMM_SELF.
@@ -24,7 +25,7 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// What `kind` means for an object that frees its communicator with its last copy.
+/// Adopts an object that frees its communicator with its last copy.
 inline AdoptedCommunicator adopt_communicator(Adoption, const boost::mpi::communicator& comm, MpiCommunicator kind) {
     MpiOwner owner;
     if (kind != MpiCommunicator::duplicate) owner = Shared<boost::mpi::communicator>::make(comm);
@@ -37,13 +38,13 @@ inline AdoptedCommunicator adopt_communicator(Adoption tag, const boost::mpi::co
         case boost::mpi::comm_attach: return adopt_communicator(tag, comm, MpiCommunicator::attach);
         case boost::mpi::comm_take_ownership: return adopt_communicator(tag, comm, MpiCommunicator::take_ownership);
     }
-    raise(Errc::invalid_argument, "MpiBackend: a boost::mpi::comm_create_kind that is none; use comm_duplicate");
+    raise(Errc::invalid_argument, "MpiBackend: unknown boost::mpi::comm_create_kind; use comm_duplicate");
 }
 
 }  // namespace detail
 
-/// Returns `f()`. A `boost::mpi::exception` from it becomes an Error: of MPI's text, the rank in MPI_COMM_WORLD, and what to do; its
-/// `operation` is MPI's function. (Boost.MPI's templates throw only if compiled with NDEBUG; otherwise they fail an assertion.)
+/// Returns `f()`. Turns a `boost::mpi::exception` into an Error with MPI's text, the rank in MPI_COMM_WORLD, and what to do; its
+/// `operation` is the MPI function. (Boost.MPI's templates throw only if compiled with NDEBUG; otherwise they fail an assertion.)
 template <class F>
 decltype(auto) with_typed_errors(F&& f) {
     try {

@@ -7,6 +7,7 @@
 
 #include "pointer.hpp"
 
+/// @file
 /// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks must be contiguous, such as
 /// `m.middleCols(2, 3)` of a column-major matrix.
 
@@ -47,10 +48,9 @@ struct buffer_traits<T> {
                       "not supported");
         if constexpr (has_memory && Element<Scalar>) {
             if (!is_contiguous(t))
-                detail::raise(
-                    Errc::invalid_argument,
-                    detail::text("an Eigen block of ", t.rows(), " x ", t.cols(), " is not contiguous (inner stride ", t.innerStride(),
-                                 ", outer stride ", t.outerStride(), "): copy it into a matrix, or pass the whole that it is a part of"));
+                detail::raise(Errc::invalid_argument, detail::text("an Eigen block of ", t.rows(), " x ", t.cols(),
+                                                                   " is not contiguous (inner stride ", t.innerStride(), ", outer stride ",
+                                                                   t.outerStride(), "): copy it into a matrix, or pass the whole matrix"));
             return host_buffer(t.data(), static_cast<std::size_t>(t.size()));
         } else {
             return BufferView{};

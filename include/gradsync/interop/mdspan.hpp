@@ -5,6 +5,7 @@
 
 #include "pointer.hpp"
 
+/// @file
 /// Multi-dimensional views with the interface of std::mdspan, such as the standard's own and Kokkos's for C++20.
 
 namespace gradsync::inline v0_2 {
@@ -40,8 +41,7 @@ struct buffer_traits<M> {
                 Errc::invalid_argument,
                 detail::text(
                     "an mdspan of ", detail::joined(shape(m), " x "),
-                    " elements is not contiguous (its mapping is not exhaustive): copy it into one with layout_right, or pass the whole that "
-                    "it is a part of"));
+                    " elements is not contiguous (its mapping is not exhaustive): copy it into one with layout_right, or pass the whole mdspan"));
         return host_buffer(static_cast<T*>(m.data_handle()), static_cast<std::size_t>(m.mapping().required_span_size()));
     }
 

@@ -21,8 +21,8 @@ class TorchArena {
 public:
     static constexpr std::size_t least = std::size_t{64} << 10;  ///< bytes; smaller gradients travel in common buckets, as copies
 
-    /// The bytes of an arena for gradients of these sizes. Each large size has a spare slot, because the last step's gradients stay until the
-    /// new ones replace them, and if several gradients have it one more, for other results of that size.
+    /// The bytes of an arena for gradients of these sizes. Each large size has a spare slot, because the last step's gradients stay until
+    /// new ones replace them. A size that several gradients have gets one more, for other results of that size.
     static std::size_t bytes(std::vector<std::size_t> sizes) {
         std::size_t total = 0;
         for (const std::size_t size : with_spares(sizes)) total += stride(size);
@@ -60,7 +60,7 @@ private:
         }
         return sizes;
     }
-    /// A slot ends with a gap: gradients side by side would be one bucket, and new ones would be copied there.
+    /// A slot ends with a gap: gradients side by side would form one bucket, and new ones would be copied into it.
     static constexpr std::size_t stride(std::size_t size) noexcept { return round_up(size, line_bytes) + line_bytes; }
 
     const Maker maker_;
@@ -69,11 +69,11 @@ private:
     std::map<std::size_t, std::vector<void*>> free_;
 };
 
-/// The allocator of libtorch's host tensors, in front of the one that was there before: in a backward, results as large as gradients are
-/// put into arenas while there is room. So autograd makes gradients in memory that the ranks share.
+/// An allocator of libtorch's host tensors, in front of the previous one. In a backward it puts results of the size of a gradient into
+/// arenas while there is room, so that autograd makes gradients in memory that the ranks share.
 class TorchAllocator final : public c10::Allocator {
 public:
-    /// Takes memory from `arena` as long as the returned pointer lives.
+    /// Allocates from `arena` while the returned pointer lives.
     static std::shared_ptr<void> open(std::shared_ptr<TorchArena> arena) {
         static auto* const only = [] {  // never destroyed: tensors outlive everything
             auto* const made = new TorchAllocator(*c10::GetCPUAllocator());
@@ -104,7 +104,7 @@ private:
     explicit TorchAllocator(c10::Allocator& before) : before_(before) {}
 
     c10::DataPtr obtain(std::size_t bytes) const {
-        // libtorch says true outside of a backward, and in one that retains its graph.
+        // This is true outside of a backward, and in one that retains its graph.
         if (bytes >= TorchArena::least && !torch::autograd::get_current_graph_task_keep_graph()) {
             const std::lock_guard lock(mutex_);
             for (const std::shared_ptr<TorchArena>& arena : arenas_)

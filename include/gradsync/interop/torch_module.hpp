@@ -14,8 +14,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The tensors of a training: the parameters and buffers of a module, or a list of them, such as Python's `named_parameters()`. A parameter
-/// that stands in several places is listed once, under its first name.
+/// The tensors to train: the parameters and buffers of a module, or a list of them, such as Python's `named_parameters()`. A parameter that
+/// occurs several times is listed once, under its first name.
 struct TorchParameters {
     TorchParameters(const torch::nn::Module& module) : buffers(module.buffers()) {
         for (const auto& item : module.named_parameters()) add(item.key(), item.value());
@@ -39,7 +39,7 @@ struct TorchParameters {
         }
         return result;
     }
-    /// The buffers, without floating ones if these are averaged, as bytes: broadcasts take every dtype.
+    /// The buffers as bytes, because broadcasts take every dtype; without the floating ones if `floating` is false.
     std::vector<BufferView> buffer_bytes(bool floating = true) const {
         std::vector<BufferView> result;
         for (const at::Tensor& b : buffers)
@@ -90,7 +90,8 @@ namespace detail {
 
 /// A tensor like `t` in memory of another owner. `move_storage` gives it memory.
 inline at::Tensor alias(const at::Tensor& t) { return at::from_blob(nullptr, t.sizes(), t.strides(), t.options().requires_grad(false)); }
-/// Gives the storage of `t` other memory. Tensors that share it follow: views that autograd saves, and what `detach()` returns.
+/// Gives the storage of `t` other memory. It applies to all tensors that share the storage: views that autograd saves, and results of
+/// `detach()`.
 inline at::DataPtr move_storage(const at::Tensor& t, at::DataPtr memory) {
     at::Storage storage = t.storage();
     return storage.set_data_ptr(std::move(memory));

@@ -29,7 +29,7 @@ protected:
 
     bool in_buckets() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
-    /// Does gradient i lie where the engine expects it?
+    /// Whether gradient i lies where the engine expects it.
     bool at_home(std::size_t i) const {
         const at::Tensor& gradient = tensors[i].grad();
         return gradient.defined() && gradient.layout() == at::kStrided && gradient.data_ptr() == homes_[i].data_ptr();
@@ -53,7 +53,7 @@ protected:
         }
     }
 
-    /// Throws for weights that this object no longer keeps equal.
+    /// Throws for weights that this object cannot keep equal any more.
     void check_weights() const {
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             check_place(i, weights_[i]);
@@ -66,7 +66,7 @@ protected:
 
     ReducerOptions options_;
     std::vector<at::Tensor> homes_;  ///< by parameter: the memory of its gradient that the engine expects
-    std::vector<char> taken_;        ///< by parameter: the engine adds up its micro-batches, and has the last one
+    std::vector<char> taken_;        ///< by parameter: the engine adds up micro-batches, and has taken the gradient
 
 private:
     /// Makes an arena for the gradients if all ranks are processes of one machine and have gradients of the same sizes.
@@ -99,7 +99,7 @@ private:
 
     std::vector<const void*> weights_;
     std::shared_ptr<TorchArena> arena_;
-    std::shared_ptr<void> open_;  ///< autograd takes memory from it
+    std::shared_ptr<void> open_;  ///< while it lives, autograd allocates from the arena
 };
 
 }  // namespace detail
@@ -115,24 +115,25 @@ private:
 ///         optimizer.step();
 ///     }
 ///
-/// GradientStorage::borrowed, the default: gradients that are a bucket of their own, as large ones are, are averaged where autograd puts
-/// them. Processes of one machine share the memory for them: while a TorchReducer lives, results of a backward that are as large as one of its
-/// gradients are put there, by an allocator in front of libtorch's. Smaller gradients are copied into buckets and back.
-/// GradientStorage::in_buckets, the default with UnusedParameters::find_unused, with a compressor, and in device memory: `.grad()` is a view
-/// of its bucket. `zero_grad()`, which drops the view, costs a copy in the next backward; with `set_to_none` of false nothing is copied.
+/// - GradientStorage::borrowed, the default: large gradients have a bucket of their own, and are averaged where autograd puts them.
+///   Processes of one machine share memory for them: while a TorchReducer lives, an allocator in front of libtorch's puts results of a
+///   backward there that are as large as one of its gradients. Smaller gradients are copied into buckets and back.
+/// - GradientStorage::in_buckets, the default with UnusedParameters::find_unused, with a compressor, and in device memory: `.grad()` is a
+///   view of its bucket. `zero_grad()` drops the view, which costs a copy in the next backward; `zero_grad(false)` keeps it.
 ///
-/// With Accumulation::in_buckets a backward takes `.grad()` away, so that autograd does not add up micro-batches too; `finish()` returns it.
+/// With Accumulation::in_buckets a backward clears `.grad()`, so that autograd does not add up micro-batches too; `finish()` restores it.
 ///
-/// A weight that stands in several places of the module is one parameter, ready when all its uses are accumulated.
+/// A weight that occurs several times in the module is one parameter, ready when all its uses are accumulated.
 ///
 /// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused such a parameter is averaged
 /// over the ranks that used it. If no rank did, its gradient stays as it was, or becomes zero if there was none; `was_used(i)` tells.
 ///
-/// OverlapForward is not taken: libtorch's optimizers step all parameters at once, so they would wait for all averages before the forward.
+/// OverlapForward does not compile: libtorch's optimizers step all parameters at once, so they would wait for all averages before the
+/// forward.
 ///
 /// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives.
 /// `broadcast_parameters()` and `finish()` throw Error(invalid_argument) if a weight was unfrozen or has other memory, as after
-/// `torch::load`. It owns gradients in buckets: `.grad()` is undefined after its destruction. Others stay. It neither moves nor copies.
+/// `torch::load`. It owns gradients in buckets: their `.grad()` is undefined after its destruction. It can be neither moved nor copied.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
     using Base = Reducer<B, Buckets, Overlap, Exchange>;
@@ -140,7 +141,7 @@ class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchan
     static_assert(!ExchangeOver<Exchange, B>::traits.scatters,
                   "gradsync: TorchReducer's gradients are whole; use AllReduce or a compressor");
     static_assert(!detail::gathers_in_forward<Overlap>(),
-                  "gradsync: TorchReducer has no step by parameter, as libtorch's optimizers have none; use OverlapBackward");
+                  "gradsync: OverlapForward steps one parameter at a time, and libtorch's optimizers cannot; use OverlapBackward");
     static constexpr bool plain = std::is_same_v<Exchange, AllReduce> && B::memory_space == MemorySpace::host;
 
 public:

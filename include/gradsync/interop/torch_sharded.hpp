@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// In place of an optimizer: you step `shards()` yourself, with `torch::optim::Adam` or another optimizer that works element by element, and
-/// call `stepped()`. LAMB and Muon, which look at whole tensors, do not fit.
+/// Stands for your own optimizer: you step `shards()` with `torch::optim::Adam`, or another optimizer that works element by element, and
+/// call `stepped()`. LAMB and Muon need whole tensors and do not fit.
 struct ExternalOptimizer {
     std::size_t state_count() const noexcept { return 0; }
     void begin_step() noexcept {}
@@ -85,16 +85,16 @@ public:
             if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, max_norm));
         return norm;
     }
-    /// Says that `shards()` have changed: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
+    /// Call it after you have stepped `shards()`: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
     void stepped() {
         static_assert(external, "gradsync: call step(), which steps the optimizer");
         Sharded::step();
         end_graphs();
     }
 
-    /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array
-    /// under the name and ":k", from 1. Frozen parameters and buffers, which every rank has, are not among them. Without a root every rank
-    /// gets it, otherwise only the root. Collective, between steps.
+    /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array,
+    /// from 1, under the name and ":k". Frozen parameters and buffers are not included, because every rank has them. With a root only the
+    /// root gets the state, otherwise every rank. Collective, between steps.
     std::map<std::string, at::Tensor> state_dict(std::optional<int> root = {}) {
         std::map<std::string, at::Tensor> state;
         const auto sink = [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
@@ -108,8 +108,8 @@ public:
     }
 
     /// Sets all state to the root's `state`, of any floating types, and the weights accordingly. The `state` of other ranks is ignored.
-    /// Arrays of the optimizer that are missing become zero: the f32 weights of a module before it was cast are a state, too. Throws on
-    /// every rank if a trainable parameter is missing or has another shape. Collective, between steps.
+    /// Missing arrays of the optimizer become zero, so the f32 weights of a module, taken before a cast, are a valid state. Throws on every
+    /// rank if a trainable parameter is missing or has another shape. Collective, between steps.
     void load_state_dict(const std::map<std::string, at::Tensor>& state, int root = 0) {
         at::Tensor whole;
         distribute_state(root, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
@@ -117,7 +117,7 @@ public:
             const auto found = state.find(key(i, a));
             const bool here = found != state.end();
             if (here ? found->second.sizes() != tensors_[i].sizes() : a == 0)
-                raise(Errc::invalid_argument, text("the state has '", key(i, a), here ? "' in another shape" : "' not at all"),
+                raise(Errc::invalid_argument, text("the state ", here ? "has a wrong shape for '" : "lacks '", key(i, a), "'"),
                       {.operation = "load_state_dict", .rank = root, .parameter = parameters()[i].name});
             if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
             std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.bytes());
@@ -169,7 +169,7 @@ private:
         Sharded::mark_ready(i);
     }
     void forget_gradients() { without_gradients(trained_); }
-    /// The weights have changed: libtorch then refuses a backward through an older graph.
+    /// Marks the weights as changed, so that libtorch refuses a backward through an older graph.
     void end_graphs() {
         averaged_.reset();
         forget_gradients();
@@ -202,9 +202,9 @@ private:
 ///         sharded.step();             // all ranks hold the new weights
 ///     }
 ///
-/// The weights lie in memory of this object. Its destructor waits for them, and copies them to memory of their own.
-/// With Zero2 `.grad()` is undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. There
-/// is no need for `zero_grad()`.
+/// The weights lie in memory of this object. Its destructor waits for them, and copies them to memory of their own. With Zero2 `.grad()` is
+/// undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. You need not call
+/// `zero_grad()`.
 ///
 /// Collective calls, threads and errors are as for ShardedOptimizer. Do not add, replace, freeze or unfreeze parameters while it lives. It
 /// neither moves nor copies.
@@ -273,8 +273,8 @@ TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
                              detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
                              detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
 
-/// ShardedParameters (ZeRO stage 3, FSDP) of libtorch tensors. Units are submodules, and their weights exist only while they run: `forward`
-/// says when that is, and autograd's hooks gather them again in the backward.
+/// ShardedParameters (ZeRO stage 3, FSDP) of libtorch tensors. Units are submodules, and their weights exist only while they run: your
+/// `forward` runs each unit with `run`, and autograd's hooks gather the weights again in the backward.
 ///
 ///     struct Net : torch::nn::Module {
 ///         torch::Tensor forward(torch::Tensor x, auto& sharded) {
@@ -284,7 +284,7 @@ TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
 ///     };
 ///     gs::TorchFullyShard sharded(comm, *model, MyAdam{...}, {"first", "last"});
 ///
-/// Parameters outside of all units stay gathered, as `replicate_below` does it for small ones. The weights of units that do not run have no
+/// Parameters outside of all units stay gathered, as `replicate_below` does it for small ones. Weights of units that do not run have no
 /// memory: libtorch refuses to compute with them, or crashes. One unit runs at a time. Units do not nest, and tied weights must lie in one
 /// unit or in none. After the destruction of this object trainable weights have no memory; take them from `state_dict()` before.
 ///
@@ -369,7 +369,7 @@ private:
         place(units_, true);
     }
 
-    /// Gives the weights of unit k their memory, or takes it away. Views that autograd saves share the storage, so that stays.
+    /// Gives the weights of unit k their memory, or takes it away. The storage stays, because views that autograd saves share it.
     void place(std::size_t k, bool here) {
         for (const std::size_t i : members_[k]) {
             if (here && tensors_[i].storage().data() != nullptr) Base::trained_.check_place(i, nullptr);

@@ -12,6 +12,7 @@
 
 #include "../core/parameter.hpp"
 
+/// @file
 /// libtorch tensors as buffers, and as parameters with their `.grad()`. The dtype is read when a view is made.
 
 namespace gradsync::inline v0_2 {
@@ -30,8 +31,9 @@ struct buffer_traits<at::Tensor> {
         if (t.layout() != at::kStrided)
             refuse(detail::text("a tensor of ", describe(t), " is sparse: make it dense (an embedding: sparse(false))"));
         if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
-            refuse(detail::text("a tensor of ", describe(t),
-                                " is not contiguous: it is a part of another one, or expanded; pass the whole, or .contiguous()"));
+            refuse(
+                detail::text("a tensor of ", describe(t),
+                             " is not contiguous: it is a part of another tensor, or expanded; pass the whole tensor, or .contiguous()"));
         return {t.data_ptr(), t.nbytes(), DType::u8, space_of(t)};
     }
 
@@ -79,7 +81,7 @@ struct parameter_traits<at::Tensor> {
     static BufferView value(const at::Tensor& t) { return buffer(t); }
     static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }
     static bool requires_grad(const at::Tensor& t) { return t.requires_grad(); }
-    static bool may_be_empty(const at::Tensor&) { return true; }  // a shape with a 0 is meant
+    static bool may_be_empty(const at::Tensor&) { return true; }  // a 0 in a shape is intended
 };
 
 }  // namespace gradsync::inline v0_2

@@ -10,6 +10,7 @@
 #include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
 
+/// @file
 /// Bulk conversion between floating types, in host memory.
 ///
 /// Every result has the same bits as the scalar conversions of `StorageFloat`, for every input:
@@ -36,12 +37,13 @@ struct Reduction {
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
     double factor = 1;
-    /// If inputs are nodes of a larger tree: how often the last two open sums are added after input i. One sum is left at the end.
+    /// If inputs are nodes of a larger tree: the number of times that the last two open sums are added after input i. One sum is left at
+    /// the end.
     ListView<const std::uint8_t> sums = {};
 };
 
-/// The loops over elements of one floating type, compiled for every instruction set. Everything else that is done with 16- and 8-bit types
-/// goes block by block through f32. The loops of f32 and of integers are called directly.
+/// The loops over elements of one floating type, compiled for every instruction set. All other operations on 16- and 8-bit types go block
+/// by block through f32. The loops of f32 and of integers are called directly.
 ///
 /// A program compiles the tables of the types that it names: where a C++ type becomes a DType, `register_kernels` (tables.hpp) stores its
 /// table for `kernels_of`.
@@ -61,7 +63,7 @@ struct Kernels {
 
 namespace detail {
 
-/// By dtype. All shared objects of a program have the same ones, even with -fvisibility=hidden.
+/// By dtype. All shared objects of a program share them, even with -fvisibility=hidden.
 [[gnu::visibility("default")]] inline std::atomic<const Kernels*> tables[dtype_count];
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void no_kernels(DType type) {
@@ -139,7 +141,7 @@ void from_f32(const float* from, void* to, std::size_t n) {
 }
 
 /// Converts `n` elements of f64. An inexact result gets an odd last bit, so that a second rounding, to fewer bits, gives what a single one
-/// would. By integers, because a thread may flush denormals to zero.
+/// would. It uses integers, because a thread may flush denormals to zero.
 inline void round_to_odd(const void* from, float* to, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) {
         const auto bits = __builtin_bit_cast(std::uint64_t, static_cast<const double*>(from)[i]);

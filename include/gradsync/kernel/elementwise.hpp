@@ -3,6 +3,7 @@
 
 #include "../core/buffer_view.hpp"
 
+/// @file
 /// Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take floating types, compute in the
 /// accumulator's type, and round once.
 
@@ -60,7 +61,7 @@ inline double sum_of_squares(ConstBufferView buffer) {
     return detail::sum_in_order(sums);
 }
 
-/// True if no element is infinite or NaN. Stops soon after one. Integers are finite.
+/// True if no element is infinite or NaN. Stops soon after it finds one. Integers are finite.
 inline bool all_finite(ConstBufferView buffer) {
     if (buffer.dtype == DType::f32) return detail::none_with<std::uint32_t, 0x7f80'0000>(buffer.data, buffer.count);
     return !is_floating(buffer.dtype) || kernels_of(buffer.dtype).all_finite(buffer.data, buffer.count);

@@ -34,7 +34,7 @@ public:
 
     void* data() const noexcept { return data_; }
     std::size_t bytes() const noexcept { return bytes_; }
-    std::size_t capacity() const noexcept { return bytes_; }  ///< as List has it
+    std::size_t capacity() const noexcept { return bytes_; }  ///< for the interface of List
 
 private:
     static constexpr std::size_t huge_page = std::size_t{2} << 20;

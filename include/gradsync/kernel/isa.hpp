@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+/// @file
 /// Run-time choice of the vector instruction set. Users need no compiler flag.
 ///
 /// A kernel is a type with one static function `run(args...)`, marked `GRADSYNC_ALWAYS_INLINE` and written with plain loops or the
@@ -9,7 +10,7 @@
 /// fused multiply-add, which compilers use for `a + b * c` in one expression. Keep products and sums of floats in separate loops, or the
 /// bits differ by processor.
 ///
-/// Some functions in other headers are `template <class = void>`: their containers take long to compile, and only a file that calls them pays.
+/// Some functions in other headers are `template <class = void>`: they take long to compile, and only files that call them compile them.
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #include <cpuid.h>

@@ -3,6 +3,7 @@
 
 #include "convert.hpp"
 
+/// @file
 /// Loops over arrays of float or double, for the passes of elementwise.hpp.
 
 namespace gradsync::inline v0_2::kernel::detail {
@@ -108,7 +109,7 @@ struct SumOfSquares {
     GRADSYNC_ALWAYS_INLINE static double square(double x) { return x * x; }
 };
 
-/// Is there an element whose bits in `mask` are all set?
+/// Finds whether an element has all bits of `mask` set.
 struct AnyWith {
     template <class Bits>
     GRADSYNC_ALWAYS_INLINE static void run(const void* elements, std::size_t count, Bits mask, bool* found) {

@@ -5,6 +5,7 @@
 #include "elementwise.hpp"
 #include "largest.hpp"
 
+/// @file
 /// Products of a matrix and a few vectors, in f32. Matrices have m rows and n columns, row by row in memory. The r vectors of a side are
 /// consecutive in memory: `left` has r of m elements, `right` has r of n. Products are rounded before they are added, and added in an
 /// order that does not depend on the vector width. The bits are therefore the same on every processor: ranks that repeat a computation
@@ -101,7 +102,7 @@ inline float dot(const float* a, const float* b, std::size_t count) {
 /// Makes the r vectors of `count` elements orthonormal in place, one after the other (Gram-Schmidt). A vector within the span of the
 /// earlier ones, up to rounding, becomes zero. Returns false if an element is not finite; the vectors are then unspecified.
 inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
-    constexpr float rounding = 1e-10f;  // of squares
+    constexpr float rounding = 1e-10f;  // for squares
     constexpr float smallest = 1e-37f;  // its inverse is finite
     for (std::size_t c = 0; c < r; ++c) {
         float* const own = vectors + c * count;

@@ -5,8 +5,9 @@
 #include "elementwise.hpp"
 #include "host_buffer.hpp"
 
+/// @file
 /// The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels, which are synchronous.
-/// Other memory uses the backend's own passes (BackendAbilities::device_passes and ::wait_on).
+/// Other memory uses the backend's own passes (BackendAbilities::device_passes and BackendAbilities::wait_on).
 
 namespace gradsync::inline v0_2::detail {
 
@@ -19,7 +20,7 @@ struct HostPasses {
     static void clear(BufferView buffer) noexcept {
         if (buffer.bytes() != 0) std::memset(buffer.data, 0, buffer.bytes());
     }
-    /// Copies from the backend's memory to the host's, and `write` the other way. The copy is complete when they return.
+    /// Copies from the backend's memory to the host's; `write` copies the other way. The copy is complete when they return.
     static void read(ConstBufferView from, void* to) noexcept {
         if (from.bytes() != 0) std::memcpy(to, from.data, from.bytes());
     }
@@ -27,7 +28,7 @@ struct HostPasses {
         if (to.bytes() != 0) std::memcpy(to.data, from, to.bytes());
     }
 
-    /// Memory that no collective reads; zeros at first.
+    /// Zeroed memory that no collective reads.
     static kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }
 
     /// Sums of squares of several buffers. A `sum` is valid after `finish()`.

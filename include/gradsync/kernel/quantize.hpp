@@ -6,6 +6,7 @@
 #include "elementwise.hpp"
 #include "largest.hpp"
 
+/// @file
 /// Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be shorter. A block is written as
 /// its step, an f32, and one level per element, in whole 32-bit words; an element is about level * step. Products are rounded before they
 /// are added, so that the results have the same bits on every processor.
@@ -56,7 +57,7 @@ struct Levels {
     }
 
 private:
-    // In 4 bits a level is above -8; a bit is the sign.
+    // With 4 bits, levels are above -8; with 1 bit, the bit is the sign.
     GRADSYNC_ALWAYS_INLINE static int code_of(int level) { return bits == 8 ? level : bits == 4 ? level + 8 : level < 0 ? 1 : 0; }
     GRADSYNC_ALWAYS_INLINE static float value_of(int code, float step) {
         if constexpr (bits == 1)

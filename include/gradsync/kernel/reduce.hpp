@@ -48,7 +48,7 @@ struct BlockedReduce {
 
     GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r, Conversions<A> conversions) {
         alignas(64) A open[gradsync::detail::max_open_sums][block];  // the stack of sums
-        alignas(64) A elements[block] = {};                          // of the type in memory, which is no larger
+        alignas(64) A elements[block] = {};                          // in the type in memory, which is no larger
         const std::size_t size = size_of(r->dtype);
         for (std::size_t first = 0; first < r->count; first += block) {
             const std::size_t n = r->count - first < block ? r->count - first : block;
@@ -182,7 +182,7 @@ private:
 #endif
 };
 
-/// The elements of a sum from element `first`, one by one: what does not fill a register.
+/// Sums the elements from element `first` on, one by one: the rest that fills no register.
 template <class T>
 [[gnu::noinline]] void sum_rest(const Reduction& r, std::size_t first) {
     using A = accumulator_t<T>;
@@ -286,7 +286,7 @@ struct RegisterSum {
                 for (std::size_t s = 0; s < steps; ++s) Step::store(stored[s], static_cast<std::byte*>(output) + first + s * Step::bytes);
         }
 
-        /// The sum of `most` inputs, a power of two, or of the `n` that there are: of its two halves.
+        /// The sum of `most` inputs, a power of two, or of `n` if there are fewer: the sum of its two halves.
         template <std::size_t most, std::size_t steps>
         GRADSYNC_ALWAYS_INLINE static void sum_up(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
             if constexpr (most == 1) {
@@ -324,7 +324,7 @@ constexpr Conversions<std::uint64_t> conversions_of_integer() {
             }};
 }
 
-/// In unsigned integers of 64 bits, which wrap around. They are rare and few: one copy is enough.
+/// Reduces in unsigned 64-bit integers, which wrap around. One copy is enough, because integer reductions are rare and small.
 template <class T>
 void reduce_integers(const Reduction& r) {
     // With their top bits flipped, signed numbers compare as unsigned ones do.
@@ -340,7 +340,7 @@ inline void reduce(const Reduction& r) {
     using namespace detail;
     if (r.count == 0) return;
     const bool one_to_itself = r.inputs.size() == 1 && r.outputs.size() == 1 && r.inputs[0] == r.outputs[0];
-    // In 8-bit types an infinity becomes the largest number, in place as elsewhere.
+    // In 8-bit types an infinity becomes the largest number, also in place.
     if (one_to_itself && r.scales.empty() && r.factor == 1 && !is_float8(r.dtype)) return;
     if (r.inputs.empty()) {
         for (void* output : r.outputs) std::memset(output, 0, r.count * size_of(r.dtype));
@@ -357,7 +357,7 @@ inline void reduce(const Reduction& r) {
         case DType::f32:
             if (in_registers) return dispatch_vectors<RegisterSum<float>>(&r);
             return dispatch<BlockedReduce<float>>(&r, Conversions<float>());
-        case DType::f64:  // the library itself adds up a few, also in programs without f64
+        case DType::f64:  // the library itself sums a few f64, also in programs without that type
             if (in_registers && tables[static_cast<std::size_t>(DType::f64)].load(std::memory_order_relaxed) == nullptr)
                 return sum_rest<double>(r, 0);
             [[fallthrough]];

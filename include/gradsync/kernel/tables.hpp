@@ -32,7 +32,7 @@ constexpr Kernels kernels_of_double() {
 
 }  // namespace detail
 
-/// The table of a floating type other than f32. Not inline, so that an explicit instantiation elsewhere can stand for it.
+/// The table of a floating type other than f32. Not inline, so that an explicit instantiation elsewhere can replace it.
 template <DType type>
 const Kernels& table_of() noexcept {
     static constexpr Kernels table = [] {
@@ -46,7 +46,7 @@ const Kernels& table_of() noexcept {
     return table;
 }
 
-/// Brings the loops of an element type into the program. Called where a C++ type becomes a DType.
+/// Compiles the loops of an element type into the program. Called where a C++ type becomes a DType.
 template <DType type>
 void register_kernels() noexcept {
     if constexpr (is_floating(type) && type != DType::f32) {
@@ -68,8 +68,8 @@ constexpr auto registration_of(DType type) noexcept -> void (*)() noexcept {
     }
 }
 
-/// The same for a type known at run time, which compiles the loops of all types. If `type` is a constant and the compiler optimises, only its
-/// own. A template, because it costs what it mentions.
+/// The same for a type known at run time. Compiles the loops of all types, unless `type` is a constant and the compiler optimises. A
+/// template, so that only files that call it compile them.
 template <class = void>
 [[gnu::always_inline]] inline void register_kernels(DType type) noexcept {
     registration_of(type)();

@@ -6,7 +6,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// An overlap policy whose type is chosen at run time; not OverlapForward, whose averages are waited for in another way.
+/// An overlap policy whose type is chosen at run time. OverlapForward must be chosen at compile time, because `finish()` then returns
+/// another type.
 ///
 ///     gs::AnyOverlap overlap = overlaps ? gs::AnyOverlap(gs::OverlapBackward{}) : gs::NoOverlap{};
 class AnyOverlap {
@@ -15,10 +16,10 @@ public:
         requires(!std::same_as<P, AnyOverlap> && OverlapPolicy<P>)
     AnyOverlap(P policy) : AnyOverlap(std::in_place, std::move(policy)) {  // NOLINT: converts, as std::function does
         static_assert(!detail::gathers_in_forward<P>(),
-                      "gradsync: OverlapForward is chosen at compile time, because its averages are waited for in another way: name it "
-                      "where the Reducer is made");
+                      "gradsync: AnyOverlap cannot hold OverlapForward, because finish() then returns another type: pass OverlapForward "
+                      "to the Reducer itself");
     }
-    /// For an engine, which starts the gathers of OverlapForward itself.
+    /// Internal, for an engine: takes OverlapForward too, whose gathers the engine starts itself.
     template <OverlapPolicy P>
     AnyOverlap(std::in_place_t, P policy) : policy_(new Model<P>(std::move(policy))) {}
 

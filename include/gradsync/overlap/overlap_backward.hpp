@@ -9,7 +9,7 @@ namespace gradsync::inline v0_2 {
 enum class Progress : std::uint8_t {
     automatic,  ///< `thread` if the backend wants one, else `polls`
     polls,      ///< `mark_ready` polls now and then. For ranks that share memory: a thread would only compete for their cores
-    thread,     ///< a thread of the policy polls. For messages between machines, which MPI moves only inside calls, and for compute
+    thread,     ///< the policy's own thread polls. For messages between machines, which MPI moves only inside calls, and for compute
                 ///< off the CPU. The backend must be callable from any thread (MPI_THREAD_MULTIPLE if it calls MPI)
 };
 

@@ -28,7 +28,7 @@ public:
         engine_ = &engine;
         thread_.start(*this);
     }
-    /// The thread calls this.
+    /// The thread's function.
     void operator()() {
         while (next_orders() != stopping) {
             try {
@@ -59,7 +59,7 @@ private:
         if ((orders_.fetch_or(what, std::memory_order_acq_rel) & asleep) != 0)
             ::syscall(SYS_futex, &orders_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
-    /// Sleeps while there are none.
+    /// Sleeps while there are no orders.
     std::uint32_t next_orders() noexcept {
         std::uint32_t none = 0;
         if (orders_.compare_exchange_strong(none, asleep, std::memory_order_acquire))

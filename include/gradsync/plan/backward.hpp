@@ -14,7 +14,7 @@ struct ReadyGradient {
     std::size_t bytes = 0;
 };
 
-/// Times of a bucket, in seconds: ready with its last gradient, started when the bucket before has ended.
+/// Times of a bucket, in seconds. It is ready with its last gradient, and starts when the bucket before it has ended.
 struct BucketTime {
     double ready = 0, start = 0, end = 0;
     std::size_t bytes = 0;
@@ -53,11 +53,11 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
     return buckets_of(gradients, plan);
 }
 
-/// The contention of compute and communication for the same cores, as over TCP without a network processor. Each number is the share of its
-/// speed that one keeps while the other is at work. 1 and 1 mean no contention.
+/// The contention of compute and communication for the same cores, as over TCP. Each number is the share of its speed that one keeps while
+/// the other is at work. 1 and 1 mean no contention.
 ///
 /// Both follow from two measured steps: one with all communication after the backward ("apart"), and one with overlap ("overlapped").
-/// `hidden` is the time in the second step in which buckets were in flight and nothing waited: `communication_seconds - exposed_seconds` of
+/// `hidden` is the time of the second step in which buckets were in flight and nothing waited: `communication_seconds - exposed_seconds` of
 /// its statistics. `busy` is the time of the same calls when nothing else runs. Measure with gradients that live in the buckets, because
 /// copies count as exposed.
 ///
@@ -73,17 +73,17 @@ inline void check(Contention contention) {
     const auto check_share = [](const char* which, double share) {
         if (!(share > 0 && share <= 1))
             gradsync::detail::refuse("Contention",
-                                     gradsync::detail::text("what ", which, " keeps of its speed must be more than 0 and at most 1, not ",
-                                                            std::to_string(share)));
+                                     gradsync::detail::text("the share of its speed that ", which,
+                                                            " keeps must be more than 0 and at most 1, not ", std::to_string(share)));
     };
-    check_share("the compute", contention.compute);
+    check_share("compute", contention.compute);
     check_share("the link", contention.link);
 }
 
 /// A backward and the communication of its gradients, in seconds.
 struct ContendedBackward {
     double finish = 0;   ///< the end of both, from the beginning of the backward
-    double hidden = 0;   ///< how long both were at work, which made the backward (1 - compute) * hidden longer
+    double hidden = 0;   ///< how long both were at work; makes the backward (1 - compute) * hidden longer
     double exposed = 0;  ///< from the end of the backward to `finish`
 };
 

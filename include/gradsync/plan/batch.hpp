@@ -35,8 +35,8 @@ constexpr std::string_view name_of(BatchRounding rounding) noexcept {
 struct BatchChoice {
     BatchRounding rounding = BatchRounding::none;
     std::uint64_t micro_batch = 0, accumulate = 0, devices = 0;
-    std::uint64_t devices_with_one_less = 0;  ///< of `devices`, those that accumulate once less (uneven_steps)
-    std::uint64_t samples = 0;                ///< of one optimizer step
+    std::uint64_t devices_with_one_less = 0;  ///< the devices that accumulate once less (uneven_steps)
+    std::uint64_t samples = 0;                ///< samples of one optimizer step
     std::uint64_t tokens = 0;
     double relative_error = 0;  ///< (tokens - target) / target
     /// The sums that a rank sends, on average, if the library adds up the micro-batches in the order of their tree
@@ -45,7 +45,7 @@ struct BatchChoice {
 };
 
 struct BatchPlan {
-    double samples = 0;           ///< of the target; not whole if the sequence does not divide the tokens
+    double samples = 0;           ///< samples of the target; not whole if the sequence does not divide the tokens
     double accumulate_exact = 0;  ///< GA = samples / (MBS x DP)
     double devices_for_no_accumulation_exact = 0;
     std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest devices that reach the target with GA = 1
@@ -71,7 +71,6 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     plan.devices_for_no_accumulation = target.global_tokens / step + (target.global_tokens % step != 0);
     plan.more_devices_than_work = target.global_tokens < round;
 
-    // Adds a choice, with its samples, tokens and error.
     const auto add = [&](BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate, std::uint64_t devices,
                          std::uint64_t devices_with_one_less = 0) {
         BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};
@@ -100,7 +99,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     const bool divides = target.global_tokens % step == 0;
     // Over all devices, as evenly as possible. Every device has at least one.
     if (divides && whole > 0) add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
-    // The largest divisor of n between `low` and `high`, as far as a million tries show; 0 if there is none.
+    // The largest divisor of n between `low` and `high`; 0 if a million tries find none.
     const auto divisor = [](std::uint64_t n, std::uint64_t low, std::uint64_t high) -> std::uint64_t {
         for (std::uint64_t tries = 1'000'000; high >= low && tries-- > 0; --high)
             if (n % high == 0) return high;

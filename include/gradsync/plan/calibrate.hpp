@@ -14,7 +14,7 @@ struct TimedCall {
     double seconds = 0;
 };
 
-/// A cost model, and how well it fits the calls that it was made of.
+/// A cost model, and how well it fits the timed calls.
 struct Fit {
     CallCost cost;
     std::vector<TimedCall> calls;
@@ -34,7 +34,7 @@ inline Fit fit(std::span<const TimedCall> calls) {
             refuse("a timed call must have taken a positive, finite time");
         differ = differ || c.bytes != calls.front().bytes;
     }
-    if (!differ) refuse("a line needs timed calls of at least two sizes");
+    if (!differ) refuse("a fit needs timed calls of at least two sizes");
 
     // Minimise sum (a u + b v - 1)^2 with u = 1 / t, v = n / t.
     double uu = 0, uv = 0, vv = 0, u1 = 0, v1 = 0;
@@ -63,7 +63,7 @@ inline Fit fit(std::span<const TimedCall> calls) {
 struct CalibrationOptions {
     std::size_t min_bytes = 1024;                    ///< the smallest size; sizes grow fourfold
     std::size_t max_bytes = std::size_t{64} << 20;   ///< the limit of sizes
-    double longest_call = 0.25;                      ///< seconds; a size whose calls take longer is the last, after two at least
+    double longest_call = 0.25;                      ///< seconds; a size whose calls take longer is the last (but two are always measured)
     std::size_t burst_bytes = std::size_t{2} << 20;  ///< the bytes of a burst of calls, which is timed as a whole
     int max_in_flight = 64;                          ///< the limit of calls per burst
     int warm_up = 1;                                 ///< bursts per size that are not counted

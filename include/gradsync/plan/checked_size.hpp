@@ -25,7 +25,7 @@ inline void check_positive(std::initializer_list<Named> numbers) {
         if (number.value == 0) refuse(number.name, " is 0, but must be positive");
 }
 
-/// Throws Error(invalid_argument) unless `value` is a finite number of 0 or more. It is what `operation` was given as `what`.
+/// Throws Error(invalid_argument) unless `value`, the argument `what` of `operation`, is a finite number of 0 or more.
 inline void check_amount(const char* operation, const char* what, double value, int rank = -1) {
     using gradsync::detail::text;
     if (!(value >= 0) || !gradsync::detail::is_finite(value))

@@ -3,6 +3,7 @@
 
 #include "checked_size.hpp"
 
+/// @file
 /// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
 /// MPICH" (2005): a message of n bytes takes alpha + beta n seconds. The time of the reduction itself is left out.
 
@@ -59,8 +60,8 @@ inline void check(const Cluster& c) {
         refuse(c.ranks, " ranks do not fill nodes of ", c.ranks_per_node, "; choose a multiple of it");
     for (const double x : {c.between.alpha, c.between.beta, c.within.alpha, c.within.beta, c.call_overhead})
         if (!(x >= 0) || !gradsync::detail::is_finite(x))
-            refuse("latencies, times a byte and overheads are finite numbers of 0 or more, not ", std::to_string(x));
-    if (c.across == Algorithm::hierarchical) refuse("nodes are not made of nodes; choose ring, tree or recursive_halving across them");
+            refuse("latencies, times per byte and overheads must be finite numbers of 0 or more, not ", std::to_string(x));
+    if (c.across == Algorithm::hierarchical) refuse("`across` must not be hierarchical; choose ring, tree or recursive_halving");
 }
 
 namespace detail {
@@ -111,8 +112,8 @@ constexpr Link slower(Link a, Link b) noexcept {
 /// - hierarchical: an all-reduce is a ring reduce-scatter within the nodes, an all-reduce of each of the g shards across the nodes, and a
 ///   ring all-gather within. The shards travel at the same time over links that the g ranks of a node share.
 ///
-/// On several nodes ring and tree go as fast as the slower of the two links. Recursive halving takes near partners first, so that it is
-/// hierarchical by nature. A tree's logarithms are rounded up. Throws Error(invalid_argument), see `check`.
+/// On several nodes ring and tree are as fast as the slower of the two links. Recursive halving takes near partners first, so it is
+/// hierarchical by itself. A tree's logarithms are rounded up. Throws Error(invalid_argument), see `check`.
 inline CallCost collective_cost(Collective what, Algorithm algorithm, const Cluster& cluster) {
     check(cluster);
     if (cluster.ranks == 1) return {};
@@ -131,8 +132,7 @@ inline CallCost collective_cost(Collective what, Algorithm algorithm, const Clus
     return overhead + across + detail::flat_cost(what, inner, each, cluster.within);
 }
 
-/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it more ranks only
-/// add to the time.
+/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it, more ranks only cost time.
 constexpr double ring_latency_wall(Link link, double bytes) noexcept { return bytes * link.beta / link.alpha; }
 
 }  // namespace gradsync::inline v0_2::plan

@@ -10,8 +10,8 @@ namespace gradsync::inline v0_2::plan {
 enum class ZeroStage : std::uint8_t {
     none,        ///< every rank holds everything
     optimizer,   ///< stage 1: the optimizer's state is split
-    gradients,   ///< stage 2: and the gradients
-    parameters,  ///< stage 3, FSDP: and the weights
+    gradients,   ///< stage 2: the gradients too
+    parameters,  ///< stage 3, FSDP: the weights too
 };
 
 constexpr std::string_view name_of(ZeroStage stage) noexcept {
@@ -36,15 +36,15 @@ inline constexpr StateBytes half_precision_adam{2, 2, 4};
 /// Bytes per rank.
 struct StateMemory {
     std::uint64_t weights = 0, gradients = 0, optimizer = 0;
-    std::uint64_t sums = 0;  ///< of micro-batches that the library adds up, beside the gradients
+    std::uint64_t sums = 0;  ///< sums of micro-batches that the library keeps beside the gradients
 
     std::uint64_t total() const { return (CheckedSize(weights) + gradients + optimizer + sums).value(); }
 };
 
 /// The memory of each of `ranks` ranks. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For mixed precision, P
-/// parameters and n ranks, the stages take 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n. `micro_batches`: of a step, of all ranks, if the
-/// library adds them up (ReducerOptions::micro_batches); it then keeps up to log2(V / n) sums in f32, of whole gradients or of shards.
-/// Throws Error(invalid_argument) if `ranks` is 0, or a number does not fit into 64 bits.
+/// parameters and n ranks, the stages take 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n. `micro_batches`: those of a step over all ranks,
+/// if the library adds them up (ReducerOptions::micro_batches); it then keeps up to log2(V / n) sums in f32, of whole gradients or of
+/// shards. Throws Error(invalid_argument) if `ranks` is 0, or a number does not fit into 64 bits.
 inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, ZeroStage stage, std::uint64_t ranks,
                                 std::uint64_t micro_batches = 0) {
     detail::check_positive({{ranks, "the number of ranks"}});
@@ -52,7 +52,7 @@ inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, Zero
     const auto of = [&](std::uint64_t each, ZeroStage split_from) {
         return (CheckedSize(stage >= split_from ? shard : parameters) * each).value();
     };
-    const std::uint64_t each = micro_batches / ranks + (micro_batches % ranks != 0);  // of a rank
+    const std::uint64_t each = micro_batches / ranks + (micro_batches % ranks != 0);  // micro-batches per rank
     std::uint64_t open = each == 0 ? 0 : gradsync::detail::open_sums(each);
     if (open != 0 && stage >= ZeroStage::gradients) --open;  // the first sum of a shard lies in the shard
     return {of(bytes.weights, ZeroStage::parameters), of(bytes.gradients, ZeroStage::gradients), of(bytes.optimizer, ZeroStage::optimizer),

@@ -24,7 +24,7 @@ struct StepForecast {
     double efficiency = 1;     ///< compute / step
 };
 
-/// Forecasts a step whose buckets leave when they are ready (`overlap`), or all after the backward. `ready` of each bucket counts from the
+/// Forecasts a step whose buckets start when they are ready (`overlap`), or all after the backward. `ready` of each bucket counts from the
 /// beginning of the backward.
 inline StepForecast forecast_step(StepTimes compute, std::span<const BucketTime> buckets, CallCost cost, bool overlap) {
     std::vector<BucketTime> times(buckets.begin(), buckets.end());
@@ -49,9 +49,9 @@ enum class Growth : std::uint8_t {
 
 /// The fewest ranks at which communication takes longer than the compute that could hide it. Empty if it never does.
 struct CommunicationBound {
-    std::optional<int> data_parallel;  ///< an all-reduce of the gradients, behind the backward
-    std::optional<int> fsdp_forward;   ///< an all-gather of the weights, behind the forward
-    std::optional<int> fsdp_backward;  ///< an all-gather of the weights and a reduce-scatter of the gradients, behind the backward
+    std::optional<int> data_parallel;  ///< an all-reduce of the gradients, hidden by the backward
+    std::optional<int> fsdp_forward;   ///< an all-gather of the weights, hidden by the forward
+    std::optional<int> fsdp_backward;  ///< an all-gather of the weights and a reduce-scatter of the gradients, hidden by the backward
 };
 
 /// Finds the number of ranks at which communication bounds a step. `compute` is that of one rank (weak), or of all the work done by one

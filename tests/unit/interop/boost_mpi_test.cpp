@@ -141,7 +141,7 @@ TEST_CASE("MpiBackend: a boost::mpi::communicator that cannot be used so is refu
     refused("MPI_COMM_NULL has no ranks; make no backend", [&] { MpiBackend{empty}; });
     refused("MPI_COMM_NULL has no ranks; make no backend", [&] { MpiBackend(empty, {}, boost::mpi::comm_take_ownership); });
     refused("cannot be taken; let the backend attach or duplicate", [&] { MpiBackend(world, {}, boost::mpi::comm_take_ownership); });
-    refused("a boost::mpi::comm_create_kind that is none", [&] { MpiBackend(world, {}, static_cast<boost::mpi::comm_create_kind>(3)); });
+    refused("unknown boost::mpi::comm_create_kind", [&] { MpiBackend(world, {}, static_cast<boost::mpi::comm_create_kind>(3)); });
     const boost::mpi::communicator part = world.split(0);
     MpiBackend first(part, {}, boost::mpi::comm_attach);
     refused("another backend had this communicator before", [&] { MpiBackend(part, {}, boost::mpi::comm_attach); });

@@ -109,5 +109,5 @@ TEST_CASE("clusters that cannot be are refused") {
     refused("10 ranks do not fill nodes of 4", {.ranks = 10, .ranks_per_node = 4});
     refused("0 or more", {.ranks = 2, .between = {-1e-6, 0}});
     refused("0 or more", {.ranks = 2, .between = {0, std::numeric_limits<double>::quiet_NaN()}});
-    refused("nodes are not made of nodes", {.ranks = 2, .across = Algorithm::hierarchical});
+    refused("`across` must not be hierarchical", {.ranks = 2, .across = Algorithm::hierarchical});
 }

@@ -294,7 +294,7 @@ TEST_CASE("a dropped result waits for the averages; one that is kept is the only
                   finding.check(view == sync.gradient_view(1), "another view");
                   Averages moved = std::move(averages);
                   finding.check(!averages && moved, "what was moved from has averages");
-                  finding.check(outcome_of([&] { averages.acquire(0); }).says("of no step"), "averages of no step");
+                  finding.check(outcome_of([&] { averages.acquire(0); }).says("no averages are pending"), "averages of no step");
                   moved.wait();
                   backward(sync, model, comm.rank(), 4);
                   averages = sync.finish();
