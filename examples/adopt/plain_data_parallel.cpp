@@ -93,7 +93,7 @@ struct Net {
     }
 };
 
-void train(gradsync::ThreadBackend comm, const std::string& text, int batch, float rate) {
+void train(gradsync::Backend auto comm, const std::string& text, int batch, float rate) {
     Net net;
     std::vector parameters{gradsync::parameter("first", net.first, net.first_grad), gradsync::parameter("last", net.last, net.last_grad)};
     gradsync::Reducer sync(comm, parameters);

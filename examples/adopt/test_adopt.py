@@ -4,6 +4,7 @@
 
     test_adopt.py plain PLAIN PLAIN_DATA_PARALLEL
     test_adopt.py cxx14 PLAIN_DATA_PARALLEL CXX14
+    test_adopt.py processes PLAIN_DATA_PARALLEL PLAIN_PROCESSES [MPIEXEC PLAIN_MPI]
     test_adopt.py mpi MPIEXEC MPI_ALLREDUCE MPI_GRADSYNC
     test_adopt.py nccl NCCL_ALLREDUCE NCCL_GRADSYNC     exits with 77 without a device
     test_adopt.py packed PACKED_PLAIN PACKED PACKED_ZERO1 [PACKED_MPI PACKED_ZERO1_MPI MPIEXEC]
@@ -33,8 +34,8 @@ def run(*command, **environment):
     return result.returncode, result.stdout, result.stderr
 
 
-def output(*command):
-    code, out, err = run(*command)
+def output(*command, **environment):
+    code, out, err = run(*command, **environment)
     assert code == 0, f"{command} exited with {code}:\n{out}{err}"
     return out
 
@@ -81,11 +82,16 @@ def plain(before, after):
         usage_error(program, TEXT, 0)
 
 
-def outputs(ranks, *command):
-    """Of the ranks of a job without a launcher."""
+def free_port():
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
+        return str(free.getsockname()[1])
+
+
+def outputs(ranks, *command):
+    """Of the ranks of a job without a launcher."""
+    port = free_port()
+
     def start(rank):
         job = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         return subprocess.Popen([str(c) for c in command], env={**os.environ, **job}, stdout=subprocess.PIPE, text=True)
@@ -101,6 +107,19 @@ def cxx14(threads, program):
         assert outputs(ranks, program, TEXT, 16, 0.5) == texts, f"other losses with {ranks} ranks"
     code, _, err = run(program, TEXT, RANK="2", WORLD_SIZE="2")
     assert code == 1 and "RANK must be a number from 0 to 1" in err, f"exit code {code}, and: {err}"
+
+
+def processes(threads, program, mpiexec=None, over_mpi=None):
+    check_changes("plain_data_parallel.cpp", "plain_processes.cpp", 7)
+    cxx14(threads, program)
+    if not mpiexec:
+        return
+    check_changes("plain_processes.cpp", "plain_mpi.cpp", 4)
+    for ranks in (1, 2, 3):
+        expected = output(threads, TEXT, 16, 0.5, ranks)
+        for launched in (program, over_mpi):  # mpirun tells any program its rank
+            out = output(mpiexec, "-n", ranks, launched, TEXT, 16, 0.5, MASTER_PORT=free_port())
+            assert out == expected, f"{launched}: other losses with {ranks} ranks"
 
 
 def mpi(mpiexec, before, after):
@@ -182,6 +201,6 @@ def torch(program, mpiexec=None, python=None):
     usage_error(program, "threads", 1, 1, "no such file")
 
 
-if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "mpi", "nccl", "packed", "iris", "torch"):
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "processes", "mpi", "nccl", "packed", "iris", "torch"):
     sys.exit(__doc__)
 globals()[sys.argv[1]](*sys.argv[2:])
