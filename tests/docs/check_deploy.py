@@ -92,6 +92,9 @@ def check_sbatch(script, folder, trainer):
                    "GRADSYNC_PORT": str(free_port())}
     (folder / "srun").write_text(FAKE_SRUN)
     (folder / "srun").chmod(0o755)
+    if not shutil.which("openssl"):
+        (folder / "openssl").write_text("#!/bin/sh\necho 0123456789abcdef0123456789abcdef\n")
+        (folder / "openssl").chmod(0o755)
     done = run(["bash", script, "sh", "-c", 'echo "$SLURM_PROCID ${#GRADSYNC_JOB_TOKEN} $OMP_NUM_THREADS$OPENBLAS_NUM_THREADS"'], env=environment)
     token, threads = ("0" if script.stem == "mpi" else "32"), ("" if script.stem == "nccl" else "22")
     expected = sorted(f"{rank} {token} {threads}" for rank in range(NODES * PER_NODE))
