@@ -153,7 +153,7 @@ def check_tcp_job(file, documents, trainer):
     finally:
         for process in started:
             process.kill()
-    expect([process.returncode for process in started] == ranks * [0], f"{file}: {outputs}")
+    expect([process.returncode for process in started] == ranks * [0] and f"{ranks} processes" in outputs[0], f"{file}: {outputs}")
     print(f"{file.name} trained on {ranks} ranks")
 
 
