@@ -20,7 +20,8 @@ int main_over_mpi(int argc, char** argv) {
             const boost::mpi::environment environment(argc, argv, boost::mpi::threading::multiple, false);
             const boost::mpi::communicator world;
             return run_process(
-                world.rank(), argc, argv, [&] { return gs::MpiRendezvous(world); },
+                world.rank(), world.size(), argc, argv,
+                [&](std::chrono::nanoseconds limit) { return gs::MpiRendezvous(world, {.timeout = limit}); },
                 [&](gs::MpiRendezvous&, const Options& o) {
                     return gs::MpiBackend(world, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
                 });

@@ -10,24 +10,11 @@
 
 namespace gradsync_train {
 
-namespace {
-
-/// How long to wait for the other processes: as the flags say. What is wrong with these all say together, once they have met.
-gs::TcpRendezvousOptions meeting_options(int argc, char** argv, int processes) {
-    try {
-        return {.timeout = time_limit(parse_options(argc, argv, processes))};
-    } catch (...) {
-        return {};
-    }
-}
-
-}  // namespace
-
 int main_over_tcp(int argc, char** argv) {
     gs::Job place;
     if (const int code = exit_code_of([&] { place = place_in_job("--backend tcp"); }); code != 0) return code;
     return run_process(
-        place.rank, argc, argv, [&] { return gs::TcpRendezvous(place, meeting_options(argc, argv, place.size)); },
+        place.rank, place.size, argc, argv, [&](std::chrono::nanoseconds limit) { return gs::TcpRendezvous(place, {.timeout = limit}); },
         [](gs::TcpRendezvous& ranks, const Options& o) {
             return gs::TcpBackend(ranks, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
         });

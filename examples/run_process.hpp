@@ -50,15 +50,24 @@ void expect_same_start(R& ranks, const Job& job) {
                      " than rank 0; copy one of them to all machines");
 }
 
-/// Returns the exit code, or ends the process: where it has failed, or has lost another one. `meet()` makes the rendezvous,
-/// `connect(rendezvous, options)` the backend over it.
+/// How long to wait for the other processes: as the flags say. If these are wrong, the processes say so together, once they have met.
+inline std::chrono::nanoseconds meeting_limit(int argc, char** argv, int processes) {
+    try {
+        return time_limit(parse_options(argc, argv, processes));
+    } catch (...) {
+        return std::chrono::minutes(5);
+    }
+}
+
+/// Runs this rank of `size` processes. Returns the exit code, or ends the process if it has failed or has lost another one. `meet(limit)` makes
+/// the rendezvous, `connect(rendezvous, options)` the backend over it.
 template <class Meet, class Connect>
-int run_process(int rank, int argc, char** argv, Meet&& meet, Connect&& connect) {
+int run_process(int rank, int size, int argc, char** argv, Meet&& meet, Connect&& connect) {
     const bool speaks = rank == 0;
     std::optional<Job> job;
-    std::optional<decltype(connect(std::declval<decltype(meet())&>(), std::declval<const Options&>()))> comm;
+    std::optional<decltype(connect(std::declval<decltype(meet(std::chrono::nanoseconds()))&>(), std::declval<const Options&>()))> comm;
     try {
-        auto ranks = meet();
+        auto ranks = meet(meeting_limit(argc, argv, size));
         auto code = end_together(ranks, [&] { job = prepare(parse_options(argc, argv, ranks.size()), speaks); });
         if (code) return *code;
         code = end_together(ranks, [&] { expect_same_start(ranks, *job); });

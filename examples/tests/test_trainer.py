@@ -1320,7 +1320,7 @@ class Cluster(Processes):
 
     def launcher(self, hosts=2, ranks_per_host=2):
         return [self.SCRIPT, str(hosts), "1gbit", "--ranks-per-host", str(ranks_per_host), "--mpirun", "--enable-recovery",
-                "--mpirun", "--mca", "--mpirun", "btl_tcp_progress_thread", "--mpirun", "1", "--"]  # see docs/guides/clusters.md
+                "--mpirun", "--mca", "--mpirun", "btl_tcp_progress_thread", "--mpirun", "1", "--"]  # see docs/guides/processes.md
 
     def train_hosts(self, hosts, ranks_per_host, *arguments):
         done = subprocess.run([*self.launcher(hosts, ranks_per_host), *self.program(*arguments, "--json", "-")], capture_output=True, text=True, timeout=60)

@@ -6,7 +6,7 @@
 
 int main(int, char** arguments) {
     using namespace faults;
-    std::signal(SIGPIPE, SIG_IGN);  // see docs/guides/clusters.md
+    std::signal(SIGPIPE, SIG_IGN);  // see docs/guides/processes.md
     const Orders orders{plan_of(std::strtoull(arguments[1], nullptr, 10)), std::atof(arguments[2]), arguments[3]};
     note_process(orders, ::getpid());
     int level = 0, rank = 0;
