@@ -19,7 +19,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gradsync/core/packed.hpp>
@@ -36,26 +35,6 @@ namespace {
 using namespace bench;
 using gradsync::DType;
 using gradsync::MpiBackend;
-
-class OverMpiBackend final : public Contestant {
-public:
-    OverMpiBackend(const std::string& collective, DType dtype, MpiBackend comm, void* buffer, std::size_t bytes)
-        : rank_(collective, dtype, std::move(comm), buffer, bytes) {}
-
-    void meet(int) override { rank_.meet(); }
-    double run(int, int times) override {
-        return time([&] { rank_.run(times); });
-    }
-
-private:
-    RankOfCollective<MpiBackend> rank_;
-};
-
-DType dtype_of(const std::string& name) {
-    for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16})
-        if (gradsync::name_of(dtype) == name) return dtype;
-    throw std::runtime_error("no floating type is called " + name);
-}
 
 /// At least one page.
 std::size_t in_pages(std::size_t bytes) {
@@ -93,7 +72,7 @@ void run(const std::vector<std::string>& arguments) {
     const auto adopted = gradsync::adopt(sharing, std::span(static_cast<unsigned char*>(mapped), in_pages(bytes)));
     const auto ordinary = sending.allocate(bytes);  // as good as memory of one process gets: for all others
     const auto over = [&](const MpiBackend& comm, void* buffer) {
-        return std::make_unique<OverMpiBackend>(collective, dtype, comm, buffer, bytes);
+        return std::make_unique<OverBackend<MpiBackend>>(collective, dtype, comm, buffer, bytes);
     };
     std::vector<Entry> entries;
     entries.push_back({"mpi", over(sharing, shared.data())});
