@@ -2,6 +2,7 @@
 // One collective of ranks that are processes, for bench_all_reduce, which starts it under mpirun:
 //
 //     bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS LEAST ROUNDS pin|no-pin
+//     bench_mpi_collective --backend mpi ...     as bench_all_reduce does it
 //
 // In turns, as everywhere: MpiBackend and the MPI library, and, among threads of rank 0 while the other ranks sleep,
 // what they are compared with. Prints one sample a line: the contestant's name and the seconds for one call, the
@@ -29,6 +30,9 @@
 #include "limit_loop.hpp"
 #include "mpi_library.hpp"
 #include "mpi_ranks.hpp"
+#if GRADSYNC_BENCH_TOOL
+#include "all_reduce_tool.hpp"
+#endif
 
 namespace {
 
@@ -113,4 +117,17 @@ void run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return main_of_mpi_helper(argc, argv, run); }
+int main(int argc, char** argv) {
+#if GRADSYNC_BENCH_TOOL
+    if (!tool::backend_of(argc, argv).empty())
+        return main_of_mpi_helper(argc, argv, [&](const std::vector<std::string>&) {
+            const gradsync::Job job = gradsync::Job::from_environment();
+            const tool::Options o = tool::parse(argc, argv, job);
+            const MpiBackend comm(MPI_COMM_WORLD, {.shared_memory = !o.messages});
+            if (comm.size() != o.ranks) tool::refuse("--backend mpi: MPI did not start these ranks; start them with mpirun or srun");
+            if (tool::measure(comm, o, job.size == comm.size() ? job.local_rank : comm.rank()) != 0)
+                throw std::runtime_error("elements were wrong: see the last column");
+        });
+#endif
+    return main_of_mpi_helper(argc, argv, run);
+}
