@@ -2,6 +2,7 @@
 // The library's collectives against the bandwidth limit and against its peers.
 //
 //     bench_all_reduce [--seconds=S] [--rounds=N] [--gib] [--no-pin] [Google Benchmark's flags]
+//     bench_all_reduce --backend threads|tcp|mpi [--ranks N] ...     one backend in nccl-tests' columns: see --backend tcp --help
 //
 // Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B. WHO is of the library
 //
@@ -26,10 +27,18 @@
 // time_min and time_max in seconds; handoff_ns, the state of the machine. Turns are batches; but MPICH, whose processes
 // have a program of their own, takes turns of a fifth of its time with the limit.
 
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstddef>
+#include <cstdio>
 #include <map>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,6 +53,9 @@
 #include "gloo_all_reduce.hpp"
 #endif
 #include "under_mpi.hpp"
+#if GRADSYNC_BENCH_TOOL
+#include "all_reduce_tool.hpp"
+#endif
 
 namespace {
 
@@ -234,9 +246,68 @@ void add_all(bool gib) {
     }
 }
 
+#if GRADSYNC_BENCH_TOOL
+/// Runs one rank of the launcher's job. Without a launcher, this process is rank 0 and forks the others.
+int measure_over_tcp(const tool::Options& o, gradsync::Job job) {
+    const bool forks = job.size == 1;
+    if (forks) job = {.size = o.ranks, .port = free_port()};
+    for (int rank = 1; forks && job.rank == 0 && rank < o.ranks; ++rank) {
+        const pid_t child = ::fork();
+        if (child < 0) throw std::runtime_error("fork failed; give fewer --ranks");
+        if (child > 0) continue;
+        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+        job.rank = job.local_rank = rank;
+    }
+    gradsync::TcpRendezvous rendezvous(job);
+    int code = tool::measure(gradsync::TcpBackend(rendezvous, {.shared_memory = !o.messages}), o, job.local_rank);
+    for (int status = 0; forks && job.rank == 0 && ::wait(&status) > 0;)
+        if (status != 0) code = 1;
+    return code;
+}
+
+/// Becomes bench_mpi_collective if mpirun has started this process; otherwise becomes the mpirun that starts it.
+[[noreturn]] void measure_over_mpi([[maybe_unused]] const tool::Options& o, [[maybe_unused]] const gradsync::Job& job,
+                                   [[maybe_unused]] char** argv) {
+#ifdef GRADSYNC_BENCH_MPIEXEC
+    if (job.size > 1) {
+        ::execv(path_of_helper("bench_mpi_collective").c_str(), argv);
+    } else {
+        std::string arguments;
+        for (int i = 1; argv[i] != nullptr; ++i) arguments += " '" + std::string(argv[i]) + "'";
+        const std::string command = "exec " + command_under_mpi(GRADSYNC_BENCH_MPIEXEC, o.ranks, "bench_mpi_collective", arguments);
+        ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    }
+    throw std::runtime_error("bench_mpi_collective cannot be started; build the target bench_all_reduce again");
+#else
+    tool::refuse(
+        "--backend mpi: this program was built without MPI; install libopenmpi-dev and openmpi-bin, then configure and build again, or use "
+        "--backend tcp");
+#endif
+}
+
+int main_of_tool(int argc, char** argv, std::string_view backend) {
+    gradsync::Job job;
+    try {
+        if (backend != "threads") job = gradsync::Job::from_environment();
+        const tool::Options o = tool::parse(argc, argv, job);
+        if (o.backend == "mpi") measure_over_mpi(o, job, argv);
+        if (o.backend == "tcp") return measure_over_tcp(o, job);
+        return gradsync::run_threads(o.ranks, [&](gradsync::ThreadBackend comm) { return tool::measure(comm, o, comm.rank()); })[0];
+    } catch (const std::exception& e) {
+        const auto* const error = dynamic_cast<const gradsync::Error*>(&e);
+        const bool misused = error != nullptr && error->errc() == gradsync::Errc::invalid_argument;
+        if (!misused || job.rank == 0) std::fprintf(stderr, "bench_all_reduce: %s\n", e.what());
+        return misused ? 2 : 1;
+    }
+}
+#endif
+
 }  // namespace
 
 int main(int argc, char** argv) {
+#if GRADSYNC_BENCH_TOOL
+    if (const std::string_view backend = tool::backend_of(argc, argv); !backend.empty()) return main_of_tool(argc, argv, backend);
+#endif
     Flags flags(argc, argv);
     const bool gib = flags.take("gib");
     flags.take(contest_options);

@@ -18,34 +18,46 @@
 
 namespace bench {
 
-/// 4 KiB or more of equal elements.
-inline std::vector<std::byte> pattern(gradsync::DType dtype, float value) {
-    const std::vector<float> floats(1024, value);
-    std::vector<std::byte> bytes(floats.size() * gradsync::size_of(dtype));
+/// These values as elements of `dtype`.
+inline std::vector<std::byte> pattern(gradsync::DType dtype, const std::vector<double>& values) {
+    const std::vector<float> floats(values.begin(), values.end());
+    std::vector<std::byte> bytes(values.size() * gradsync::size_of(dtype));
     gradsync::kernel::register_kernels(dtype);
-    if (dtype == gradsync::DType::f32) std::memcpy(bytes.data(), floats.data(), bytes.size());
+    if (dtype == gradsync::DType::f64) std::memcpy(bytes.data(), values.data(), bytes.size());
+    else if (dtype == gradsync::DType::f32) std::memcpy(bytes.data(), floats.data(), bytes.size());
     else gradsync::kernel::convert(floats.data(), gradsync::DType::f32, bytes.data(), dtype, floats.size());
     return bytes;
 }
+inline std::vector<std::byte> pattern(gradsync::DType dtype, float value) { return pattern(dtype, std::vector<double>(1024, value)); }
 
+/// Splits the data into pieces of the pattern's size, the last one shorter.
 template <class Use>
-void for_each_piece(void* data, std::size_t bytes, Use&& use) {
-    constexpr std::size_t piece = 2048;  // no larger than the smallest pattern
-    for (std::size_t at = 0; at < bytes; at += piece) use(static_cast<std::byte*>(data) + at, std::min(piece, bytes - at));
+void for_each_piece(void* data, std::size_t bytes, const std::vector<std::byte>& pattern, Use&& use) {
+    for (std::size_t at = 0; at < bytes; at += pattern.size())
+        use(static_cast<std::byte*>(data) + at, std::min(pattern.size(), bytes - at));
 }
 
+/// Repeats the pattern.
+inline void fill(void* data, std::size_t bytes, const std::vector<std::byte>& pattern) {
+    for_each_piece(data, bytes, pattern, [&](std::byte* piece, std::size_t size) { std::memcpy(piece, pattern.data(), size); });
+}
 /// Makes all elements equal to `value`.
-inline void fill(void* data, std::size_t bytes, gradsync::DType dtype, float value) {
-    const auto from = pattern(dtype, value);
-    for_each_piece(data, bytes, [&](std::byte* piece, std::size_t size) { std::memcpy(piece, from.data(), size); });
+inline void fill(void* data, std::size_t bytes, gradsync::DType dtype, float value) { fill(data, bytes, pattern(dtype, value)); }
+
+/// The number of elements that differ from the repeated pattern.
+inline std::size_t count_wrong(void* data, std::size_t bytes, gradsync::DType dtype, const std::vector<std::byte>& pattern) {
+    const std::size_t element = gradsync::size_of(dtype);
+    std::size_t wrong = 0;
+    for_each_piece(data, bytes, pattern, [&](std::byte* piece, std::size_t size) {
+        if (std::memcmp(piece, pattern.data(), size) == 0) return;
+        for (std::size_t at = 0; at < size; at += element) wrong += std::memcmp(piece + at, pattern.data() + at, element) != 0;
+    });
+    return wrong;
 }
 
-/// Throws unless they are.
+/// Throws unless all elements are equal to `value`.
 inline void check_filled(void* data, std::size_t bytes, gradsync::DType dtype, float value, const std::string& who) {
-    const auto expected = pattern(dtype, value);
-    for_each_piece(data, bytes, [&](std::byte* piece, std::size_t size) {
-        if (std::memcmp(piece, expected.data(), size) != 0) throw std::runtime_error(who + ": the sum is wrong");
-    });
+    if (count_wrong(data, bytes, dtype, pattern(dtype, value)) != 0) throw std::runtime_error(who + ": the sum is wrong");
 }
 
 /// The sum of buffers full of 1, 2, ...

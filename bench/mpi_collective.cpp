@@ -2,6 +2,7 @@
 // One collective of ranks that are processes, for bench_all_reduce, which starts it under mpirun:
 //
 //     bench_mpi_collective COLLECTIVE DTYPE BYTES SECONDS LEAST ROUNDS pin|no-pin
+//     bench_mpi_collective --backend mpi ...     as bench_all_reduce does it
 //
 // In turns, as everywhere: MpiBackend and the MPI library, and, among threads of rank 0 while the other ranks sleep,
 // what they are compared with. Prints one sample a line: the contestant's name and the seconds for one call, the
@@ -19,7 +20,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gradsync/core/packed.hpp>
@@ -30,32 +30,15 @@
 #include "limit_loop.hpp"
 #include "mpi_library.hpp"
 #include "mpi_ranks.hpp"
+#if GRADSYNC_BENCH_TOOL
+#include "all_reduce_tool.hpp"
+#endif
 
 namespace {
 
 using namespace bench;
 using gradsync::DType;
 using gradsync::MpiBackend;
-
-class OverMpiBackend final : public Contestant {
-public:
-    OverMpiBackend(const std::string& collective, DType dtype, MpiBackend comm, void* buffer, std::size_t bytes)
-        : rank_(collective, dtype, std::move(comm), buffer, bytes) {}
-
-    void meet(int) override { rank_.meet(); }
-    double run(int, int times) override {
-        return time([&] { rank_.run(times); });
-    }
-
-private:
-    RankOfCollective<MpiBackend> rank_;
-};
-
-DType dtype_of(const std::string& name) {
-    for (DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16})
-        if (gradsync::name_of(dtype) == name) return dtype;
-    throw std::runtime_error("no floating type is called " + name);
-}
 
 /// At least one page.
 std::size_t in_pages(std::size_t bytes) {
@@ -93,7 +76,7 @@ void run(const std::vector<std::string>& arguments) {
     const auto adopted = gradsync::adopt(sharing, std::span(static_cast<unsigned char*>(mapped), in_pages(bytes)));
     const auto ordinary = sending.allocate(bytes);  // as good as memory of one process gets: for all others
     const auto over = [&](const MpiBackend& comm, void* buffer) {
-        return std::make_unique<OverMpiBackend>(collective, dtype, comm, buffer, bytes);
+        return std::make_unique<OverBackend<MpiBackend>>(collective, dtype, comm, buffer, bytes);
     };
     std::vector<Entry> entries;
     entries.push_back({"mpi", over(sharing, shared.data())});
@@ -134,4 +117,17 @@ void run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return main_of_mpi_helper(argc, argv, run); }
+int main(int argc, char** argv) {
+#if GRADSYNC_BENCH_TOOL
+    if (!tool::backend_of(argc, argv).empty())
+        return main_of_mpi_helper(argc, argv, [&](const std::vector<std::string>&) {
+            const gradsync::Job job = gradsync::Job::from_environment();
+            const tool::Options o = tool::parse(argc, argv, job);
+            const MpiBackend comm(MPI_COMM_WORLD, {.shared_memory = !o.messages});
+            if (comm.size() != o.ranks) tool::refuse("--backend mpi: MPI did not start these ranks; start them with mpirun or srun");
+            if (tool::measure(comm, o, job.size == comm.size() ? job.local_rank : comm.rank()) != 0)
+                throw std::runtime_error("elements were wrong: see the last column");
+        });
+#endif
+    return main_of_mpi_helper(argc, argv, run);
+}

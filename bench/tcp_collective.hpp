@@ -19,6 +19,14 @@
 
 namespace bench {
 
+/// A port that nobody listened at a moment ago.
+inline std::uint16_t free_port() {
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return gradsync::net::address_of(gradsync::net::listen({reinterpret_cast<const sockaddr*>(&name), sizeof name}, 1)).port();
+}
+
 /// TcpBackend by messages on the loopback interface, the ranks threads of this process as Gloo's are. Each works on memory that the backend
 /// has made, as a Reducer's buckets are, and not on the contest's.
 class TcpCollective final : public Contestant {
@@ -59,14 +67,6 @@ public:
     }
 
 private:
-    /// That nobody listened at a moment ago.
-    static std::uint16_t free_port() {
-        sockaddr_in name{};
-        name.sin_family = AF_INET;
-        name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        return gradsync::net::address_of(gradsync::net::listen({reinterpret_cast<const sockaddr*>(&name), sizeof name}, 1)).port();
-    }
-
     struct Rank {
         gradsync::collective::Memory memory;
         std::optional<RankOfCollective<gradsync::TcpBackend>> rank;

@@ -16,17 +16,25 @@ namespace bench {
 /// What a helper program has printed: lines of a word and a number, by word.
 using Printed = std::map<std::string, std::vector<double>>;
 
-/// Runs a helper program, which lies beside this one, as `ranks` processes under `mpiexec`.
-inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper, const std::string& arguments) {
+/// Where a helper program lies: beside this one.
+inline std::string path_of_helper(const std::string& helper) {
+    return std::filesystem::read_symlink("/proc/self/exe").parent_path() / helper;
+}
+
+/// The shell's command that runs a helper program as `ranks` processes under `mpiexec`.
+inline std::string command_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper, const std::string& arguments) {
     // As root, and with more ranks than cores, Open MPI starts only if told so; other MPIs ignore these. Its ranks are
     // pinned like threads are, by the contest.
     ::setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     ::setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
     ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 0);
     ::setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 0);
-    const auto path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / helper;
-    const std::string command = "'" + mpiexec + "' -n " + std::to_string(ranks) + " '" + path.string() + "' " + arguments;
-    std::FILE* output = ::popen(command.c_str(), "r");
+    return "'" + mpiexec + "' -n " + std::to_string(ranks) + " '" + path_of_helper(helper) + "' " + arguments;
+}
+
+/// Runs it.
+inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper, const std::string& arguments) {
+    std::FILE* output = ::popen(command_under_mpi(mpiexec, ranks, helper, arguments).c_str(), "r");
     if (output == nullptr) throw std::runtime_error("could not start " + mpiexec);
     Printed printed;
     char word[64];
