@@ -125,8 +125,9 @@ private:
 ///
 /// A weight that occurs several times in the module is one parameter, ready when all its uses are accumulated.
 ///
-/// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused such a parameter is averaged
-/// over the ranks that used it. If no rank did, its gradient stays as it was, or becomes zero if there was none; `was_used(i)` tells.
+/// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused, ranks that did not use a
+/// parameter contribute zeros to its average. If no rank used it, its gradient stays as it was, or becomes zero if there was none;
+/// `was_used(i)` tells.
 ///
 /// OverlapForward does not compile: libtorch's optimizers step all parameters at once, so they would wait for all averages before the
 /// forward.

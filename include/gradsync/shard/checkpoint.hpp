@@ -16,8 +16,6 @@
 /// A rank's file holds a magic, the number of records, the records, and a digest (FNV-1a) of everything before it. A record holds the
 /// parameter's name, its element count, the dtype of its arrays, the first element and the element count of this slice, the number of
 /// arrays, and the arrays one after the other.
-/// parameter's name, its element count, the dtype of its arrays, the first element and the element count of this slice, the number of
-/// arrays, and the arrays one after the other.
 
 namespace gradsync::inline v0_2 {
 
