@@ -14,6 +14,7 @@
 #include <torch/autograd.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 #include <torch/version.h>
 
@@ -40,6 +41,17 @@ struct Whole {
     template <class F>
     torch::Tensor run(std::size_t, F&& forward) {
         return forward();
+    }
+};
+
+/// docs/guides/libtorch.md and docs/migration/pytorch.md quote this, and the test case at the end.
+struct TwoBlocks : torch::nn::Module {
+    torch::nn::Linear block0 = register_module("block0", torch::nn::Linear(width, width));
+    torch::nn::Linear block1 = register_module("block1", torch::nn::Linear(width, 1));
+
+    torch::Tensor forward(torch::Tensor x, auto& sharded) {
+        x = sharded.run(0, [&] { return block0(x); });
+        return sharded.run(1, [&] { return block1(x); });
     }
 };
 
@@ -531,4 +543,51 @@ TEST_CASE("units that cannot be are refused; a module has weights after its opti
     CHECK(std::isfinite(net.scale.sum().item<float>()));
     CHECK(kept.data_ptr() == net.scale.data_ptr());  // what module.state_dict() returns in Python, too
     CHECK_FALSE(net.scale.grad().defined());
+}
+
+TEST_CASE("the documentation's examples of sharding: all stages train alike") {
+    const auto loss_of = [](TwoBlocks& model, auto& in_forward, int rank) {
+        const torch::Tensor x = torch::sin(torch::arange(4 * width, torch::kFloat).view({4, width}) + rank);
+        return (model.forward(x, in_forward) - x.sum(1, true)).pow(2).mean();
+    };
+    torch::manual_seed(1);
+    const auto initial = std::make_shared<TwoBlocks>();
+    const auto check = [&](auto docs) {
+        return findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+            const auto model = std::make_shared<TwoBlocks>();
+            const torch::NoGradGuard guard;
+            for (std::size_t i = 0; i < 4; ++i) model->parameters()[i].copy_(initial->parameters()[i]);
+            const torch::AutoGradMode on(true);
+            docs(comm, finding, model);
+        });
+    };
+    std::map<std::string, at::Tensor> expected;
+    CHECK(check([&](gs::ThreadBackend comm, Finding& finding, const auto& model) {
+              Whole whole;
+              gs::TorchShardedOptimizer sharded(comm, *model, gs::ExternalOptimizer{}, gs::Zero2{});
+              torch::optim::Adam adam(sharded.shards());  // flat f32 tensors: this rank's slices of the weights
+              for (int step = 0; step < steps; ++step) {
+                  loss_of(*model, whole, comm.rank()).backward();
+                  sharded.finish();                     // .grad() of the shards: slices of the averages
+                  sharded.clip_gradients_by_norm(1.0);  // by the norm of all gradients on all ranks
+                  adam.step();
+                  sharded.stepped();  // all ranks get the new weights
+              }
+              const auto state = sharded.state_dict();
+              finding.check(state.size() == 4, "the state has not all weights");
+              if (comm.rank() == 0) expected = state;
+          }) == "");
+    CHECK(check([&](gs::ThreadBackend comm, Finding& finding, const auto& model) {
+              gs::TorchFullyShard sharded(comm, *model, gs::ExternalOptimizer{}, {"block0", "block1"});
+              torch::optim::Adam adam(sharded.shards());
+              for (int step = 0; step < steps; ++step) {
+                  loss_of(*model, sharded, comm.rank()).backward();
+                  sharded.finish();
+                  sharded.clip_gradients_by_norm(1.0);
+                  adam.step();
+                  sharded.stepped();
+              }
+              for (const auto& [name, weights] : sharded.state_dict())
+                  finding.check(torch::allclose(weights, expected.at(name), 1e-5, 1e-6), name);
+          }) == "");
 }
