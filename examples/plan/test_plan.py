@@ -220,7 +220,7 @@ class Buckets(PlanTest):
 
     def test_refused(self):
         self.refused(self.EQUAL + " --compute-keeps 0", "--compute-keeps")
-        self.refused(self.EQUAL + " --link-keeps 1.5", "what the link keeps")
+        self.refused(self.EQUAL + " --link-keeps 1.5", "that the link keeps")
         self.refused(self.EQUAL + " --link-keeps nan", "link")
         self.refused("buckets --gradients 150 --bytes 440000000 --backward-ms 80", "--bandwidth is needed")
         self.refused("buckets --gradients 150 --bytes 440000000 --bandwidth 3", "--backward-ms is needed")

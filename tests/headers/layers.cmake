@@ -7,7 +7,7 @@
 # it: compiled_*.hpp, and the definitions that are left out then.
 set(layers
     "kernel/isa.hpp"
-    "core/(dtype|enums|error|list|reduce_op|math|storage_floats|text).hpp"
+    "core/(debug_log|dtype|enums|error|list|reduce_op|math|storage_floats|text).hpp"
     "kernel/(convert|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"

@@ -134,6 +134,6 @@ TEST_CASE("a share of nothing, or of more than all, is refused by its name") {
         CHECK(outcome.is(gradsync::Errc::invalid_argument));
         CHECK_MESSAGE(outcome.says(words), outcome.text);
     };
-    refused("what the compute keeps", {0, 1});
-    refused("what the link keeps", {1, 1.5});
+    refused("that compute keeps", {0, 1});
+    refused("that the link keeps", {1, 1.5});
 }
