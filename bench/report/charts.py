@@ -93,7 +93,8 @@ def step_time(results, model):
 
 def scaling(results):
     """Samples a second and efficiency over ranks, of the policies that a user gets who chooses none; a column a model."""
-    found = tables.defaults(tables.steps(results))
+    found = tables.steps(results)
+    found = found[found.strategy.isin((names.DEFAULT, names.PEER_DEFAULT))]
     models = [(model, steps) for model, steps in found.groupby("model", observed=True) if steps.ranks.nunique() > 1]
     if not models: return None
     figure, axes = plt.subplots(2, len(models), figsize=(4.8 * len(models), 5.6), squeeze=False, sharex=True)

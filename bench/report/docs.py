@@ -5,7 +5,6 @@
     <!-- end of bench: NAME -->
 
 is written from results.json, and only from there. A block chart_NAME shows the chart of that name."""
-import pathlib
 import re
 
 import pandas

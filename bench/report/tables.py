@@ -76,11 +76,6 @@ def steps_briefly(found):
     return table.reindex(index=figures.strategy.unique(), columns=figures.backend.unique()).reset_index()
 
 
-def defaults(found):
-    """Of training steps those that a user gets who chooses nothing, by backend."""
-    return found[found.strategy.isin((names.DEFAULT, names.PEER_DEFAULT))].sort_values(["model", "backend", "ranks"])
-
-
 def memory(results):
     return pandas.DataFrame({"sharded": names.STAGES[row["shard"]], "ranks": str(row["ranks"]),
                              **{label: f"{row[part] / 1e6:.1f}" for part, label in names.MEMORY.items()}} for row in results.memory)

@@ -21,7 +21,6 @@ BENCH = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(BENCH))
 try:
     import matplotlib
-    import numpy
     import pandas
     import scipy.stats
 except ImportError as missing:
