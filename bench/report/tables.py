@@ -36,7 +36,7 @@ def steps(results):
     """Training steps that are paired with copies that do not synchronise, in the order of names: a DataFrame with a column "benchmark"."""
     found = results.parsed(STEP)
     for column, order in (("model", names.MODELS), ("backend", names.BACKENDS), ("strategy", names.STRATEGIES)):
-        found[column] = pandas.Categorical(found[column], list(order))
+        found[column] = pandas.Categorical(found[column], list(order), ordered=True)
     return found.dropna().sort_values(["model", "ranks", "backend", "strategy"])
 
 
