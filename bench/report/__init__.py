@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: BSL-1.0
-"""What stands behind scripts/bench: runs the benchmarks, draws their results, compares two of them.
+"""What stands behind scripts/bench. `plan` and `run` measure, `machine` says on what; `results` reads what was found, by `names`; `estimates`,
+`tables`, `goals`, `charts` and `compare` make something of it, which `page` and `docs` show."""
 
-  plan      which programs are run with which flags
-  run       runs them, round by round, in a bounded time
-  machine   the machine, the compiler, the state of the sources
-  results   results.json: what was found, and how to read it
-  names     who takes part: names, order, colours
-  intervals where a mean lies
-  estimates a figure, and what it lies between
-  text      numbers with units, tables as HTML and Markdown
-  tables    results as tables
-  goals     what is to be reached, and whether it is
-  charts    results as pictures
-  page      the HTML page
-  docs      the figures in README.md and docs/
-  compare   did something become slower?
-"""
+
+class BadInput(Exception):
+    """The user's input is unusable; the text is one sentence that says why."""
+
+
+class Failed(Exception):
+    """The input is good, the machine is not ready; the text is one sentence."""

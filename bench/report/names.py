@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSL-1.0
-"""Who takes part: what they are called on charts and tables, in which order they stand, and their colours (Okabe and Ito's, which
-colour-blind people can tell apart). A contestant has one colour on all charts."""
+"""Who takes part: what they are called on charts and tables, in which order they stand, and their colours (Okabe and Ito's, which colour-blind
+people can tell apart). A contestant has one colour on all charts."""
 from dataclasses import dataclass
 
 
@@ -12,11 +12,9 @@ class Look:
     line: str = "-"
 
 
-INK = "#1f2328"  # text, axes, the limit: the page replaces it by the reader's own text colour
-
 # By the names of bench_all_reduce.
 WHO = {
-    "limit": Look("bandwidth limit", INK, "", "--"),
+    "limit": Look("bandwidth limit", "#1f2328", "", "--"),
     "threads": Look("gradsync, threads", "#0072B2", "o"),
     "mpi": Look("gradsync, MPI, shared memory", "#D55E00", "s"),
     "mpi_borrowed": Look("gradsync, MPI, borrowed memory", "#E69F00", "D"),
@@ -31,15 +29,9 @@ WHO = {
     "gloo": Look("Gloo", "#009E73", "X"),
 }
 PEERS = {"limit", "nccl_library", "mpi_library", "mpi_library_nonblocking", "mpich_library", "mpich_library_nonblocking", "gloo"}
-
 BRIEFLY_REDUCED = {"limit", "threads", "mpi", "mpi_borrowed", "mpi_messages", "tcp_messages", "mpi_library", "gloo"}  # those that docs show
-
 # By the names of bench_train_step.
-BACKENDS = {"threads": Look("gradsync, threads", WHO["threads"].colour, "o"),
-            "mpi": Look("gradsync, MPI, shared memory", WHO["mpi"].colour, "s"),
-            "mpi_messages": Look("gradsync, MPI, messages", WHO["mpi_messages"].colour, "^"),
-            "gloo": Look("PyTorch, Gloo", WHO["gloo"].colour, "X")}
-
+BACKENDS = {**{backend: WHO[backend] for backend in ("threads", "mpi", "mpi_messages")}, "gloo": Look("PyTorch, Gloo", "#009E73", "X")}
 MODELS = ("transformer", "mlp")
 STRATEGIES = {
     "independent": "no synchronisation",
@@ -47,11 +39,7 @@ STRATEGIES = {
     "naive": "naive: each parameter alone",
     "flat": "flat: one collective",
     "overlap_per_parameter": "overlap, each parameter alone",
-    "buckets_1MB": "overlap, buckets of 1 MB",
-    "buckets_10MB": "overlap, buckets of 10 MB",
-    "buckets_25MB": "overlap, buckets of 25 MB",
-    "buckets_100MB": "overlap, buckets of 100 MB",
-    "buckets_1000MB": "overlap, buckets of 1000 MB",
+    **{f"buckets_{size}MB": f"overlap, buckets of {size} MB" for size in (1, 10, 25, 100, 1000)},
     "optimal": "overlap, optimal buckets",
     "forward": "overlap with the forward, too",
     "zero1": "ZeRO 1: optimizer sharded",
@@ -66,24 +54,15 @@ STRATEGIES = {
     "torch_ddp_gradient_views": "DDP, gradients as views",
     "torch_zero1": "DDP, ZeroRedundancyOptimizer",
 }
-# Of these, those that docs show.
-BRIEFLY = ("independent", "buckets_25MB", "zero1", "zero3", "torch_independent", "torch_ddp")
+BRIEFLY = ("independent", "buckets_25MB", "zero1", "zero3", "torch_independent", "torch_ddp")  # those that docs show
 WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
-INDEPENDENT = ("independent", "torch_independent")
 # Weights are still gathered when a step has ended, while others take theirs: no figure of overlap is of their own steps alone.
 GATHER_BETWEEN_STEPS = ("forward", "zero3")
 DEFAULT, PEER_DEFAULT = "buckets_25MB", "torch_ddp"  # what a user gets who chooses nothing
 SHARDED = "zero1"  # what a user chooses who wants the step shorter: each rank steps its share of the parameters
-
 STAGES = {"none": "nothing sharded", "optimizer": "optimizer", "gradients": "+ gradients", "parameters": "+ parameters"}
 # By the names of bench_reducer.
 OVERLAPS = {"NoOverlap": "`NoOverlap`", "OverlapBackward": "`OverlapBackward`", "OverlapBackwardThread": "`OverlapBackward{Progress::thread}`"}
 # By the fields of gradsync_train's results.
-MEMORY = {"bytes_parameters": Look("parameters", "#0072B2"), "bytes_gradients": Look("gradients", "#E69F00"),
-          "bytes_optimizer": Look("optimizer state", "#009E73"), "bytes_activations": Look("activations", "#CC79A7")}
-
-
-def ordered(present, all_of):
-    """Those of `all_of` that are present, in its order, and then what it does not know."""
-    known = list(all_of)
-    return [name for name in known if name in present] + sorted(name for name in present if name not in all_of)
+MEMORY = {"bytes_parameters": "parameters", "bytes_gradients": "gradients", "bytes_optimizer": "optimizer state", "bytes_activations": "activations",
+          "peak_rss_bytes": "peak RSS"}

@@ -1,180 +1,92 @@
 # SPDX-License-Identifier: BSL-1.0
-"""Results as tables."""
+"""Results as tables: DataFrames of strings, or of benchmarks for those who draw them."""
+import pandas
+
 from . import names
 from .estimates import efficiency_of, exposed_of
-from .results import AllReduce, TrainStep
-from .text import Table, bandwidth, megabytes, milliseconds, or_blank, paired, ratio, seconds, significant, size, spread
+from .text import bandwidth, efficiency, milliseconds, or_blank, ratio, ranks_of, seconds, significant, size, spread
+
+COLLECTIVE = r"(?P<who>\w+)/(?P<collective>\w+)/(?P<dtype>\w+)/ranks:(?P<ranks>\d+)/bytes:(?P<bytes>\d+)"
+STEP = r"train_step/(?P<model>\w+)/(?P<strategy>\w+)/(?P<backend>\w+)/ranks:(?P<ranks>\d+)"
+WHO = {who: look.label for who, look in names.WHO.items()}
 
 
 def machine(results):
-    m, run = results.machine, results.run
-    lines = [("processor", f"{m.get('cpu', 'unknown')}, {m.get('cores', '?')} cores{', virtual' if m.get('virtual') else ''}"),
-             ("caches", ", ".join(m.get("caches", []))),
-             ("memory", f"{m['memory_bytes'] / 2 ** 30:.0f} GiB" if m.get("memory_bytes") else ""),
-             ("system", f"{m.get('system', '')}, Linux {m.get('kernel', '')}"),
-             ("compiler", f"{m.get('compiler', '')}; {m.get('build', '')}"),
-             ("peers", "; ".join(m.get("peers", []))),
-             ("sources", f"{m.get('commit', 'unknown')[:12]}{'' if m.get('clean') else ', with changes that are not committed'}"),
-             ("measured", f"{m.get('date', '')}; {run.get('mode', '')}, {results.up_to_rounds()}, minutes: {run.get('minutes', 0):.0f}"),
-             ("others", results.used_by_others()[0]),
-             ("handoff", or_blank(lambda ns: f"{ns:.0f} ns from core to core, median", results.handoff()))]
-    return Table("The machine", ["", ""], [[name, value] for name, value in lines if value.strip(" ,;")])
+    said = {**results.machine, **{key: results.run[key] for key in ("mode", "rounds", "minutes") if key in results.run}}
+    return pandas.DataFrame([(key.replace("_", " "), str(value)) for key, value in said.items()], columns=["machine", ""])
 
 
-def all_reduce_cases(results):
-    """{ranks: {who: {bytes: Benchmark}}} of all-reduces in f32."""
-    cases = {}
-    for name, benchmark in results.parsed(AllReduce):
-        if (name["collective"], name["dtype"]) == ("all_reduce", "f32"):
-            cases.setdefault(name["ranks"], {}).setdefault(name["who"], {})[name["bytes"]] = benchmark
-    return dict(sorted(cases.items()))
+def all_reduces(results, whos=WHO):
+    """All-reduces in f32: a row a number of ranks and bytes, a column for each of `whos` that was measured, and benchmarks or None in them."""
+    found = results.parsed(COLLECTIVE).query("collective == 'all_reduce' and dtype == 'f32'")
+    table = found.pivot(index=["ranks", "bytes"], columns="who", values="benchmark")
+    return table.reindex(columns=[who for who in whos if who in table]).astype(object).where(table.notna(), None)
 
 
-def all_reduce(results, form=seconds, what=lambda benchmark: benchmark.time, title="time, median", only=None):
-    """A column a contestant."""
-    cases = all_reduce_cases(results)
-    present = {who for of_ranks in cases.values() for who in of_ranks}
-    whos = [who for who in names.ordered(present, names.WHO) if only is None or who in only]
-    table = Table(f"All-reduce, f32: {title}", ["ranks, size", *(names.WHO[who].label if who in names.WHO else who for who in whos)])
-    for ranks, contestants in cases.items():
-        for count in sorted({count for of_who in contestants.values() for count in of_who}):
-            row = [contestants.get(who, {}).get(count) for who in whos]
-            if any(row): table.rows.append([f"{ranks}, {size(count)}", *(or_blank(form, b and what(b)) for b in row)])
+def all_reduce(results, form=lambda b: seconds(b.time), whos=WHO, rows=None, label=lambda ranks, count: f"{ranks_of(ranks)}, {size(count)}"):
+    """`whos`, {name: heading}; `rows`: these, (ranks, bytes), instead of all."""
+    found = all_reduces(results, whos)
+    if rows: found = found[found.index.isin(rows)]
+    table = found.applymap(lambda b: or_blank(form, b)).rename(columns=whos)
+    table.insert(0, "all-reduce", [label(*row) for row in found.index])
     return table
 
 
-def bus_bandwidth(results):
-    return all_reduce(results, bandwidth, lambda b: b.counter("busbw"), "bus bandwidth, median")
+def steps(results):
+    """Training steps that are paired with copies that do not synchronise, in the order of names: a DataFrame with a column "benchmark"."""
+    found = results.parsed(STEP)
+    for column, order in (("model", names.MODELS), ("backend", names.BACKENDS), ("strategy", names.STRATEGIES)):
+        found[column] = pandas.Categorical(found[column], list(order), ordered=True)
+    return found.dropna().sort_values(["model", "ranks", "backend", "strategy"])
 
 
-def to_limit(results):
-    ours = [who for who in names.WHO if who not in names.PEERS]
-    return all_reduce(results, ratio, lambda b: b.counter("limit_ratio"), "the limit's time over this one's", ours)
+def most_measured(steps_of_model):
+    """Of the numbers of ranks that communicate, the one with the most figures; None if there is none."""
+    counts = steps_of_model.ranks[steps_of_model.ranks > 1].value_counts().sort_index()
+    return None if counts.empty else int(counts.idxmax())
 
 
-def contests(results):
-    """Every collective that was measured, in full."""
-    table = Table("Collectives, all figures", ["who", "collective", "dtype", "ranks", "size", "time (min, max)", "algbw", "busbw", "to the limit", "samples"])
-    found = results.parsed(AllReduce)
-    order = {who: i for i, who in enumerate(names.WHO)}
-    for name, b in sorted(found, key=lambda f: (f[0]["collective"], f[0]["dtype"], f[0]["ranks"], f[0]["bytes"], order.get(f[0]["who"], 99))):
-        table.rows.append([name["who"], name["collective"], name["dtype"], str(name["ranks"]), size(name["bytes"]), spread(seconds, b),
-                           *(map(bandwidth, (name["bytes"] / b.time, b.counter("busbw"))) if name["bytes"] else ("", "")),
-                           or_blank(ratio, b.counter("limit_ratio")), str(b.samples)])
-    return table
+def step_figures(found):
+    """A row a training step. What the reducer says of its communication is left out where that is under way while others take their steps."""
+    rows = []
+    for row in found.itertuples():
+        b, own = row.benchmark, row.strategy not in names.GATHER_BETWEEN_STEPS
+        rows.append({"model": row.model, "ranks": str(row.ranks), "backend": names.BACKENDS[row.backend].label,
+                     "strategy": names.STRATEGIES[row.strategy], "step, ms (min, max)": spread(milliseconds, b),
+                     "exposed, ms (of processes)": or_blank(lambda found: found.spread_text(milliseconds), exposed_of(b)),
+                     "waited, ms": or_blank(milliseconds, b.counter("exposed")),
+                     "communication, ms": or_blank(milliseconds, b.counter("communication") if own else None),
+                     "overlap": or_blank(ratio, b.counter("overlap_ratio") if own else None),
+                     "efficiency (of processes)": or_blank(lambda found: found.spread_text(efficiency), efficiency_of(b)),
+                     "samples/s": or_blank(significant, b.counter("samples_per_second")),
+                     "state, MB": or_blank(lambda count: f"{count / 1e6:.1f}", b.counter("state_bytes"))})
+    return pandas.DataFrame(rows)
 
 
-def step_cases(results):
-    """{model: {ranks: {backend: {strategy: Benchmark}}}}, of those that are paired with copies that do not synchronise."""
-    cases = {}
-    for name, benchmark in results.parsed(TrainStep):
-        if name["strategy"] == names.WATCHED: continue
-        of_ranks = cases.setdefault(name["model"], {}).setdefault(name["ranks"], {})
-        of_ranks.setdefault(name["backend"], {})[name["strategy"]] = benchmark
-    return {model: cases[model] for model in names.ordered(cases, names.MODELS)}
+def steps_briefly(found):
+    """Steps of one model and number of ranks: a row for each strategy of names.BRIEFLY, a column a backend: step (exposed)."""
+    def cell(b):
+        exposed = exposed_of(b)
+        return milliseconds(b.time) + (f" ({milliseconds(exposed.value)})" if exposed else "")
 
-
-def exposed(benchmark):
-    """Seconds, see exposed_of; None where it was not measured."""
-    found = exposed_of(benchmark)
-    return found and found.value
-
-
-def with_spread(form, estimate):
-    """Of what is measured in pairs: the figure, and the least and the greatest of its processes."""
-    return or_blank(lambda found: found.spread_text(form), estimate)
-
-
-def overlapped(strategy, benchmark, counter):
-    """What the reducer says of its communication; None also where that is under way while others take their steps."""
-    return None if strategy in names.GATHER_BETWEEN_STEPS else benchmark.counter(counter)
-
-
-def steps(results, model, ranks):
-    table = Table(f"{model}, {ranks} rank{'s' * (ranks != 1)}: a step",
-                  ["backend", "strategy", "step, ms (min, max)", "exposed, ms (of processes)", "waited, ms", "communication, ms", "overlap",
-                   "efficiency (of processes)", "samples/s", "state, MB"])
-    backends = step_cases(results)[model][ranks]
-    for backend in names.ordered(backends, names.BACKENDS):
-        for strategy in names.ordered(backends[backend], names.STRATEGIES):
-            b = backends[backend][strategy]
-            blank_or = lambda form, counter: or_blank(form, b.counter(counter))
-            communicated = lambda form, counter: or_blank(form, overlapped(strategy, b, counter))
-            table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES.get(strategy, strategy),
-                               spread(milliseconds, b), with_spread(milliseconds, exposed_of(b)), blank_or(milliseconds, "exposed"),
-                               communicated(milliseconds, "communication"), communicated(ratio, "overlap_ratio"), with_spread(efficiency, efficiency_of(b)),
-                               blank_or(significant, "samples_per_second"), blank_or(megabytes, "state_bytes")])
-    return table
-
-
-def steps_briefly(results, model, ranks):
-    """A row for each strategy of names.BRIEFLY, a column a backend: step (exposed)."""
-    backends = step_cases(results)[model][ranks]
-    order = names.ordered(backends, names.BACKENDS)
-    table = Table(f"{model}, {ranks} ranks: ms per step (exposed)", ["strategy", *(names.BACKENDS[b].label if b in names.BACKENDS else b for b in order)])
-    named = {}  # what PyTorch calls the same stands in the same row
-    for backend in order:
-        for strategy in names.BRIEFLY:
-            if strategy in backends[backend]: named.setdefault(names.STRATEGIES[strategy], {})[backend] = backends[backend][strategy]
-    for label in names.ordered(named, dict.fromkeys(names.STRATEGIES.values())):
-        cell = lambda b: "" if b is None else milliseconds(b.time) + ("" if exposed(b) is None else f" ({milliseconds(exposed(b))})")
-        table.rows.append([label, *(cell(named[label].get(backend)) for backend in order)])
-    return table
-
-
-def scaling_cases(results, model):
-    """{(backend, strategy): {ranks: Benchmark}} of what a user gets who chooses nothing."""
-    cases = {}
-    for ranks, backends in step_cases(results)[model].items():
-        for backend, strategies in backends.items():
-            for strategy in (names.DEFAULT, names.PEER_DEFAULT):
-                if strategy in strategies: cases.setdefault((backend, strategy), {})[ranks] = strategies[strategy]
-    return {key: dict(sorted(cases[key].items())) for key in sorted(cases, key=lambda key: names.ordered({k[0] for k in cases}, names.BACKENDS).index(key[0]))}
-
-
-def efficiency(value):
-    return f"{value:.3f}"
-
-
-def scaling(results, model):
-    table = Table(f"{model}: scaling", ["backend", "strategy", "ranks", "samples/s", "efficiency (of processes)"])
-    for (backend, strategy), of_ranks in scaling_cases(results, model).items():
-        for ranks, b in of_ranks.items():
-            table.rows.append([names.BACKENDS[backend].label if backend in names.BACKENDS else backend, names.STRATEGIES[strategy], str(ranks),
-                               or_blank(significant, b.counter("samples_per_second")), with_spread(efficiency, efficiency_of(b))])
-    return table
+    found = found[found.strategy.isin(names.BRIEFLY)]
+    figures = pandas.DataFrame({"strategy": [names.STRATEGIES[strategy] for strategy in found.strategy], "cell": found.benchmark.map(cell),
+                                "backend": [names.BACKENDS[backend].label for backend in found.backend]})
+    table = figures.pivot(index="strategy", columns="backend", values="cell").fillna("")
+    return table.reindex(index=figures.strategy.unique(), columns=figures.backend.unique()).reset_index()
 
 
 def memory(results):
-    table = Table("Memory of a rank, MB (10^6 bytes)", ["sharded", "ranks", *(look.label for look in names.MEMORY.values()), "peak RSS"])
-    for row in results.memory:
-        table.rows.append([names.STAGES.get(row["shard"], row["shard"]), str(row["ranks"]), *(megabytes(row[part]) for part in names.MEMORY),
-                           megabytes(row["peak_rss_bytes"])])
-    return table
+    return pandas.DataFrame({"sharded": names.STAGES[row["shard"]], "ranks": str(row["ranks"]),
+                             **{label: f"{row[part] / 1e6:.1f}" for part, label in names.MEMORY.items()}} for row in results.memory)
 
 
-def others(results, program, title):
-    """What has no chart: every benchmark of one program."""
-    ratios = ("all_reduce_ratio", "compute_ratio", "memcpy_ratio")
-    found = [b for b in results.benchmarks() if b.program == program]
-    present = [r for r in ratios if any(b.counter(r) is not None for b in found)]
-    table = Table(title, ["benchmark", "time (min, max)", *(r.replace("_", " ") for r in present)])
-    for b in found:
-        table.rows.append([b.name, spread(seconds, b), *(or_blank(ratio, b.counter(r)) for r in present)])
-    return table
-
-
-def on_devices(results):
-    """What bench_overlap found, where there is a GPU."""
-    table = Table("A backward on a device", ["benchmark", "time (min, max)", "exposed (widest quartiles)", "hidden", "over the compute"])
-    for b in results.benchmarks():
-        if b.program == "bench_overlap":
-            table.rows.append([b.name, spread(seconds, b), paired(seconds, b, "exposed"), or_blank(ratio, b.counter("hidden")),
-                               or_blank(significant, b.counter("overhead"))])
-    return table
-
-
-def goals(results):
-    """What the library is meant to reach on two cores, and what it does. See goals.py."""
-    from .goals import rows
-    return Table("Goals", ["what", "goal", "measured", ""], rows(results))
+def figures(results, *programs):
+    """Every benchmark of these programs."""
+    ratios = ("limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio", "hidden", "overhead")
+    counters = {"busbw": bandwidth, **dict.fromkeys(ratios, ratio)}
+    rows = [{"benchmark": b.name, "time (min, max)": spread(seconds, b), "samples": str(b.samples),
+             **{name.replace("_", " "): or_blank(form, b.counter(name)) for name, form in counters.items()}}
+            for b in results.benchmarks() if b.program in programs]
+    table = pandas.DataFrame(rows)
+    return table.loc[:, (table != "").any()]
