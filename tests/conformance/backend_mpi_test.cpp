@@ -166,7 +166,11 @@ TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by t
         Launcher::run(size, gradsync_test::ample, [&](gradsync::MpiBackend comm) { description = comm.describe(); });
         return description;
     };
-    const std::string processes = std::to_string(size) + (size == 1 ? " process" : " processes");
+    if (size == 1) {
+        CHECK(described(MpiProcesses{}) == "1 process");
+        return;
+    }
+    const std::string processes = std::to_string(size) + " processes";
     CHECK(described(MpiProcesses{}) == processes + " that share memory");
     CHECK(described(MpiMessengers{}) == processes + " that send messages (shared memory is switched off)");
     const std::string on_two = processes + " on 2 machines that ";
