@@ -16,7 +16,7 @@ namespace bench {
 /// What a helper program has printed: lines of a word and a number, by word.
 using Printed = std::map<std::string, std::vector<double>>;
 
-/// Where a helper program lies: beside this one.
+/// Returns the path of a helper program, which stands beside this one.
 inline std::string path_of_helper(const std::string& helper) {
     return std::filesystem::read_symlink("/proc/self/exe").parent_path() / helper;
 }

@@ -101,7 +101,7 @@ def outputs(ranks, *command):
     return texts
 
 
-def cxx14(threads, program):
+def as_over_threads(threads, program):
     for ranks in (1, 2, 3):
         texts = [output(threads, TEXT, 16, 0.5, ranks)] + [""] * (ranks - 1)
         assert outputs(ranks, program, TEXT, 16, 0.5) == texts, f"other losses with {ranks} ranks"
@@ -109,9 +109,12 @@ def cxx14(threads, program):
     assert code == 1 and "RANK must be a number from 0 to 1" in err, f"exit code {code}, and: {err}"
 
 
+cxx14 = as_over_threads
+
+
 def processes(threads, program, mpiexec=None, over_mpi=None):
     check_changes("plain_data_parallel.cpp", "plain_processes.cpp", 7)
-    cxx14(threads, program)
+    as_over_threads(threads, program)
     if not mpiexec:
         return
     check_changes("plain_processes.cpp", "plain_mpi.cpp", 4)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: BSL-1.0
-"""Checks the files in deploy/ as far as a machine without Slurm and Kubernetes can, and what docs/guides/clusters.md quotes of them.
+"""Checks the files in deploy/ as far as a machine without Slurm and Kubernetes can.
 
     check_deploy.py [GRADSYNC_TRAIN]    with the trainer, ranks are started as the files say; exits with 77 if something could not be checked
 """
@@ -177,17 +177,6 @@ def check_mpi_job(file, documents):
     expect({mount["name"] for mount in sshd["volumeMounts"]} == volumes, f"{file}: volumes and mounts differ")
 
 
-def check_quotations(page):
-    """A block whose first line is a comment with a file's name has lines of that file, in its order."""
-    quoted = set()
-    for name, block in re.findall(r"^```(?:sh|yaml)\n# (deploy/\S+)\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
-        rest = iter((ROOT / name).read_text().splitlines())
-        for line in block.splitlines():
-            expect(line in rest, f"{page} quotes {name}, but this line is not there, or not in this order: {line}")
-        quoted.add(name)
-    expect(quoted, f"{page} quotes nothing")
-
-
 def main():
     trainer = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] else None
     skipped = [] if trainer else ["no trainer was started"]
@@ -196,7 +185,6 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for script in scripts:
             check_sbatch(script, pathlib.Path(folder), trainer)
-    check_quotations(ROOT / "docs/guides/clusters.md")
     readme = (ROOT / "deploy/README.md").read_text()
     for file in [*scripts, *sorted(KUBERNETES.iterdir())]:
         expect(f"`{file.parent.name}/{file.name}`" in readme, f"deploy/README.md does not name {file.name}")

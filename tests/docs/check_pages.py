@@ -5,6 +5,7 @@
 - A link to a file of the project leads to a file, and to a heading if it names one.
 - A block ```diff from A to B shows all that differs between the two files, except comments at their tops, with any number of context
   lines. A line that begins with @@ separates two places.
+- A block ```LANGUAGE from FILE has lines of that file, in its order.
 - A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
   and scripts.
 - README.md and docs/ have at most 30,000 words, and a page 1,800, except the lab notes.
@@ -71,6 +72,14 @@ def first_mistake(before, after, block):
     return None if before[b:] == after[a:] else f"the files differ after the last place: {before[b : b + 1]}, {after[a : a + 1]}"
 
 
+def foreign_line(text, block):
+    """Returns the first line of a block that `text` has not, behind the one before; None if there is none."""
+    rest = iter(text.splitlines())
+    for line in filter(str.strip, block.splitlines()):
+        if not any(line.strip() in other for other in rest): return line
+    return None
+
+
 def sources(program):
     files = [file for pattern in PROGRAMS.get(program, program).split() for file in ROOT.glob(pattern)]
     return "\n".join(file.read_text() for file in files)
@@ -109,6 +118,9 @@ def check(pages):
         for language, kind, block in blocks(page):
             if language == "diff" and (found := re.match(r"from (\S+) to (\S+)$", kind)):
                 if mistake := first_mistake(code(found[1]), code(found[2]), block): yield f"{page}: in the diff {kind}, {mistake}"
+            if language != "diff" and kind.startswith("from "):
+                if (line := foreign_line((ROOT / kind[5:]).read_text(), block)) is not None:
+                    yield f"{page}: {kind[5:]} has no line {line!r}, or not in this order"
             if language == "sh":
                 for mistake in mistakes_of_shell(block): yield f"{page}: {mistake}, in the block\n{block}"
         if page.name == "README.md" or "docs" in page.resolve().parts[-3:-1]:
@@ -125,6 +137,7 @@ def test_the_checker():
     for wrong in (block.replace("+B", "+X"), block.replace("-b", "-x"), block.replace("+f\n", ""), block[: block.index("@@")]):
         assert first_mistake(before, after, wrong), wrong
     assert first_mistake([*before, "g"], after, block) and first_mistake(["z", *before], after, block)
+    assert foreign_line("a\nb\nc\n", "  a\n\nc") is None and foreign_line("a\nb\n", "b\na") == "a"
     right = "RANK=0 build/release/examples/gradsync_train --ranks 2 --json=- &  # two --colours\nscripts/test --all\nmpirun --any x -- ./scripts/format --check\n"
     assert not list(mistakes_of_shell(right)), list(mistakes_of_shell(right))
     for wrong in ("for x in", "gradsync_train --colour", "g++ examples/none.cpp", "scripts/test --al", "gradsync_train --rank 2"):

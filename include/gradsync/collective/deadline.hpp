@@ -23,8 +23,8 @@ public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
     /// Calls `on_limit(by)` if `limit` has passed; `by` is the time since that was first seen. Calls `liveness_check()` only every few
-    /// milliseconds, because it opens files. Of the time since the last look, at most a second (or a sixteenth of the limit, if that is
-    /// less) counts as waiting: in a longer pause the caller did something else, or its process was stopped, and others may have waited for
+    /// milliseconds, because it opens files. The time since the last look counts as waiting up to a second, or up to a sixteenth of
+    /// the limit if that is less. In a longer pause the caller did something else or its process was stopped, and others may have waited for
     /// it.
     template <class OnLimit, class OnLivenessCheck>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check) {

@@ -130,7 +130,7 @@ private:
         }
         const bool lost = !is_finite(weights);  // checked first: under -ffast-math a NaN may be equal to 0
         if (lost || weights == 0) {
-            // As in AllReduce, a mean without weight is 0. Elements that were about to travel return to the residual.
+            // A mean without weight is 0, as in AllReduce. Elements that were about to travel return to the residual.
             if (unit != 0) codec_.put_back(own, message_of(own, rank_) + weight_words, residuals_.bucket(b));
             for (const NumbersOf& part : own.parts)
                 fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);

@@ -8,7 +8,7 @@ namespace gradsync::inline v0_2 {
 
 class Observer;
 
-/// Where the trainer's gradients live.
+/// The place of the trainer's gradients.
 enum class GradientStorage : std::uint8_t {
     automatic,   ///< borrowed; with TorchReducer in_buckets where that copies less
     borrowed,    ///< in the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket)
@@ -25,7 +25,7 @@ enum class Averaging : std::uint8_t {
     mean_over_count,  ///< sum x_r / sum w_r: local sums over w_r samples, tokens or micro-batches
 };
 
-/// Where the gradients of micro-batches under `no_sync()` add up.
+/// The place where gradients of micro-batches under `no_sync()` add up.
 enum class Accumulation : std::uint8_t {
     in_gradients,  ///< in the trainer's gradients, by the trainer (as in PyTorch)
     in_buckets,    ///< in the buckets, by the reducer: each micro-batch overwrites its gradients and marks them. Low precision adds up in

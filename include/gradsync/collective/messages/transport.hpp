@@ -106,7 +106,7 @@ public:
 
 /// How one rank of a communicator reaches the others, in streams of the communicator. The references must outlive it.
 struct Route {
-    /// Of each three streams, the second and third take the rest of a message of the first: in parts, and in one message. Answers have
+    /// Hellos and answers have three streams each: one for the message, one for its rest in parts, one for its rest in one message. Answers have
     /// streams of their own, because rank 0 may send the hello of a later collective before it can answer.
     enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
     static constexpr int streams = 8;

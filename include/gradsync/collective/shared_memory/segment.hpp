@@ -24,7 +24,7 @@ class Segment {
 public:
     static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
 
-    /// What another process of this machine needs to open the segment. Plain bytes, to be sent.
+    /// Another process of this machine opens the segment with this. Trivially copyable, to be sent.
     struct IpcHandle {
         std::uint64_t bytes = 0;
         std::uint64_t token = 0;
