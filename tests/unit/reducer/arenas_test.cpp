@@ -229,11 +229,17 @@ TEST_CASE("adopt: memory of malloc and of unequal sizes is refused on all ranks"
             return "";
         };
         void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        std::vector<std::byte> heap(bytes);
-        const std::string heaps = refusal(comm.rank() == 1 ? heap.data() : mapped, bytes);
+        std::vector<std::byte> heap(3 * bytes / 4);  // small enough for malloc not to map it
+        const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+        std::byte* const aligned = heap.data() + (page - reinterpret_cast<std::uintptr_t>(heap.data()) % page) % page;
+        const std::string heaps = refusal(comm.rank() == 1 ? aligned + 16 : mapped, bytes / 2);
+        const std::string pages = refusal(comm.rank() == 1 ? aligned : mapped, bytes / 2);
         const std::string sizes = refusal(mapped, bytes / (comm.rank() == 1 ? 2 : 1));
         const std::string of_1 = "adopt on rank 1: memory is adopted by whole pages of 4096 bytes; map it with mmap";
-        if (heaps.find(comm.rank() == 1 ? of_1 : "rank 1 cannot do it; see what it says") == std::string::npos) return heaps;
+        const std::string of_pages = "adopt on rank 1: this memory is not the program's own alone";
+        const std::string of_others = "rank 1 cannot do it; see what it says";
+        if (heaps.find(comm.rank() == 1 ? of_1 : of_others) == std::string::npos) return heaps;
+        if (pages.find(comm.rank() == 1 ? of_pages : of_others) == std::string::npos) return pages;
         if (sizes.find("rank 1 adopts 32768 bytes, rank 0 65536") == std::string::npos) return sizes;
         return "";
     });
