@@ -32,16 +32,21 @@ inline std::string command_under_mpi(const std::string& mpiexec, int ranks, cons
     return "'" + mpiexec + "' -n " + std::to_string(ranks) + " '" + path_of_helper(helper) + "' " + arguments;
 }
 
-/// Runs it.
-inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper, const std::string& arguments) {
-    std::FILE* output = ::popen(command_under_mpi(mpiexec, ranks, helper, arguments).c_str(), "r");
-    if (output == nullptr) throw std::runtime_error("could not start " + mpiexec);
+/// Runs a command of the shell.
+inline Printed printed_by(const std::string& command) {
+    std::FILE* output = ::popen(command.c_str(), "r");
+    if (output == nullptr) throw std::runtime_error("could not start " + command);
     Printed printed;
     char word[64];
     double number = 0;
     while (std::fscanf(output, "%63s %lf", word, &number) == 2) printed[word].push_back(number);
-    if (::pclose(output) != 0 || printed.empty()) throw std::runtime_error(helper + " failed under " + mpiexec);
+    if (::pclose(output) != 0 || printed.empty()) throw std::runtime_error("this command failed: " + command);
     return printed;
+}
+
+/// Runs a helper program.
+inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper, const std::string& arguments) {
+    return printed_by(command_under_mpi(mpiexec, ranks, helper, arguments));
 }
 
 /// What a helper program is told of the contest.
