@@ -161,7 +161,9 @@ Measured measure_peer(const Case& c, const Peer& peer) {
         LimitLoop limit(buffers.pointers(), c.bytes);
         Contestant* const contestants[] = {&limit};
         append(samples["limit"], run_contest(c.ranks, contestants, options)[0].seconds);
-        if (turn < turns) append(samples[peer.name], printed_by(command)[peer.name]);
+        if (turn == turns) break;
+        append(samples[peer.name], printed_by(command)[peer.name]);
+        if (samples[peer.name].empty()) throw std::runtime_error("it printed no line '" + peer.name + " SECONDS': " + command);
     }
     Measured measured{{}, (before + handoff_latency()) / 2};
     for (const auto& [who, seconds] : samples) measured.of[who] = summarise(seconds);
