@@ -29,6 +29,7 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
                 static_assert(Traits::space == space,
                               "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
                               "the host: parameter_traits<T>::space is not the backend's memory_space");
+            if constexpr (requires { parameters.size(); }) views.reserve(parameters.size());
             for (auto&& p : parameters) {
                 views.push_back(parameter_view(p));
                 if (ParameterView& v = views.back(); v.gradient == BufferView{}) {
