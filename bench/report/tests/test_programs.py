@@ -75,6 +75,14 @@ class PairsTest(unittest.TestCase):
         found = run(sys.executable, PEER, "--model", "mlp", "--modes", "flat,naive", "--rounds", "2")
         self.assertEqual(found["train_step/mlp/torch_independent/gloo/ranks:2"].samples, 1 + 2 * 2 + 1)
 
+    def test_modes_of_gradsync_need_its_module(self):
+        for flags, sentence in ((["--modes", "gradsync"], "gradsync needs --gradsync FOLDER"),
+                                (["--modes", "gradsync", "--gradsync", "/nowhere"], "no gradsync_torch.so for this Python and PyTorch in /nowhere")):
+            done = subprocess.run([sys.executable, PEER, *flags], capture_output=True, text=True, timeout=100)
+            if done.returncode == NO_TORCH: self.skipTest(done.stderr.strip())
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(sentence, done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1], verbosity=2)
