@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 from . import BadInput, Failed, charts, docs, machine, page
 from . import plan as planning
@@ -16,23 +15,17 @@ from .run import Runner, say
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build/release"
-PEERS_PACKAGES = "libgloo-dev mpich libmpich-dev python3-torch"
-MINUTES, PEERS_MINUTES, QUICK_MINUTES = 22, 6, 4.5
+PEERS_PACKAGES = "libgloo-dev python3-venv python3-dev"
+MINUTES, PEERS_MINUTES, QUICK_MINUTES = 20, 20, 4.5
 PARTS = "\n".join(f"  {name:12} {what}" for name, (what, _) in planning.PARTS.items())
 DESCRIPTION = f"""Measures the library against the machine's limits and against its peers.
 
-Installs what is missing (apt), builds the release preset, runs the benchmarks in rounds, and writes to --out:
-
-  results.json   all figures, the machine, the commands
-  index.html     the same as one page, with charts
-  charts/        the charts as SVG
-  log.txt        what the programs said
+Installs what is missing, builds the release preset, runs the benchmarks in rounds, and writes results.json, index.html, charts/ and log.txt to --out.
 
 Parts (--only):
 {PARTS}
 
-Nothing else should run on the machine meanwhile; where something does, it waits until that has ended, 3 minutes at most, which come on top of
---minutes, as does the build. Exit code: 0; 1 if something could not be measured, or became slower; 2 on wrong input."""
+Run nothing else meanwhile. The build comes on top of --minutes. Exit code: 0; 1 if something could not be measured or became slower; 2 on wrong input."""
 
 
 def positive(kind):
@@ -43,23 +36,17 @@ def positive(kind):
     return number
 
 
-def fail(sentence, code=2):
-    print(f"bench: {sentence}", file=sys.stderr)
-    return code
-
-
 def arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     add = parser.add_argument
-    add("--quick", action="store_true", help="less of everything: under 5 minutes after the build (and the wait), instead of about 20")
-    add("--peers", action="store_true", help="install and measure Gloo, MPICH and PyTorch too")
+    add("--quick", action="store_true", help=f"less of everything: {QUICK_MINUTES:g} minutes after the build, instead of {MINUTES}")
+    add("--peers", action="store_true", help=f"also install and measure Gloo, PyTorch, DeepSpeed and other MPIs; not quick: {PEERS_MINUTES} minutes more")
     add("--out", metavar="DIR", type=pathlib.Path, default=ROOT / "build/bench", help="where to write to [build/bench]")
     add("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")
-    add("--rounds", metavar="N", type=positive(int), default=3,
-        help=f"of all programs, as many as there is time for [3]; up to {planning.BESIDES} of what is beside the point, unless --only asks for it")
-    add("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on "
-        f"[{MINUTES:g}; with --peers {MINUTES + PEERS_MINUTES:g}; quick: {QUICK_MINUTES:g}]")
+    add("--rounds", metavar="N", type=positive(int), default=3, help="rounds, if there is time for them [3]; without --only, some programs take part in "
+        f"{planning.BESIDES} only")
+    add("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on")
     add("--render", metavar="RESULTS.json", type=pathlib.Path, help="measure nothing, draw these")
     add("--docs", action="store_true", help="write figures and charts into README.md and docs/, and bench/results.json")
     add("--compare", metavar=("OLD.json", "NEW.json"), nargs="+", type=pathlib.Path, help="what became slower since OLD? Without NEW: now")
@@ -81,26 +68,22 @@ def build(peers):
         . scripts/lib/packages.sh
         install_packages ${{build_packages[@]}} ${{trainer_packages[@]}} ${{mpi_packages[@]}} libbenchmark-dev {PEERS_PACKAGES * peers}
         cmake --preset release
-        cmake --build --preset release --target gradsync_benchmarks gradsync_train"""
+        cmake --build --preset release --target gradsync_benchmarks gradsync_train
+        {"bench/peers/install" * peers}"""
     if subprocess.run(["bash", "-euc", script], cwd=ROOT, stdout=sys.stderr).returncode != 0: raise Failed("could not build; see above")
 
 
 def measure(options):
     build(options.peers)
-    plan = planning.Plan(ROOT, BUILD, sys.executable, options.quick, options.peers, chosen=bool(options.only))
+    peers = machine.installed_peers(ROOT) if options.peers else None
+    plan = planning.Plan(ROOT, BUILD, options.quick, peers, chosen=bool(options.only))
     plan.add_parts(options.only or planning.PARTS)
     if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
-    busy = machine.wait_until_quiet(say)
-    others = machine.Others()
-    results = Results({**machine.describe(ROOT, BUILD, sys.executable), "busy_before": round(busy, 2)},
-                      {"mode": "quick" if options.quick else "full", "peers": options.peers})
+    names = {peer["name"]: peer["version"] for peer in (peers or {}).get("all_reduce", [])}
+    results = Results(machine.describe(ROOT, BUILD, peers or {}), {"mode": "quick" if options.quick else "full", "peers": names})
     results.errors.update(plan.left_out)
-    begun = time.monotonic()
-    default = QUICK_MINUTES if options.quick else MINUTES + PEERS_MINUTES * options.peers
-    Runner(plan, results, options.out, options.rounds, options.minutes or default).run()
-    results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)
-    results.machine["busy_with_others"] = round(others.cores(), 2)
-    results.save(options.out / "results.json")
+    minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES + PEERS_MINUTES * options.peers)
+    Runner(plan, results, options.out, options.rounds, minutes).run()
     return results
 
 
@@ -112,6 +95,11 @@ def render(results, options):
     (options.out / "index.html").write_text(page.render(results, drawn, folder))
     written = [options.out / "index.html", *(docs.write(ROOT, results, drawn) if options.docs else [])]
     for path in written: say(f"wrote {os.path.relpath(path)}")
+
+
+def fail(sentence, code=2):
+    print(f"bench: {sentence}", file=sys.stderr)
+    return code
 
 
 def main():

@@ -3,15 +3,12 @@
 
 The machine has states, and others use it. So a benchmark that was measured in turns with something that the library does not touch (the bandwidth
 limit, copies that do not synchronise, a memcpy) is compared by its time over that one's; others by their times, if both runs found the processor and
-the handoff alike. Samples of one round share the state of the machine, so a round is one value. Two or three rounds say little of a benchmark's
-variance, but hundreds of benchmarks say what variances are like here: Smyth's moderated t-test weighs the two. Benjamini and Hochberg's procedure
-keeps the expected share of false alarms below ALPHA. A difference below the least effect is no regression, however certain it is."""
+the handoff alike. Samples of one round share the state of the machine, so a round is one value. A difference below the least effect is no regression,
+however certain it is."""
 import statistics
 
 import numpy
 import pandas
-from scipy.optimize import brentq
-from scipy.special import digamma, polygamma
 from scipy.stats import t
 
 from . import BadInput, names
@@ -20,7 +17,7 @@ from .text import markdown, significant
 ALPHA, LEAST_ROUNDS = 0.05, 2
 LEAST_EFFECT, OF_STEPS, OF_TIMES = 0.10, 0.05, 0.25  # of ratios; a step is mostly compute, which cannot become slower here
 LEAST_DEVIATION = 1e-3  # of rounds, relative: equal ones are equal by chance
-ENOUGH_FOR_PRIOR, MOST_WEIGHT = 20, 20  # benchmarks: fewer say little of how variances differ; the most that they say of one another
+WEIGHT_OF_ALL = 4  # degrees of freedom
 SAME_HANDOFF = 1.25
 # Counters WHO_ratio: that one's time over this one's, measured in turns.
 REFERENCES = {"limit_ratio": "the limit", "independent_ratio": "no synchronisation", "unwatched_ratio": "the same unwatched",
@@ -36,32 +33,24 @@ def guarded(name):
     """Is it the library's time? Peers, and what everything is compared with, are not."""
     parts = name.split("/")
     if parts[0] == "overlap": return parts[1] != "compute"
-    if parts[0] == "train_step": return not parts[2].startswith("torch_") and parts[2] != "independent"
-    return parts[0] not in names.PEERS
+    if parts[0] == "train_step": return parts[2] != "independent" and (not parts[2].startswith("torch_") or parts[2].startswith(names.IN_TORCH))
+    return parts[0] not in names.WHO or names.WHO[parts[0]].ours
 
 
 def p_values(rounds):
-    """Of pairs (old, new) of values by round: moderated t-tests on logarithms. Smyth, Statistical Applications in Genetics and Molecular
-    Biology 3 (2004), sections 6.2 and 4."""
+    """Of pairs (old, new) of values by round: Student's t-tests on logarithms. Two or three rounds say little of a variance, so the mean variance of
+    all benchmarks counts beside a benchmark's own, as if it had been found in WEIGHT_OF_ALL more rounds."""
     logs = [[numpy.log(side) for side in pair] for pair in rounds]
     freedom = numpy.array([len(old) + len(new) - 2 for old, new in logs])
     squares = numpy.array([sum(len(side) * side.var() for side in pair) for pair in logs])
-    variance = numpy.maximum(squares / freedom, LEAST_DEVIATION ** 2)
-    prior, weight = 0.0, 0.0  # the variance to expect, and how many degrees of freedom it counts for
-    if len(rounds) >= ENOUGH_FOR_PRIOR:
-        centred = numpy.log(variance) - digamma(freedom / 2) + numpy.log(freedom / 2)
-        excess = centred.var(ddof=1) - polygamma(1, freedom / 2).mean()
-        half = brentq(lambda x: polygamma(1, x) - excess, 1e-6, 1e12) if excess > 1e-11 else 1e12  # that is: all have the same variance
-        prior = numpy.exp(centred.mean() + digamma(half) - numpy.log(half))
-        weight = min(2 * half, MOST_WEIGHT)
-    freedom_of_both = weight + freedom
+    of_all = max((squares / freedom).mean(), LEAST_DEVIATION ** 2)
+    variance = (squares + WEIGHT_OF_ALL * of_all) / (freedom + WEIGHT_OF_ALL)
     difference = numpy.array([new.mean() - old.mean() for old, new in logs])
-    spread = numpy.array([1 / len(old) + 1 / len(new) for old, new in logs])
-    return 2 * t.sf(abs(difference) / numpy.sqrt((weight * prior + freedom * variance) / freedom_of_both * spread), freedom_of_both)
+    return 2 * t.sf(abs(difference) / numpy.sqrt(variance * [1 / len(old) + 1 / len(new) for old, new in logs]), freedom + WEIGHT_OF_ALL)
 
 
 def significant_ones(p):
-    """Benjamini and Hochberg, Journal of the Royal Statistical Society B 57 (1995). `p`: a Series."""
+    """Benjamini and Hochberg's: at most ALPHA of them are false alarms, on average. `p`: a Series."""
     place = p.rank(method="first")
     return place <= place[p <= ALPHA * place / len(p)].max()
 
@@ -103,9 +92,8 @@ def compare(old, new, out):
     certain = found[significant_ones(found.p)].sort_values("new / old")
     slower, faster = certain[certain["new / old"] > certain.least][::-1], certain[certain["new / old"] < 1 / certain.least]
     for name, results in (("old", old), ("new", new)):
-        others, much = results.used_by_others()
         print(f"{name}: {results.machine.get('commit', '')[:12]}, {results.machine.get('date')}, {results.run.get('rounds')} rounds", file=out)
-        if much: print(f"Others used the machine in the {name} run ({others}): its figures say little.", file=out)
+        if warning := results.others()[1]: print(f"{name}: {warning}", file=out)
     if state: print(f"Times are not compared, only ratios: {state}.", file=out)
     for title, rows in (("Slower", slower), ("Faster", faster)):
         shown = rows.drop(columns="least").applymap(lambda value: value if isinstance(value, str) else significant(value))

@@ -11,7 +11,7 @@ import pandas
 
 from . import BadInput, charts, names, tables
 from .estimates import exposed_of
-from .goals import MET, PART, goals, step
+from .goals import MET, goals, step
 from .plan import MIB
 from .text import markdown, milliseconds, or_blank, size
 
@@ -20,29 +20,29 @@ CHARTS = "docs/charts"
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
 # Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them.
 SUMMARY = {"threads": "threads, any memory", "mpi": "processes, memory of `allocate()`", "mpi_borrowed": "processes, other memory",
-           "mpi_library": "MPI_Allreduce", "gloo": "Gloo", "limit": "bare loop (limit)"}
+           "deepspeed_shm": "DeepSpeed, shared memory", "mpi_library": "MPI_Allreduce", "gloo": "Gloo", "limit": "bare loop (limit)"}
 
 
 def conditions(results):
     m = results.machine
-    others, much = results.used_by_others()
+    others, warning = results.others()
     missing = "; ".join(f"{name} ({text})" for name, text in sorted(results.errors.items()))
     return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
             f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {m.get('date')}, commit {m.get('commit', '')[:12]}"
-            f"{'' if m.get('clean') else ' with changes'}, {results.up_to_rounds()}"
+            f"{'' if m.get('clean') else ' with changes'}, up to {results.run.get('rounds', 0)} rounds"
             + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", {others}" * bool(others) + "."
-            + " **Others used the machine: the figures say little.**" * much + f" **{results.disturbed()}**" * bool(results.disturbed())
+            + f" **{warning}**" * bool(warning)
             + f"\n\nNot measured: {missing}." * bool(missing))
 
 
 def summary(results):
     rows = [(2, count) for count in (MIB, 25 * MIB, 100 * MIB)]
-    return markdown(tables.all_reduce(results, whos=SUMMARY, rows=rows, label=lambda ranks, count: size(count)))
+    return markdown(tables.all_reduce(results, SUMMARY, rows, label=lambda ranks, count: size(count)))
 
 
 def all_reduce(results):
-    whos = {who: label for who, label in tables.WHO.items() if who in names.BRIEFLY_REDUCED}
-    return markdown(tables.all_reduce(results, whos=whos, rows=[(ranks, count) for ranks in (2, 4) for count in (4096, MIB, 25 * MIB)]))
+    whos = tables.labels(results, names.BRIEFLY_REDUCED)
+    return markdown(tables.all_reduce(results, whos, rows=[(ranks, count) for ranks in (2, 4) for count in (4096, MIB, 25 * MIB)]))
 
 
 def exposed_briefly(benchmark):
@@ -66,17 +66,12 @@ def summary_steps(results):
 
 def train_step(results):
     """A table for each model, of those strategies that a user chooses between."""
-    made = []
-    for model, found in tables.steps(results).groupby("model", observed=True):
-        ranks = tables.most_measured(found)
-        if ranks: made.append(f"{model}, {ranks} ranks: ms per step (exposed):\n\n{markdown(tables.steps_briefly(found[found.ranks == ranks]))}")
-    return "\n\n".join(made)
+    return "\n\n".join(f"{model}, 2 ranks: ms per step (exposed):\n\n{markdown(tables.steps_briefly(found))}" for model, found in tables.of_two_ranks(results))
 
 
 def goals_not_met(results):
     """And how many there are."""
     table = goals(results)
-    table = table[table[""] != PART]
     missed = table[table[""] != MET]
     return f"{len(table) - len(missed)} of {len(table)} goals are met.\n\n" + markdown(missed.rename(columns={"what": "goal not met"}))
 
@@ -109,5 +104,5 @@ def write(root, results, drawn):
     for path, text in pages.items(): path.write_text(text)
     for path, figure in shown.items(): charts.save(figure, path)
     kept = root / "bench/results.json"
-    results.brief().save(kept)
+    results.save(kept)
     return [*pages, *shown, kept]

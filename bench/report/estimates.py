@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scipy.stats import sem, t
 
 CONFIDENCE = 0.95
-ROUNDS, FEW, ONE = ", rounds", "of one process alone", "one round"
+ROUNDS, ONE = ", rounds", "one round"
 
 
 @dataclass
@@ -19,17 +19,12 @@ class Estimate:
     value: float
     between: tuple = None  # what the true value lies between, or what the rounds do: `kind`
     kind: str = ""
-    spread: tuple = None  # the least and the greatest process
 
     def text(self, form):
         if self.kind == ONE: return f"{form(self.value)} ({ONE})"
         return form(self.value) + (f" ({form(self.between[0])} to {form(self.between[1])}{self.kind})" if self.between else "")
 
-    def spread_text(self, form):
-        return f"{form(self.value)} ({form(self.spread[0])} to {form(self.spread[1])})"
-
     def verdict(self, met):
-        if self.kind == FEW: return FEW
         if self.kind == ONE: return f"{'met' if met(self.value) else 'missed'} in {ONE}"
         verdicts = {met(value) for value in self.between}
         return "within the noise" if len(verdicts) > 1 else "met" if verdicts.pop() else "missed"
@@ -42,12 +37,12 @@ def mean_interval(values, confidence=CONFIDENCE):
     return (middle - half, middle + half)
 
 
-def of_processes(benchmark, of_pair, series="pairs", confidence=CONFIDENCE):
+def of_processes(benchmark, of_pair, confidence=CONFIDENCE):
     """None if there is no benchmark, or it has no pairs."""
-    medians = [statistics.median(map(of_pair, pairs)) for pairs in benchmark.rounds(series) if pairs] if benchmark else []
+    medians = [statistics.median(map(of_pair, pairs)) for pairs in benchmark.rounds("pairs") if pairs] if benchmark else []
     if not medians: return None
     between = mean_interval(medians, confidence)
-    return Estimate(statistics.fmean(medians), between, "" if between else FEW, (min(medians), max(medians)))
+    return Estimate(statistics.fmean(medians), between, "" if between else ONE)
 
 
 def efficiency_of(benchmark):
@@ -56,7 +51,7 @@ def efficiency_of(benchmark):
 
 def exposed_of(benchmark, confidence=CONFIDENCE):
     """Seconds of a step that copies without synchronisation do not take directly before and after."""
-    return of_processes(benchmark, lambda pair: pair[0] - pair[1], confidence=confidence)
+    return of_processes(benchmark, lambda pair: pair[0] - pair[1], confidence)
 
 
 def of_rounds(values):
@@ -75,5 +70,5 @@ def by_rounds(above, below):
 def less(own, goal, others):
     """`own` less `goal` times `others`, two that are independent: what it lies between if each lies where it is said to."""
     value = own.value - goal * others.value
-    if FEW in (own.kind, others.kind): return Estimate(value, kind=FEW)
+    if ONE in (own.kind, others.kind): return Estimate(value, kind=ONE)
     return Estimate(value, (own.between[0] - goal * others.between[1], own.between[1] - goal * others.between[0]))

@@ -24,11 +24,11 @@ SECTIONS = [
     ("Goals", "For two cores. In brackets: the 95 % interval of the mean of the processes' medians, or the least and the greatest round.", [], [],
      [goals]),
     ("All-reduce", "A float sum in place: time until the slowest rank has the result. The limit is a bare loop, one thread per core, that reads and "
-     "writes every rank's buffer once.", ["all_reduce", "collectives", "nccl"], ["all_reduce_time"], 
+     "writes every rank's buffer once.", ["all_reduce", "collectives", "nccl"], ["all_reduce_time"],
      [tables.all_reduce, lambda results: tables.figures(results, "bench_all_reduce", "bench_nccl")]),
-    ("Training step", "Exposed: the step less that of copies that do not synchronise, directly before and after it. Waited: what the Reducer says it "
-     "has waited. Efficiency: the copies' time over the step's. In brackets: the least and the greatest process.", ["train_step", "torch"],
-     ["step_time_transformer", "step_time_mlp", "scaling"], [lambda results: tables.step_figures(tables.steps(results))]),
+    ("Training step", "Exposed: the step less that of copies that do not synchronise, directly before and after it. Efficiency: the "
+     "copies' time over the step's. In brackets: the 95 % interval.", ["train_step", "torch"],
+     ["step_time_transformer", "step_time_mlp", "scaling"], [tables.step_figures]),
     ("Memory", "What a rank holds by the library's account, and what its process used at most, in MB (10^6 bytes).", ["memory"], [], [tables.memory]),
     ("Others", "Ratios are other things' times over this one's, measured in turns.", ["reducer", "convert", "overlap"], [],
      [lambda results: tables.figures(results, "bench_reducer", "bench_convert", "bench_overlap")])]
@@ -49,14 +49,13 @@ def section(results, drawn, folder, title, text, parts, pictures, makers):
 
 def render(results, drawn, folder):
     """`folder`: where the charts are."""
-    others, much = results.used_by_others()
-    warnings = [f"Others used the machine ({others}): the figures say little."] * much + [results.disturbed()] * bool(results.disturbed())
+    warning = results.others()[1]
     missing = "".join(f"<li>{html.escape(f'{name}: {why}')}</li>" for name, why in sorted(results.errors.items()))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>gradsync: measured</title><style>{STYLE}</style></head><body>
 <h1>gradsync: measured</h1>
-<p>Medians over {results.up_to_rounds()}; in brackets the least and the greatest sample of all, or what the column says.</p>
-{"".join(f'<p class="warning">{html.escape(warning)}</p>' for warning in warnings)}
+<p>Medians over all rounds; in brackets the least and the greatest sample, if nothing else is said.</p>
+{f'<p class="warning">{html.escape(warning)}</p>' if warning else ""}
 {"".join(section(results, drawn, folder, *each) for each in SECTIONS)}
 {f"<h2>Not measured</h2><ul>{missing}</ul>" if missing else ""}
 </body></html>

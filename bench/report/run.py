@@ -34,24 +34,22 @@ class Runner:
         for done in range(self.rounds):
             tasks = [task for task in self.plan.tasks if done < task.rounds]
             if done > 0 and self.spent() + sum(self.took.get(task.label, 0) for task in tasks) > self.limit:
-                return say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
+                say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
+                break
             first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
-            whole = self.round(done, tasks[first:] + tasks[:first])
-            if tasks and (whole or done == 0): self.results.run["rounds"] = done + 1
+            self.round(done, tasks[first:] + tasks[:first])
+            self.results.run.update(rounds=done + 1, minutes=round(self.spent() / 60, 1))
             self.results.save(self.folder / "results.json")
 
     def round(self, done, tasks):
-        """Returns whether it was a whole one."""
         for place, task in enumerate(tasks):
             if self.limit - self.spent() < 1:
                 for each in tasks[place:]:
                     if each.label not in self.took: self.results.errors[each.label] = "no time was left for it; see --minutes"
-                say(f"{len(tasks) - place} of {len(tasks)} are left out: the time is up")
-                return False
+                return say(f"{len(tasks) - place} of {len(tasks)} are left out: the time is up")
             spent = self.spent() / 60
             say(f"round {done + 1}/{self.rounds}, {place + 1}/{len(tasks)}, minutes {spent:.1f} of {self.limit / 60:g} at most: {task.label}")
             self.do(task)
-        return True
 
     def spent(self):
         return time.monotonic() - self.begun

@@ -8,7 +8,13 @@ from .text import bandwidth, efficiency, milliseconds, or_blank, ratio, ranks_of
 
 COLLECTIVE = r"(?P<who>\w+)/(?P<collective>\w+)/(?P<dtype>\w+)/ranks:(?P<ranks>\d+)/bytes:(?P<bytes>\d+)"
 STEP = r"train_step/(?P<model>\w+)/(?P<strategy>\w+)/(?P<backend>\w+)/ranks:(?P<ranks>\d+)"
-WHO = {who: look.label for who, look in names.WHO.items()}
+
+
+def labels(results, whos=names.WHO):
+    """{name: label}; a peer that has a version is called by its first number."""
+    versions = results.run.get("peers")
+    known = versions if isinstance(versions, dict) else {}
+    return {who: known[who].partition(".")[0] if who in ("open_mpi", "mpich") and who in known else names.WHO[who].label for who in whos}
 
 
 def machine(results):
@@ -16,18 +22,19 @@ def machine(results):
     return pandas.DataFrame([(key.replace("_", " "), str(value)) for key, value in said.items()], columns=["machine", ""])
 
 
-def all_reduces(results, whos=WHO):
+def all_reduces(results, whos=names.WHO):
     """All-reduces in f32: a row a number of ranks and bytes, a column for each of `whos` that was measured, and benchmarks or None in them."""
     found = results.parsed(COLLECTIVE).query("collective == 'all_reduce' and dtype == 'f32'")
     table = found.pivot(index=["ranks", "bytes"], columns="who", values="benchmark")
     return table.reindex(columns=[who for who in whos if who in table]).astype(object).where(table.notna(), None)
 
 
-def all_reduce(results, form=lambda b: seconds(b.time), whos=WHO, rows=None, label=lambda ranks, count: f"{ranks_of(ranks)}, {size(count)}"):
-    """`whos`, {name: heading}; `rows`: these, (ranks, bytes), instead of all."""
+def all_reduce(results, whos=None, rows=None, label=lambda ranks, count: f"{ranks_of(ranks)}, {size(count)}"):
+    """Times. `whos`, {name: heading}; `rows`: these, (ranks, bytes), instead of all."""
+    whos = whos or labels(results)
     found = all_reduces(results, whos)
     if rows: found = found[found.index.isin(rows)]
-    table = found.applymap(lambda b: or_blank(form, b)).rename(columns=whos)
+    table = found.applymap(lambda b: or_blank(lambda b: seconds(b.time), b)).rename(columns=whos)
     table.insert(0, "all-reduce", [label(*row) for row in found.index])
     return table
 
@@ -40,24 +47,20 @@ def steps(results):
     return found.dropna().sort_values(["model", "ranks", "backend", "strategy"])
 
 
-def most_measured(steps_of_model):
-    """Of the numbers of ranks that communicate, the one with the most figures; None if there is none."""
-    counts = steps_of_model.ranks[steps_of_model.ranks > 1].value_counts().sort_index()
-    return None if counts.empty else int(counts.idxmax())
+def of_two_ranks(results):
+    """(model, its steps of two ranks) by model."""
+    return list(steps(results).query("ranks == 2").groupby("model", observed=True))
 
 
-def step_figures(found):
-    """A row a training step. What the reducer says of its communication is left out where that is under way while others take their steps."""
+def step_figures(results):
+    """A row a training step."""
     rows = []
-    for row in found.itertuples():
-        b, own = row.benchmark, row.strategy not in names.GATHER_BETWEEN_STEPS
+    for row in steps(results).itertuples():
+        b = row.benchmark
         rows.append({"model": row.model, "ranks": str(row.ranks), "backend": names.BACKENDS[row.backend].label,
                      "strategy": names.STRATEGIES[row.strategy], "step, ms (min, max)": spread(milliseconds, b),
-                     "exposed, ms (of processes)": or_blank(lambda found: found.spread_text(milliseconds), exposed_of(b)),
-                     "waited, ms": or_blank(milliseconds, b.counter("exposed")),
-                     "communication, ms": or_blank(milliseconds, b.counter("communication") if own else None),
-                     "overlap": or_blank(ratio, b.counter("overlap_ratio") if own else None),
-                     "efficiency (of processes)": or_blank(lambda found: found.spread_text(efficiency), efficiency_of(b)),
+                     "exposed, ms": or_blank(lambda found: found.text(milliseconds), exposed_of(b)),
+                     "efficiency": or_blank(lambda found: found.text(efficiency), efficiency_of(b)),
                      "samples/s": or_blank(significant, b.counter("samples_per_second")),
                      "state, MB": or_blank(lambda count: f"{count / 1e6:.1f}", b.counter("state_bytes"))})
     return pandas.DataFrame(rows)
@@ -84,7 +87,7 @@ def memory(results):
 def figures(results, *programs):
     """Every benchmark of these programs."""
     ratios = ("limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio", "hidden", "overhead")
-    counters = {"busbw": bandwidth, **dict.fromkeys(ratios, ratio)}
+    counters = {"busbw": bandwidth, **dict.fromkeys(ratios, ratio), "bytes_per_parameter": "{:.0f}".format}
     rows = [{"benchmark": b.name, "time (min, max)": spread(seconds, b), "samples": str(b.samples),
              **{name.replace("_", " "): or_blank(form, b.counter(name)) for name, form in counters.items()}}
             for b in results.benchmarks() if b.program in programs]
