@@ -85,6 +85,7 @@ def all_reduce(plan):
         add(ranks, group, "all-reduce", ours, rounds=plan.besides if least else MANY)
         if least or (plan.quick and (ranks == 4 or group == "largest")): continue
         for peer in peers:
+            if ranks > machine.cores() and peer["spins"]: continue
             add(ranks, group, f"all-reduce of {names.WHO[peer['name']].label}", [peer["name"]], f"--peer={peer['name']}={peer['command']}",
                 rounds=plan.besides)
 
