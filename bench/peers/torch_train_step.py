@@ -15,7 +15,7 @@ Modes, each with a copy of the model:
     ddp                  DistributedDataParallel, buckets of 25 MB
     ddp_1MB              ... of 1 MB
     ddp_gradient_views   25 MB, gradients live in the buckets (gradient_as_bucket_view)
-    zero1                ddp_gradient_views and ZeroRedundancyOptimizer
+    zero1                the same and ZeroRedundancyOptimizer, parameters as views too (parameters_as_bucket_view)
     fsdp2                fully_shard: each block is a unit (PyTorch 2.6 and later)
 
 With --gradsync, the folder of gradsync_torch.so (examples/adopt/torch_python), over TcpBackend:
@@ -31,7 +31,8 @@ differences and ratios are of such pairs. Ranks are not bound to a core, because
 gloo for gradsync), those of its counters that PyTorch has, and "pairs", lists of a step's time and the reference's.
 
 The modes of PyTorch share a process per rank. Each mode of gradsync has processes of its own, because the allocator of a
-TorchReducer serves every backward of its process. Processes sleep while others step.
+TorchReducer serves every backward of its process. Processes sleep while others step. malloc keeps freed memory, so no mode
+pays for new pages.
 
 Exit code 1: the first losses of two modes differ by more than rounding, or, on 1 or 2 ranks, losses or weights of ddp and
 gradsync are not equal to the bit. Exit code 77: there is no PyTorch.
@@ -49,6 +50,9 @@ from dataclasses import dataclass
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # read when PyTorch is imported
+# Freed memory stays in the process. Otherwise it depends on the order of tensors in the heap which mode gets new pages in every step:
+# up to 20,000 of them, which take longer than the synchronisation.
+os.environ.update(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(1 << 40))
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # the same bits wherever a tensor begins
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -223,7 +227,8 @@ class Trainee:
                   for decays in (True, False)]
         rates = {"lr": 1e-4, "betas": (0.9, 0.99), "eps": 1e-8}
         if mode == "zero1":
-            self.optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, process_group=place.group, **rates)
+            self.optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, process_group=place.group, parameters_as_bucket_view=True,
+                                                     **rates)
         else:
             self.optimizer = torch.optim.AdamW(groups, **rates)
         if mode == "flat":
