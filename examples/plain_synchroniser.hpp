@@ -66,6 +66,7 @@ public:
                                             // Micro-batches are added up, over ranks and over time, and divided by their number.
                                             .accumulation = gs::Accumulation::in_buckets,
                                             .micro_batches = o.deal(comm.size()).micro_batches,
+                                            .reduce_dtype = reduce_dtype(o),
                                             .observer = observer},
                          std::move(buckets), std::move(overlap), std::move(exchange));
         reducer_->broadcast_parameters();

@@ -80,7 +80,7 @@ public:
     MemoryUse memory() const override {
         const gs::ShardMemory m = sharded_.memory();
         return {.parameters = m.parameters + m.master_weights,
-                .gradients = m.gradients + unread_.size() * sizeof(float),
+                .gradients = m.gradients + (unread_.size() + (own_gradients_.empty() ? 0 : this->parameters_.count())) * sizeof(float),
                 .optimizer = m.optimizer_state};
     }
 
@@ -92,13 +92,15 @@ protected:
           micro_batches_{o.deal(comm.size()).count(comm.rank())},
           fewest_{o.deal(comm.size()).count(comm.size() - 1)},
           clip_{o.clip},
-          sharded_{comm, views(parameters), typename Sharded::Optimizer{parameters, o.weight_decay},
-                   std::forward<Arguments>(arguments)...} {}
+          sharded_{comm, views(o), typename Sharded::Optimizer{parameters, o.weight_decay}, std::forward<Arguments>(arguments)...} {}
 
-    /// Neither weights nor gradients are the trainer's.
-    static std::vector<gs::ParameterView> views(const Parameters& parameters) {
+    /// Weights are not the trainer's, and gradients only if they are borrowed.
+    std::vector<gs::ParameterView> views(const Options& o) {
         std::vector<gs::ParameterView> views;
-        for (const auto& p : parameters) views.push_back(view_of(p, nullptr, nullptr, Backend::memory_space));
+        for (const auto& p : this->parameters_) {
+            float* const gradient = o.gradients == "borrowed" ? own_gradients_.emplace_back(ops_.floats(p.count)).data() : nullptr;
+            views.push_back(view_of(p, nullptr, gradient, Backend::memory_space));
+        }
         return views;
     }
 
@@ -109,6 +111,7 @@ private:
     bool last_ = false;            // micro-batch of the step
     bool idle_ = false;            // the others have a micro-batch, and this rank has none
     typename Ops::Floats unread_;  // an idle rank's gradients, each over the one before
+    std::vector<typename Ops::Floats> own_gradients_;
 
 protected:
     Sharded sharded_;
@@ -148,9 +151,12 @@ public:
 
 private:
     static gs::ShardingOptions options(const Options& o, int size, gs::Observer* observer) {
-        return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::automatic : gs::GradientStorage::in_buckets,
+        return {.reducer = {.gradients = Stage::shards_gradients     ? gs::GradientStorage::automatic
+                                         : o.gradients == "borrowed" ? gs::GradientStorage::borrowed
+                                                                     : gs::GradientStorage::in_buckets,
                             .accumulation = gs::Accumulation::in_buckets,
                             .micro_batches = o.deal(size).micro_batches,
+                            .reduce_dtype = reduce_dtype(o),
                             .observer = observer},
                 .parameters = o.shared_weights ? gs::ParameterStorage::shared : gs::ParameterStorage::in_buckets};
     }
@@ -210,11 +216,13 @@ private:
         return unit_of;
     }
     static gs::ShardedParametersOptions options(const Options& o, int size, gs::Observer* observer) {
-        return {
-            .reducer = {.accumulation = gs::Accumulation::in_buckets, .micro_batches = o.deal(size).micro_batches, .observer = observer},
-            .prefetch = o.prefetch,
-            .reshard_after_forward = !o.no_reshard,
-            .replicate_below = o.replicate_below};
+        return {.reducer = {.accumulation = gs::Accumulation::in_buckets,
+                            .micro_batches = o.deal(size).micro_batches,
+                            .reduce_dtype = reduce_dtype(o),
+                            .observer = observer},
+                .prefetch = o.prefetch,
+                .reshard_after_forward = !o.no_reshard,
+                .replicate_below = o.replicate_below};
     }
 
     std::vector<std::vector<std::size_t>> gathered_;  // by unit: the library's units that it needs
