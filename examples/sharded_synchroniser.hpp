@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <gradsync/bucket/any_buckets.hpp>
+#include <gradsync/interop/pointer.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 
@@ -52,9 +53,12 @@ public:
         guard_.reset();
         if (pools || last_) sharded_.finish();
     }
-    /// To clip, the host waits for the norm: it is a sum over the ranks.
     void step(double learning_rate) override {
-        const double scale = clip_ > 0 ? gradsync::clip_factor(sharded_.gradient_norm(), clip_) : 1.0;
+        double scale = 1;
+        if (clip_ > 0) {
+            if constexpr (Ops::on_device) sharded_.optimizer().scale_gradients_by(clip_factor());
+            else scale = gradsync::clip_factor(sharded_.gradient_norm(), clip_);
+        }
         sharded_.optimizer().set_learning_rate(learning_rate);
         sharded_.step(scale);
     }
@@ -105,6 +109,16 @@ protected:
     }
 
 private:
+    /// The ranks' sums meet on the device: over NCCL no host waits for the norm.
+    const float* clip_factor()
+        requires(Ops::on_device)
+    {
+        std::vector<gs::ConstBufferView> own;
+        sharded_.for_each_gradient([&](const gs::DeviceSlice& slice, double) { own.push_back(slice.gradient); });
+        return ops_.clip_factor(
+            own, clip_, [&](double* sum) { this->comm_.all_reduce(gs::device_buffer(sum, 1), gs::ReduceOp::sum).wait_on(ops_.stream()); });
+    }
+
     Ops ops_;
     std::size_t micro_batches_, fewest_;  // of this rank, of any
     double clip_;

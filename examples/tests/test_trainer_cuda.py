@@ -136,7 +136,7 @@ class OnCuda(unittest.TestCase):
         self.same_curve(found, expected, 0.05, ("bf16",))
 
     def test_gradients_travel_in_bf16(self):
-        """Through the host to the bits of the CPU but for products, and over NCCL; half the bytes of gradients."""
+        """Through the host and over NCCL: the curve of the CPU, and as many bytes."""
         for stage in ("none", *STAGES):
             run = [*TRANSFORMER, "--shard", stage, "--reduce-dtype", "bf16"]
             expected = self.train(*run, "--ranks", 2)
