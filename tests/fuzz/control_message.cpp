@@ -4,18 +4,18 @@
 
 #include <gradsync/collective/messages/message_world.hpp>
 
+#include "attentive_transport.hpp"
 #include "fuzz.hpp"
-#include "support/loopback_transport.hpp"
 
 using gradsync::message_passing::MessageWorld;
 using gradsync::message_passing::Transport;
 
-/// Many inputs share a world.
+/// Many inputs share a world, until it fails.
 static const gradsync_fuzz::Target target("control_message", [](gradsync_fuzz::Input input) {
     struct World {
         std::shared_ptr<gradsync_test::LoopbackNetwork> network = std::make_shared<gradsync_test::LoopbackNetwork>(3);
         gradsync::collective::Shared<MessageWorld> own =
-            MessageWorld::make(gradsync::Owner<Transport>(new gradsync_test::LoopbackTransport(network, 0)),
+            MessageWorld::make(gradsync::Owner<Transport>(new gradsync_fuzz::AttentiveTransport(network, 0)),
                                gradsync::List<gradsync::collective::ProcessIdentity>(3), 3);
     };
     static std::optional<World> world;
@@ -33,4 +33,5 @@ static const gradsync_fuzz::Target target("control_message", [](gradsync_fuzz::I
             return world.reset();  // the message stays in the network
         }
     }
+    if (world->own->failed()) world.reset();
 });

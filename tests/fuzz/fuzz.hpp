@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -74,11 +77,17 @@ inline const std::filesystem::path& directory() {
     return own.path;
 }
 
+/// Overwrites the file of an earlier run, whose memory it keeps.
 inline void write_file(const std::filesystem::path& path, std::initializer_list<std::string> parts) {
-    std::FILE* const file = std::fopen(path.c_str(), "wb");
-    check(file != nullptr, "no file can be written");
-    for (const std::string& part : parts) std::fwrite(part.data(), 1, part.size(), file);
-    std::fclose(file);
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    off_t end = 0;
+    bool written = file >= 0;
+    for (const std::string& part : parts) {
+        const auto bytes = static_cast<ssize_t>(part.size());
+        written = written && ::pwrite(file, part.data(), part.size(), end) == bytes;
+        end += bytes;
+    }
+    check(written && ::ftruncate(file, end) == 0 && ::close(file) == 0, "no file can be written");
 }
 
 template <class T>

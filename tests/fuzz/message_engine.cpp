@@ -5,20 +5,10 @@
 
 #include <gradsync/collective/messages/message_engine.hpp>
 
+#include "attentive_transport.hpp"
 #include "fuzz.hpp"
-#include "support/loopback_transport.hpp"
 
 namespace mp = gradsync::message_passing;
-
-/// The other ranks take at once what this one sends. So every world goes soon: each run polls all that are left.
-struct Transport final : gradsync_test::LoopbackTransport {
-    using LoopbackTransport::LoopbackTransport;
-    static constexpr Ticket taken = no_ticket - 1;
-    Ticket send(int, int, const void*, std::size_t, bool) override { return taken; }
-    bool finish(Ticket ticket) override { return ticket == taken || LoopbackTransport::finish(ticket); }
-    bool give_up(Ticket ticket) noexcept override { return ticket == taken || LoopbackTransport::give_up(ticket); }
-    bool ends_alone() const noexcept override { return true; }
-};
 
 static const gradsync_fuzz::Target target("message_engine", [](gradsync_fuzz::Input input) {
     using gradsync::collective::Operation;
@@ -49,7 +39,7 @@ static const gradsync_fuzz::Target target("message_engine", [](gradsync_fuzz::In
     const std::shared_ptr<gradsync_test::LoopbackNetwork> network(whole, &whole->messages);
     gradsync::List<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    auto world = mp::MessageWorld::make(gradsync::Owner<mp::Transport>(new Transport(network, rank)),
+    auto world = mp::MessageWorld::make(gradsync::Owner<mp::Transport>(new gradsync_fuzz::AttentiveTransport(network, rank)),
                                         gradsync::List<gradsync::collective::ProcessIdentity>(ranks.size()), size);
     auto engine = Shared<mp::MessageEngine>::make(world, ranks, rank, 0, Shared<mp::KnownMemory>::make(), std::chrono::milliseconds(1));
     // The others have said good-bye: nothing waits until they have heard of a failure.

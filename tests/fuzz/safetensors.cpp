@@ -31,8 +31,7 @@ void read(const std::filesystem::path& path) {
 }  // namespace
 
 static const gradsync_fuzz::Target target("safetensors", [](gradsync_fuzz::Input input) {
-    const auto folder = gradsync_fuzz::directory() / "weights";
-    std::filesystem::create_directories(folder);
+    static const auto& folder = gradsync_fuzz::directory();
     switch (input.take<std::uint8_t>() % 3) {
         case 0: {
             const auto file = folder / "raw.safetensors";
