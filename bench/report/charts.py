@@ -33,23 +33,17 @@ def finished(figure, results, columns=3):
     return figure
 
 
-def number_of_ranks(ranks, results):
-    cores = results.machine.get("cores")
-    return ranks_of(ranks) + (f" on {cores} cores" if cores and ranks > cores else "")
-
-
 def all_reduce_time(results):
     """A panel a number of ranks, a line a contestant."""
-    table = tables.all_reduces(results).query("ranks in (2, 4)")
-    if table.empty: return None
-    times, labels = table.applymap(lambda b: b.time if b else None).astype(float), tables.labels(results)
+    times, labels = tables.all_reduces(results).query("ranks in (2, 4)"), tables.labels(results)
+    if times.empty: return None
     every, sizes = times.index.unique("ranks"), sorted(times.index.unique("bytes"))
     figure, axes = plt.subplots(1, len(every), figsize=(1.5 + 4.6 * len(every), 4.6), squeeze=False, sharex=True, sharey=True)
     for axis, ranks in zip(axes[0], every):
         for who in times:
             line = times.loc[ranks][who].dropna()
             if len(line): axis.loglog(line, **{**names.WHO[who].style(), "label": labels[who], **(LIMIT if who == "limit" else {})})
-        axis.set(title=number_of_ranks(ranks, results), xlabel="bytes of each rank")
+        axis.set(title=ranks_of(ranks), xlabel="bytes of each rank")
         axis.set_xticks([count for before, count in zip([0, *sizes], sizes) if count > 3 * before])
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axis.yaxis.set_major_locator(LogLocator(base=10, numticks=20))
@@ -74,7 +68,7 @@ def step_time(results, model):
         if len(alone): axis.axvline(min(b.time for b in alone.benchmark) * 1e3, label=label, **{**LIMIT, "linewidth": 1.6 if who == "independent" else 0.8})
     axis.set_yticks(range(len(labels)), labels)
     axis.invert_yaxis()
-    axis.set(title=f"{model}, {number_of_ranks(2, results)}", xlabel="ms per step, median")
+    axis.set(title=f"{model}, 2 ranks", xlabel="ms per step, median")
     axis.xaxis.set_major_locator(MaxNLocator(7))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -91,20 +85,17 @@ def scaling(results):
     for (speed, efficiency), (model, steps) in zip(axes.T, models):
         for backend, line in steps.groupby("backend", observed=True):
             style = names.BACKENDS[backend].style()
-            speed.plot(line.ranks, [b.counter("samples_per_second") for b in line.benchmark], **style)
-            known = [(ranks, e) for ranks, b in zip(line.ranks, line.benchmark) if (e := efficiency_of(b))]
-            for ranks, e in known: efficiency.plot([ranks] * 2, e.between or [e.value] * 2, color=style["color"], linewidth=0.8)
-            efficiency.plot([ranks for ranks, _ in known], [e.value for _, e in known], **style)
+            speed.loglog(line.ranks, [b.counter("samples_per_second") for b in line.benchmark], **style)
+            efficiency.semilogx(line.ranks, [found.value if (found := efficiency_of(b)) else None for b in line.benchmark], **style)
         efficiency.axhline(1, label="copies that do not synchronise (limit)", **LIMIT)
-        speed.set(title=model, yscale="log")
-        efficiency.set(xscale="log", xlabel="ranks", ylim=(0, None))
         every = sorted(steps.ranks.unique())
-        efficiency.set_xticks(every, map(str, every))
+        efficiency.set(xlabel="ranks", xticks=every, xticklabels=map(str, every), ylim=(0, None))
         for axis in (speed, efficiency): axis.minorticks_off()
+        speed.set(title=model)
         speed.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=20))
         speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[0][0].set_ylabel("samples per second, all ranks")
-    axes[1][0].set_ylabel("efficiency (lines: 95 % intervals)")
+    axes[1][0].set_ylabel("efficiency")
     return finished(figure, results)
 
 

@@ -24,11 +24,6 @@ REFERENCES = {"limit_ratio": "the limit", "independent_ratio": "no synchronisati
               "all_reduce_ratio": "a bare all-reduce", "compute_ratio": "the compute", "memcpy_ratio": "memcpy", "nccl_library_ratio": "NCCL"}
 
 
-def comparable(results, name):
-    if results.run.get("rounds", 0) < LEAST_ROUNDS: raise BadInput(f"{name} has too few rounds; a test needs {LEAST_ROUNDS} or more of each run")
-    return results
-
-
 def guarded(name):
     """Is it the library's time? Peers, and what everything is compared with, are not."""
     parts = name.split("/")
@@ -57,12 +52,10 @@ def significant_ones(p):
 
 def another_state(old, new):
     """Why times cannot be compared; empty: they can."""
-    before, after = ([results.machine.get(what) for what in ("cpu", "cores")] for results in (old, new))
-    if before != after: return f"another machine: {before[0]}, {before[1]} cores, and {after[0]}, {after[1]} cores"
-    before, after = old.handoff(), new.handoff()
-    if before and after and max(before, after) > SAME_HANDOFF * min(before, after):
-        return f"another state of the machine: {before:.0f} and {after:.0f} ns from core to core"
-    return ""
+    for what in ("cpu", "cores"):
+        if old.machine.get(what) != new.machine.get(what): return f"another machine: {old.machine.get(what)} and {new.machine.get(what)}"
+    least, most = sorted([old.handoff() or 0, new.handoff() or 0])
+    return f"another state of the machine: {least:.0f} and {most:.0f} ns from core to core" if least and most > SAME_HANDOFF * least else ""
 
 
 def differences(old, new, times):
@@ -86,18 +79,18 @@ def differences(old, new, times):
 
 def compare(old, new, out):
     """Prints what changed; returns whether nothing became slower."""
+    for name, results in (("old", old), ("new", new)):
+        if results.run.get("rounds", 0) < LEAST_ROUNDS: raise BadInput(f"the {name} run has too few rounds; measure {LEAST_ROUNDS} or more")
     state = another_state(old, new)
     found, left_out = differences(old, new, not state)
     broken = sorted(name for name in new.errors if name in old.columns and guarded(name))
     certain = found[significant_ones(found.p)].sort_values("new / old")
-    slower, faster = certain[certain["new / old"] > certain.least][::-1], certain[certain["new / old"] < 1 / certain.least]
+    slower, faster = certain[certain["new / old"] > certain.least][::-1], (certain["new / old"] < 1 / certain.least).sum()
     for name, results in (("old", old), ("new", new)):
         print(f"{name}: {results.machine.get('commit', '')[:12]}, {results.machine.get('date')}, {results.run.get('rounds')} rounds", file=out)
         if warning := results.others()[1]: print(f"{name}: {warning}", file=out)
     if state: print(f"Times are not compared, only ratios: {state}.", file=out)
-    for title, rows in (("Slower", slower), ("Faster", faster)):
-        shown = rows.drop(columns="least").applymap(lambda value: value if isinstance(value, str) else significant(value))
-        if len(rows): print(f"\n{title}\n\n{markdown(shown)}", file=out)
+    if len(slower): print(f"\nSlower:\n\n{markdown(slower.applymap(lambda value: value if isinstance(value, str) else significant(value)))}", file=out)
     for name in broken: print(f"\nFailed, and did not before: {name}: {new.errors[name]}", file=out)
-    print(f"\n{len(found)} compared: {len(slower)} slower, {len(faster)} faster; {len(broken)} failed; {left_out} could not be compared.", file=out)
+    print(f"\n{len(found)} compared: {len(slower)} slower, {faster} faster; {len(broken)} failed; {left_out} could not be compared.", file=out)
     return slower.empty and not broken

@@ -76,10 +76,5 @@ STRATEGIES = {
 BRIEFLY = [strategy for strategy, label in STRATEGIES.items() if label in (STRATEGIES["independent"], OVERLAP, ZERO1, STRATEGIES["fused"], ZERO3)]
 WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
 DEFAULT, PEER_DEFAULT, IN_TORCH = "buckets_25MB", "torch_ddp", "torch_gradsync"  # what a user gets who chooses nothing
-SHARDED, INSIDE, ONE_SET = "zero1", "fused", "fused_shared"  # each rank steps its share of the parameters
-STAGES = {"none": "nothing sharded", "optimizer": "optimizer", "gradients": "+ gradients", "parameters": "+ parameters"}
 # By the names of bench_reducer.
 OVERLAPS = {"NoOverlap": "`NoOverlap`", "OverlapBackward": "`OverlapBackward`", "OverlapBackwardThread": "`OverlapBackward{Progress::thread}`"}
-# By the fields of gradsync_train's results.
-MEMORY = {"bytes_parameters": "parameters", "bytes_gradients": "gradients", "bytes_optimizer": "optimizer state", "bytes_activations": "activations",
-          "peak_rss_bytes": "peak RSS"}

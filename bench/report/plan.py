@@ -19,7 +19,7 @@ TORCH_SLOWER = 1.6  # than ours, about
 PAIRS = {"transformer": (4, 3), "mlp": (7, 5)}
 MORE_PAIRS = {"transformer": (10, 4), "mlp": (30, 10)}
 STRATEGIES = [name for name in names.STRATEGIES if not name.startswith("torch_") and name != "independent"]
-OF_GOALS = (names.DEFAULT, names.SHARDED, names.INSIDE, names.ONE_SET)
+OF_GOALS = (names.DEFAULT, "zero1", "fused", "fused_shared")
 OF_QUICK = ("flat", "zero3", *OF_GOALS)
 OF_MESSAGES = ("flat", "buckets_1MB", names.DEFAULT, "optimal", "forward", "zero3")
 OF_TORCH = [name.removeprefix("torch_") for name in names.STRATEGIES if name.startswith("torch_")]
@@ -36,7 +36,6 @@ class Task:
     command: list  # without where to write its answer to
     kind: str  # of the answer: google, torch or memory
     rounds: int = MANY  # in so many at most: what it measures does not vary, or takes long
-    series_only: bool = False  # of its answer only pairs and the like are taken
     about: dict = field(default_factory=dict)  # put beside the answer
 
 
@@ -58,9 +57,9 @@ class Plan:
         if not path.exists(): self.left_out[part] = f"{path.name} was not built; cmake said why"
         return path.exists()
 
-    def google(self, part, label, name, pattern, *flags, rounds=MANY, series_only=False):
+    def google(self, part, label, name, pattern, *flags, rounds=MANY):
         command = [str(self.build / "bench" / name), *flags, f"--benchmark_filter={pattern}"]
-        if self.built(part, f"bench/{name}"): self.tasks.append(Task(part, label, command, "google", rounds, series_only))
+        if self.built(part, f"bench/{name}"): self.tasks.append(Task(part, label, command, "google", rounds))
 
     def contest(self, full):
         """The length of a contest among collectives: `full` seconds; quick: so many batches of a third of a millisecond."""
@@ -74,37 +73,34 @@ class Plan:
 
 
 def all_reduce(plan):
-    def add(ranks, group, label, who, *flags, rounds=MANY):
+    def add(ranks, group, label, who, *flags):
         pattern = f"^({'|'.join(who)})/all_reduce/f32/ranks:{ranks}/bytes:({'|'.join(map(str, SIZES[group]))})$"
-        plan.google("all_reduce", f"{label}, {ranks_of(ranks)}, {group}", "bench_all_reduce", pattern, plan.contest(0.2), *flags, rounds=rounds)
+        plan.google("all_reduce", f"{label}, {ranks_of(ranks)}, {group}", "bench_all_reduce", pattern, plan.contest(0.2), *flags,
+                    rounds=plan.besides if flags else MANY)
 
     ours, peers = [*OURS, "gloo"] if plan.peers is not None else OURS, (plan.peers or {}).get("all_reduce", [])
     for ranks, group in itertools.product((2, 4), SIZES):
-        least = (ranks, group) == (4, "largest")
-        if least and plan.quick: continue
-        add(ranks, group, "all-reduce", ours, rounds=plan.besides if least else MANY)
-        if least or (plan.quick and (ranks == 4 or group == "largest")): continue
-        for peer in peers:
-            add(ranks, group, f"all-reduce of {names.WHO[peer['name']].label}", [peer["name"]], f"--peer={peer['name']}={peer['command']}",
-                rounds=plan.besides)
+        if plan.quick and group == "largest": continue
+        add(ranks, group, "all-reduce", ours)
+        if ranks == 4 and (plan.quick or group == "largest"): continue
+        for peer in peers: add(ranks, group, f"all-reduce of {names.WHO[peer['name']].label}", [peer["name"]], f"--peer={peer['name']}={peer['command']}")
 
 
 def train_step(plan):
-    def add(model, ranks, backend, strategies, pairs=PAIRS, what="", beside=("independent",), series_only=False):
+    def add(model, ranks, backend, strategies, pairs=PAIRS, what="", beside=("independent",)):
         pattern = f"^train_step/{model}/({'|'.join([*strategies, *beside])})/{backend}/ranks:{ranks}$"
         plan.google("train_step", f"step of the {model}, {ranks_of(ranks)}, {backend}{what}", "bench_train_step", pattern,
-                    f"--seconds={plan.seconds_for(pairs, model, ranks, len(strategies)):g}", rounds=MANY if ranks == 2 else plan.besides,
-                    series_only=series_only)
+                    f"--seconds={plan.seconds_for(pairs, model, ranks, len(strategies)):g}", rounds=MANY if ranks == 2 else plan.besides)
 
     over_mpi = (plan.build / "bench/bench_mpi_train_step").exists()
     for model in names.MODELS:
-        for backend in ("threads", "mpi", "mpi_messages") if over_mpi else ("threads",):
-            sends = backend == "mpi_messages"
-            if sends and plan.quick: continue
-            add(model, 2, backend, OF_MESSAGES if sends else OF_QUICK if plan.quick else STRATEGIES)
-            if not sends: add(model, 2, backend, OF_GOALS, MORE_PAIRS, ", more pairs", series_only=True)
-            if not sends and not plan.quick or backend == "threads": add(model, 1, backend, [names.DEFAULT])
-            if not plan.quick: add(model, 4, backend, [names.DEFAULT])
+        for backend in ("threads", "mpi") if over_mpi else ("threads",):
+            add(model, 2, backend, OF_QUICK if plan.quick else STRATEGIES)
+            add(model, 2, backend, OF_GOALS, MORE_PAIRS, ", more pairs")
+            for ranks in (1,) if plan.quick else (1, 4): add(model, ranks, backend, [names.DEFAULT])
+        if over_mpi and not plan.quick:
+            add(model, 2, "mpi_messages", OF_MESSAGES)
+            add(model, 4, "mpi_messages", [names.DEFAULT])
         add(model, 2, "threads", [names.WATCHED], MORE_PAIRS, ", watched", beside=())
 
 
@@ -116,29 +112,27 @@ def torch(plan):
     gradsync = ["--gradsync", plan.peers["gradsync_torch"]] if "gradsync_torch" in plan.peers else []
     if not gradsync: plan.left_out["gradsync in PyTorch"] = "gradsync_torch was not built; bench/peers/install said why"
 
-    def add(model, ranks, modes, pairs=PAIRS, what="", series_only=False):
+    def add(model, ranks, modes, pairs=PAIRS, what=""):
         modes = [mode for mode in modes if gradsync or not mode.startswith("gradsync")]
         command = [plan.peers["torch_python"], str(plan.root / "bench/peers/torch_train_step.py"), *gradsync, "--model", model, "--ranks", str(ranks),
                    "--modes", ",".join(modes), f"--seconds={plan.seconds_for(pairs, model, ranks, len(modes) - 1, TORCH_SLOWER):g}"]
         plan.tasks.append(Task("torch", f"PyTorch's step of the {model}, {ranks_of(ranks)}{what}", command, "torch",
-                               MANY if ranks == 2 else plan.besides, series_only))
+                               MANY if ranks == 2 else plan.besides))
 
     for model in names.MODELS:
         add(model, 2, OF_TORCH_GOALS if plan.quick else OF_TORCH)
-        add(model, 2, OF_TORCH_GOALS, MORE_PAIRS, ", more pairs", series_only=True)
+        add(model, 2, OF_TORCH_GOALS, MORE_PAIRS, ", more pairs")
         for ranks in (1,) if plan.quick else (1, 4): add(model, ranks, ("independent", "ddp"))
 
 
 def memory(plan):
     if not plan.built("memory", "examples/gradsync_train"): return
-    program = str(plan.build / "examples/gradsync_train")
+    # Processes that share memory count one another's pages; as threads, only the library's own account says what a rank has.
     mpiexec = machine.cmake_cache(plan.build).get("MPIEXEC_EXECUTABLE") if (plan.build / "bench/bench_mpi_train_step").exists() else None
-    for ranks in (2,) if plan.quick else (1, 2, 4):
-        # Processes that share memory count one another's pages; as threads, only the library's own account says what a rank has.
-        launch = [mpiexec, "-n", str(ranks), program, "--backend", "mpi", "--no-shared-memory"] if mpiexec else [program, "--ranks", str(ranks)]
-        for stage, label in names.STAGES.items():
-            command = [*launch, *MEMORY_MODEL, "--shard", stage, *([] if stage == "parameters" else ["--bucket-mib", "4"])]
-            plan.tasks.append(Task("memory", f"memory, {label}, {ranks_of(ranks)}", command, "memory", 1, about={"shard": stage, "ranks": ranks}))
+    for ranks, stage in itertools.product((2,) if plan.quick else (1, 2, 4), ("none", "optimizer", "gradients", "parameters")):
+        program = [str(plan.build / "examples/gradsync_train"), *MEMORY_MODEL, "--shard", stage, *([] if stage == "parameters" else ["--bucket-mib", "4"])]
+        command = [mpiexec, "-n", str(ranks), *program, "--backend", "mpi", "--no-shared-memory"] if mpiexec else [*program, "--ranks", str(ranks)]
+        plan.tasks.append(Task("memory", f"memory, sharded: {stage}, {ranks_of(ranks)}", command, "memory", 1, {"shard": stage, "ranks": ranks}))
 
 
 def simple(part, label, pattern, seconds, besides=True, quick=None, optional=False):

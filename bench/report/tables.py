@@ -23,18 +23,18 @@ def machine(results):
 
 
 def all_reduces(results, whos=names.WHO):
-    """All-reduces in f32: a row a number of ranks and bytes, a column for each of `whos` that was measured, and benchmarks or None in them."""
+    """Seconds of all-reduces in f32: a row a number of ranks and bytes, a column for each of `whos` that was measured."""
     found = results.parsed(COLLECTIVE).query("collective == 'all_reduce' and dtype == 'f32'")
-    table = found.pivot(index=["ranks", "bytes"], columns="who", values="benchmark")
-    return table.reindex(columns=[who for who in whos if who in table]).astype(object).where(table.notna(), None)
+    table = found.assign(time=[b.time for b in found.benchmark]).pivot(index=["ranks", "bytes"], columns="who", values="time")
+    return table.reindex(columns=[who for who in whos if who in table])
 
 
 def all_reduce(results, whos=None, rows=None, label=lambda ranks, count: f"{ranks_of(ranks)}, {size(count)}"):
-    """Times. `whos`, {name: heading}; `rows`: these, (ranks, bytes), instead of all."""
+    """`whos`, {name: heading}; `rows`: these, (ranks, bytes), instead of all."""
     whos = whos or labels(results)
     found = all_reduces(results, whos)
     if rows: found = found[found.index.isin(rows)]
-    table = found.applymap(lambda b: or_blank(lambda b: seconds(b.time), b)).rename(columns=whos)
+    table = found.applymap(seconds, na_action="ignore").fillna("").rename(columns=whos)
     table.insert(0, "all-reduce", [label(*row) for row in found.index])
     return table
 
@@ -45,11 +45,6 @@ def steps(results):
     for column, order in (("model", names.MODELS), ("backend", names.BACKENDS), ("strategy", names.STRATEGIES)):
         found[column] = pandas.Categorical(found[column], list(order), ordered=True)
     return found.dropna().sort_values(["model", "ranks", "backend", "strategy"])
-
-
-def of_two_ranks(results):
-    """(model, its steps of two ranks) by model."""
-    return list(steps(results).query("ranks == 2").groupby("model", observed=True))
 
 
 def step_figures(results):
@@ -68,20 +63,20 @@ def step_figures(results):
 
 def steps_briefly(found):
     """Steps of one model and number of ranks: a row for each strategy of names.BRIEFLY, a column a backend: step (exposed)."""
-    def cell(b):
-        exposed = exposed_of(b)
-        return milliseconds(b.time) + (f" ({milliseconds(exposed.value)})" if exposed else "")
-
     found = found[found.strategy.isin(names.BRIEFLY)]
-    figures = pandas.DataFrame({"strategy": [names.STRATEGIES[strategy] for strategy in found.strategy], "cell": found.benchmark.map(cell),
-                                "backend": [names.BACKENDS[backend].label for backend in found.backend]})
+    exposed = [f" ({milliseconds(e.value)})" if (e := exposed_of(b)) else "" for b in found.benchmark]
+    figures = pandas.DataFrame({"strategy": [names.STRATEGIES[strategy] for strategy in found.strategy],
+                                "backend": [names.BACKENDS[backend].label for backend in found.backend],
+                                "cell": [milliseconds(b.time) + text for b, text in zip(found.benchmark, exposed)]})
     table = figures.pivot(index="strategy", columns="backend", values="cell").fillna("")
     return table.reindex(index=figures.strategy.unique(), columns=figures.backend.unique()).reset_index()
 
 
 def memory(results):
-    return pandas.DataFrame({"sharded": names.STAGES[row["shard"]], "ranks": str(row["ranks"]),
-                             **{label: f"{row[part] / 1e6:.1f}" for part, label in names.MEMORY.items()}} for row in results.memory)
+    held = {"bytes_parameters": "parameters", "bytes_gradients": "gradients", "bytes_optimizer": "optimizer state", "bytes_activations": "activations",
+            "peak_rss_bytes": "peak RSS"}
+    return pandas.DataFrame({"sharded": row["shard"], "ranks": str(row["ranks"]), **{label: f"{row[part] / 1e6:.1f}" for part, label in held.items()}}
+                            for row in results.memory)
 
 
 def figures(results, *programs):
