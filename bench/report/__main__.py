@@ -15,12 +15,11 @@ from .run import Runner, say
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build/release"
-PEERS_PACKAGES = "libgloo-dev python3-venv python3-dev"
 MINUTES, PEERS_MINUTES, QUICK_MINUTES = 20, 20, 4.5
 PARTS = "\n".join(f"  {name:12} {what}" for name, (what, _) in planning.PARTS.items())
 DESCRIPTION = f"""Measures the library against the machine's limits and against its peers.
 
-Installs what is missing, builds the release preset, runs the benchmarks in rounds, and writes results.json, index.html, charts/ and log.txt to --out.
+Installs what is missing, builds the release preset, runs the benchmarks in rounds, and writes results.json, index.html, charts/ and log.txt.
 Run nothing else meanwhile. Parts (--only):
 
 {PARTS}
@@ -32,8 +31,8 @@ def arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     add = parser.add_argument
-    add("--quick", action="store_true", help=f"less of everything: {QUICK_MINUTES:g} minutes after the build, instead of {MINUTES}")
-    add("--peers", action="store_true", help=f"also install and measure Gloo, PyTorch, DeepSpeed and other MPIs; not quick: {PEERS_MINUTES} minutes more")
+    add("--quick", action="store_true", help=f"less of everything: {QUICK_MINUTES:g} minutes instead of {MINUTES}")
+    add("--peers", action="store_true", help=f"also Gloo, PyTorch, DeepSpeed and other MPIs; not quick: {PEERS_MINUTES} minutes more")
     add("--out", metavar="DIR", type=pathlib.Path, default=ROOT / "build/bench", help="where to write to [build/bench]")
     add("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")
     add("--rounds", metavar="N", type=int, default=3, help="rounds, if there is time for them [3]; without --only, some programs take part in "
@@ -44,16 +43,17 @@ def arguments():
     add("--compare", metavar="OLD.json", type=pathlib.Path, help="what became slower since OLD, in this run or in what --render gives?")
     options = parser.parse_args()
     if options.rounds < 1 or not (options.minutes is None or options.minutes > 0): parser.error("--rounds and --minutes must be positive")
-    if options.docs and not options.render and (options.only or options.quick): parser.error("--docs needs a whole run; leave out --only and --quick")
+    part = options.only or options.quick
+    if options.docs and not options.render and part: parser.error("--docs needs a whole run; leave out --only and --quick")
     if "torch" in (options.only or []) and not options.peers: parser.error("--only torch needs --peers")
     return options
 
 
 def build(peers):
-    """Installs what that needs, too."""
+    packages = "libgloo-dev python3-venv python3-dev" * peers
     script = f"""
         . scripts/lib/packages.sh
-        install_packages ${{build_packages[@]}} ${{trainer_packages[@]}} ${{mpi_packages[@]}} libbenchmark-dev {PEERS_PACKAGES * peers}
+        install_packages ${{build_packages[@]}} ${{trainer_packages[@]}} ${{mpi_packages[@]}} libbenchmark-dev {packages}
         cmake --preset release
         cmake --build --preset release --target gradsync_benchmarks gradsync_train
         {"bench/peers/install" * peers}"""
@@ -63,8 +63,7 @@ def build(peers):
 def measure(options):
     build(options.peers)
     peers = machine.installed_peers(ROOT) if options.peers else None
-    plan = planning.Plan(ROOT, BUILD, options.quick, peers, chosen=bool(options.only))
-    plan.add_parts(options.only or planning.PARTS)
+    plan = planning.Plan(ROOT, BUILD, options.only or planning.PARTS, options.quick, peers, chosen=bool(options.only))
     if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
     names = {peer["name"]: peer["version"] for peer in (peers or {}).get("all_reduce", [])}
     results = Results(machine.describe(ROOT, BUILD, peers or {}), {"mode": "quick" if options.quick else "full", "peers": names})
@@ -76,17 +75,11 @@ def measure(options):
 
 def render(results, options):
     drawn = charts.drawn(results)
-    folder = options.out / "charts"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (figure, _) in drawn.items(): charts.save(figure, folder / f"{name}.svg")
+    (options.out / "charts").mkdir(parents=True, exist_ok=True)
+    for name, (figure, _) in drawn.items(): charts.save(figure, options.out / f"charts/{name}.svg")
     (options.out / "index.html").write_text(page.render(results, drawn))
     written = [options.out / "index.html", *(docs.write(ROOT, results, drawn) if options.docs else [])]
     for path in written: say(f"wrote {os.path.relpath(path)}")
-
-
-def fail(sentence, code):
-    print(f"bench: {sentence}", file=sys.stderr)
-    return code
 
 
 def main():
@@ -100,13 +93,15 @@ def main():
         same = compare(old, results, sys.stdout) if old else True
         return 0 if same and (options.render or not results.errors) else 1
     except OSError as e:
-        return fail(f"{e.filename}: {e.strerror}", 2)
+        said, code = f"{e.filename}: {e.strerror}", 2
     except BadInput as e:
-        return fail(e, 2)
+        said, code = e, 2
     except subprocess.CalledProcessError:
-        return fail("could not build; see above", 1)
+        said, code = "could not build; see above", 1
     except KeyboardInterrupt:
-        return fail("interrupted; results.json holds the rounds that were made", 130)
+        said, code = "interrupted; results.json holds the rounds that were made", 130
+    print(f"bench: {said}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

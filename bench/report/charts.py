@@ -24,10 +24,10 @@ def save(figure, path):
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None, "Creator": None})
 
 
-def finished(figure, results, columns=3):
+def finished(figure, results):
     """With one legend above all panels, each label once, and the machine and the date below."""
     entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
-    figure.legend(entries.values(), entries.keys(), loc="lower center", bbox_to_anchor=(0.5, 1), ncol=columns)
+    figure.legend(entries.values(), entries.keys(), loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
     m = results.machine
     figure.supxlabel(f"{m.get('cores')} cores, {m.get('cpu')}; {m.get('date')}", x=0.01, ha="left", fontsize=7)
     return figure
@@ -65,7 +65,8 @@ def step_time(results, model):
                       color=look.colour, marker=look.marker, linestyle="", markersize=8 if look.ours else 6, label=look.label)
     for who, label in (("independent", "no synchronisation (limit)"), ("torch_independent", "no synchronisation, PyTorch")):
         alone = found[found.strategy == who]
-        if len(alone): axis.axvline(min(b.time for b in alone.benchmark) * 1e3, label=label, **{**LIMIT, "linewidth": 1.6 if who == "independent" else 0.8})
+        width = 1.6 if who == "independent" else 0.8
+        if len(alone): axis.axvline(min(b.time for b in alone.benchmark) * 1e3, label=label, **{**LIMIT, "linewidth": width})
     axis.set_yticks(range(len(labels)), labels)
     axis.invert_yaxis()
     axis.set(title=f"{model}, 2 ranks", xlabel="ms per step, median")
@@ -101,8 +102,8 @@ def scaling(results):
 
 def drawn(results):
     """{name: (figure, what it shows)} of all that the results have something for."""
-    every = {"all_reduce_time": (all_reduce_time(results), "All-reduce: time over size, by backend and ranks")}
-    for model in names.MODELS:
-        every[f"step_time_{model}"] = (step_time(results, model), f"{model.capitalize()}: time of a step by strategy and backend")
-    every["scaling"] = (scaling(results), "Samples per second and efficiency over ranks")
-    return {name: (figure, what) for name, (figure, what) in every.items() if figure}
+    what = "time of a step by strategy and backend"
+    steps = {f"step_time_{model}": (step_time(results, model), f"{model.capitalize()}: {what}") for model in names.MODELS}
+    every = {"all_reduce_time": (all_reduce_time(results), "All-reduce: time over size, by backend and ranks"), **steps,
+             "scaling": (scaling(results), "Samples per second and efficiency over ranks")}
+    return {name: shown for name, shown in every.items() if shown[0]}

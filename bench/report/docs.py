@@ -16,7 +16,6 @@ from .plan import MIB
 from .text import markdown, milliseconds, or_blank, size
 
 PAGES = ("README.md", "docs/background/performance.md")
-CHARTS = "docs/charts"
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
 # Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them.
 SUMMARY = {"threads": "threads, any memory", "mpi": "processes, memory of `allocate()`", "mpi_borrowed": "processes, other memory",
@@ -26,8 +25,9 @@ SUMMARY = {"threads": "threads, any memory", "mpi": "processes, memory of `alloc
 def conditions(results):
     m, (others, warning), handoff = results.machine, results.others(), results.handoff()
     missing = "; ".join(f"{name} ({text})" for name, text in sorted(results.errors.items()))
-    measured = [m.get("date"), f"commit {m.get('commit', '')[:12]}{'' if m.get('clean') else ' with changes'}", f"up to {results.run.get('rounds', 0)} rounds",
-                f"{handoff:.0f} ns from core to core" if handoff else "", others]
+    commit = f"commit {m.get('commit', '')[:12]}{'' if m.get('clean') else ' with changes'}"
+    state = f"{handoff:.0f} ns from core to core" if handoff else ""
+    measured = [m.get("date"), commit, f"up to {results.run.get('rounds', 0)} rounds", state, others]
     return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
             f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {', '.join(filter(None, measured))}."
             + f" **{warning}**" * bool(warning) + f"\n\nNot measured: {missing}." * bool(missing))
@@ -75,7 +75,6 @@ def goals_not_met(results):
     return f"{len(table) - len(missed)} of {len(table)} goals are met.\n\n" + markdown(missed.rename(columns={"what": "goal not met"}))
 
 
-# By name: what makes its text of the results.
 BLOCKS = {"conditions": conditions, "summary": summary, "summary_steps": summary_steps, "goals": goals_not_met, "all_reduce": all_reduce,
           "train_step": train_step}
 
@@ -86,19 +85,16 @@ def rewritten(page, text, results, drawn):
     for name in re.findall(r"<!-- bench: (.*?) -->", text):
         if name not in whole: raise BadInput(f"{page}: the block {name} has no end or is none of {', '.join(BLOCKS)}, chart_NAME; mend its marks")
 
-    def block(found):
-        begin, name, _, end = found.groups()
-        picture = name.removeprefix("chart_")
-        content = BLOCKS[name](results).strip("\n") if name in BLOCKS else f"![{drawn[picture][1]}](../charts/{picture}.svg)" if picture in drawn else ""
-        return f"{begin}{content or 'Not in this run.'}\n{end}"
-
-    return BLOCK.sub(block, text)
+    shown = {f"chart_{name}": f"![{what}](../charts/{name}.svg)" for name, (_, what) in drawn.items()}
+    content = lambda name: BLOCKS[name](results).strip("\n") if name in BLOCKS else shown.get(name)
+    return BLOCK.sub(lambda found: f"{found[1]}{content(found[2]) or 'Not in this run.'}\n{found[4]}", text)
 
 
 def write(root, results, drawn):
     """Figures, the charts that the pages show, and the results of the main branch, all from one run; returns the paths."""
     pages = {root / page: rewritten(page, (root / page).read_text(), results, drawn) for page in PAGES}
-    shown = {root / CHARTS / f"{name}.svg": figure for name, (figure, _) in drawn.items() if f"<!-- bench: chart_{name} -->" in "".join(pages.values())}
+    every = "".join(pages.values())
+    shown = {root / f"docs/charts/{name}.svg": figure for name, (figure, _) in drawn.items() if f"<!-- bench: chart_{name} -->" in every}
     for path, text in pages.items(): path.write_text(text)
     for path, figure in shown.items(): charts.save(figure, path)
     results.save(root / "bench/results.json")

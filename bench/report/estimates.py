@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSL-1.0
 """A figure, and what it lies between.
 
-Pairs of one process share its memory layout and the state of the machine: they are no independent draws, however many there are. So a process
-counts as one value, the median of its pairs. The figure is the mean of these, and the interval is Student's. If some processes have fewer pairs
-and scatter more, the interval is wider than it need be, not too narrow, at 95 % and above: Ibragimov and Mueller, Journal of Business & Economic
-Statistics 28 (2010). Everything else has the median of its rounds, and the least and the greatest of them."""
+Pairs of one process share its memory layout and the state of the machine: they are no independent draws, however many there are. So a process counts
+as one value, the median of its pairs. The figure is the mean of these, and the interval is Student's. It is not too narrow if some have fewer
+pairs and scatter more: Ibragimov and Mueller, Journal of Business & Economic Statistics 28 (2010). Everything else has the median of its rounds, and
+the least and the greatest of them."""
 import statistics
 from dataclasses import dataclass
 

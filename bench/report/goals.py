@@ -19,7 +19,6 @@ EVERY_SIZE = [count for group in SIZES.values() for count in group]
 
 
 def goals(results):
-    """A DataFrame of strings."""
     rows = [row for add in (all_reduces, messages, reducers, steps, efficiencies, eager) for row in add(results)]
     return pandas.DataFrame(rows, columns=["what", "goal", "measured", ""])
 
@@ -67,7 +66,6 @@ def all_reduces(results):
 
 
 def messages(results):
-    """Against the best of the peers that were measured."""
     for who in ("mpi_messages", "tcp_messages"):
         found = {}
         for ranks, count in itertools.product((2, 4), EVERY_SIZE):
@@ -79,14 +77,14 @@ def messages(results):
 
 def reducers(results):
     of = lambda name, counter="time": of_rounds(rounds(results, f"reducer/{name}", counter))
-    yield row("`mark_ready`", {f"{label}, {storage.replace('_', ' ')}, {ranks_of(ranks)}": of(f"mark_ready/{overlap}/{storage}/ranks:{ranks}/parameters:1000")
-                               for overlap, label in names.OVERLAPS.items() for storage in ("in_buckets", "borrowed") for ranks in (1, 2)},
-              most=15e-9, form=seconds)
-    for parameters, most in ((100000, 15e-3), (1000000, 0.6)):
-        yield row(f"construction of a Reducer over {parameters:,} parameters",
-                  {ranks_of(ranks): of(f"construct/ranks:{ranks}/parameters:{parameters}") for ranks in (1, 2)}, most=most, form=seconds)
-    yield row("bytes that it takes for each of 1,000,000 parameters, per rank",
-              {ranks_of(ranks): of(f"construct/ranks:{ranks}/parameters:1000000", "bytes_per_parameter") for ranks in (1, 2)}, most=200, form="{:.0f}".format)
+    marks = [f"{overlap}/{storage}/ranks:{ranks}" for overlap in ("NoOverlap", "OverlapBackward", "OverlapBackwardThread")
+             for storage in ("in_buckets", "borrowed") for ranks in (1, 2)]
+    yield row("`mark_ready`", {mark: of(f"mark_ready/{mark}/parameters:1000") for mark in marks}, most=15e-9, form=seconds)
+    for what, parameters, counter, most, form in (
+            ("construction of a Reducer over 100,000 parameters", 100000, "time", 15e-3, seconds),
+            ("construction of a Reducer over 1,000,000 parameters", 1000000, "time", 0.6, seconds),
+            ("bytes per parameter and rank of a Reducer over 1,000,000 parameters", 1000000, "bytes_per_parameter", 200, "{:.0f}".format)):
+        yield row(what, {ranks_of(ranks): of(f"construct/ranks:{ranks}/parameters:{parameters}", counter) for ranks in (1, 2)}, most=most, form=form)
     yield row("step of 1,000,000 parameters of one element, 2 ranks",
               {"": of("step/SizeCappedBuckets/borrowed/ranks:2/parameters:1000000/bytes:4000000")}, most=80e-3, form=seconds)
 
@@ -117,7 +115,6 @@ def efficiencies(results):
 
 
 def eager(results):
-    """At one rank, so that slow compute of ours does not flatter the ratios."""
     for model in names.MODELS:
         theirs, ours = (rounds(results, f"train_step/{model}/{which}/ranks:1") for which in ("torch_independent/gloo", "independent/threads"))
         yield row(f"{model}, 1 rank: PyTorch's eager step over ours", {"": by_rounds(theirs, ours)}, 1.2)

@@ -8,10 +8,9 @@ from . import machine, names
 from .text import ranks_of
 
 MIB = 2 ** 20
-# Tasks of a size each, so that a program that hangs costs little.
 SIZES = {"small": (2 ** 12, 2 ** 16, MIB), "large": (10 * MIB, 25 * MIB), "largest": (100 * MIB,)}
 OURS = ("limit", "threads", "mpi", "mpi_adopted", "mpi_borrowed", "mpi_messages", "tcp_messages", "mpi_library", "mpi_library_nonblocking")
-OTHER_COLLECTIVES = "/all_reduce/(bf16|f16|f64)/|/(reduce_scatter|all_gather|broadcast|reduce|gather|scatter|barrier)/f32/ranks:[24]/"
+OTHERS = "/all_reduce/(bf16|f16|f64)/|/(reduce_scatter|all_gather|broadcast|reduce|gather|scatter|barrier)/f32/ranks:[24]/"
 STEP_SECONDS = {"transformer": 0.2, "mlp": 0.055}  # about
 TORCH_SLOWER = 1.6  # than ours, about
 # In every round, how often each strategy takes a step between two of its reference; and with --quick. A hundredth of a step is to be seen in the
@@ -20,7 +19,6 @@ PAIRS = {"transformer": (4, 3), "mlp": (7, 5)}
 MORE_PAIRS = {"transformer": (10, 4), "mlp": (30, 10)}
 STRATEGIES = [name for name in names.STRATEGIES if not name.startswith("torch_") and name != "independent"]
 OF_GOALS = (names.DEFAULT, "zero1", "fused", "fused_shared")
-OF_QUICK = ("flat", "zero3", *OF_GOALS)
 OF_MESSAGES = ("flat", "buckets_1MB", names.DEFAULT, "optimal", "forward", "zero3")
 OF_TORCH = [name.removeprefix("torch_") for name in names.STRATEGIES if name.startswith("torch_")]
 OF_TORCH_GOALS = ("independent", "ddp", "gradsync")
@@ -42,15 +40,12 @@ class Task:
 class Plan:
     """`peers`: what bench/peers/install found, see machine.installed_peers(); None if nobody asked for peers."""
 
-    def __init__(self, root, build, quick=False, peers=None, chosen=False):
+    def __init__(self, root, build, parts=(), quick=False, peers=None, chosen=False):
         self.root, self.build, self.quick, self.peers = root, build, quick, peers
         self.besides = MANY if chosen else BESIDES  # what a user has chosen (--only) is not beside the point
         self.tasks = []
         self.left_out = {}  # by part or label: why
-
-    def add_parts(self, parts):
         for part in parts: PARTS[part][1](self)
-        return self
 
     def built(self, part, name):
         path = self.build / name
@@ -66,8 +61,8 @@ class Plan:
         return "--rounds=9" if self.quick else f"--seconds={full:g}"
 
     def seconds_for(self, pairs, model, ranks, strategies, slower=1.0):
-        """The length of a contest among steps that suffices for `pairs` of every strategy; `slower`: than ours. A round is a step of each and as many
-        of the reference, and one more for each of two or fewer. Half a round more sees to it that a step that is a little slower does not cost one."""
+        """The length of a contest among steps that suffices for `pairs` of each strategy. A round is a step of each and as many of the reference, and
+        one more for two or fewer. Half a round more sees to it that a step that is a little slower does not cost one."""
         step = slower * STEP_SECONDS[model] * max(1, ranks / machine.cores())
         return round((pairs[model][self.quick] + 0.5) * (2 * strategies + (strategies <= 2)) * step, 1)
 
@@ -83,7 +78,9 @@ def all_reduce(plan):
         if plan.quick and group == "largest": continue
         add(ranks, group, "all-reduce", ours)
         if ranks == 4 and (plan.quick or group == "largest"): continue
-        for peer in peers: add(ranks, group, f"all-reduce of {names.WHO[peer['name']].label}", [peer["name"]], f"--peer={peer['name']}={peer['command']}")
+        for peer in peers:
+            who = peer["name"]
+            add(ranks, group, f"all-reduce of {names.WHO[who].label}", [who], f"--peer={who}={peer['command']}")
 
 
 def train_step(plan):
@@ -95,7 +92,7 @@ def train_step(plan):
     over_mpi = (plan.build / "bench/bench_mpi_train_step").exists()
     for model in names.MODELS:
         for backend in ("threads", "mpi") if over_mpi else ("threads",):
-            add(model, 2, backend, OF_QUICK if plan.quick else STRATEGIES)
+            add(model, 2, backend, ("flat", "zero3", *OF_GOALS) if plan.quick else STRATEGIES)
             add(model, 2, backend, OF_GOALS, MORE_PAIRS, ", more pairs")
             for ranks in (1,) if plan.quick else (1, 4): add(model, ranks, backend, [names.DEFAULT])
         if over_mpi and not plan.quick:
@@ -130,7 +127,8 @@ def memory(plan):
     # Processes that share memory count one another's pages; as threads, only the library's own account says what a rank has.
     mpiexec = machine.cmake_cache(plan.build).get("MPIEXEC_EXECUTABLE") if (plan.build / "bench/bench_mpi_train_step").exists() else None
     for ranks, stage in itertools.product((2,) if plan.quick else (1, 2, 4), ("none", "optimizer", "gradients", "parameters")):
-        program = [str(plan.build / "examples/gradsync_train"), *MEMORY_MODEL, "--shard", stage, *([] if stage == "parameters" else ["--bucket-mib", "4"])]
+        buckets = [] if stage == "parameters" else ["--bucket-mib", "4"]
+        program = [str(plan.build / "examples/gradsync_train"), *MEMORY_MODEL, "--shard", stage, *buckets]
         command = [mpiexec, "-n", str(ranks), *program, "--backend", "mpi", "--no-shared-memory"] if mpiexec else [*program, "--ranks", str(ranks)]
         plan.tasks.append(Task("memory", f"memory, sharded: {stage}, {ranks_of(ranks)}", command, "memory", 1, {"shard": stage, "ranks": ranks}))
 
@@ -154,6 +152,6 @@ PARTS = {
                 simple("reducer", "reducer", ".", 0.1, quick="mark_ready/|construct/|parameters:1000000/|step/.*/bytes:26214400$")),
     "convert": ("conversion between floating types", simple("convert", "conversion", "elements:131072$", 0.3, besides=False)),
     "torch": ("the training step with PyTorch (--peers)", torch),
-    "collectives": ("other collectives and types (not --quick)", simple("collectives", "other collectives and types", OTHER_COLLECTIVES, 0.05, quick="")),
+    "collectives": ("other collectives and types (not --quick)", simple("collectives", "other collectives and types", OTHERS, 0.05, quick="")),
     "nccl": ("collectives between GPUs, where there are some", simple("nccl", "collectives between GPUs", ".", 0.2, besides=False, optional=True)),
     "overlap": ("what a backward on a GPU hides, where there is one", simple("overlap", "a backward on a GPU", ".", 2, besides=False, optional=True))}

@@ -19,7 +19,7 @@ from . import BadInput
 
 FORMAT = 1
 # The counters that tables, charts, goals and comparisons read.
-COUNTERS = re.compile(r"time_min|time_max|samples|handoff_ns|busbw|samples_per_second|state_bytes|hidden|overhead|bytes_per_parameter|\w+_ratio")
+COUNTERS = re.compile(r"samples|handoff_ns|busbw|samples_per_second|state_bytes|hidden|overhead|bytes_per_parameter|\w+_ratio")
 OTHERS = 0.5  # cores busy with others, on average, above which figures say little
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -29,9 +29,7 @@ class Benchmark:
 
     def __init__(self, name, columns):
         self.name, self.columns, self.program = name, columns, columns.get("program", "")
-        times = columns["time"]
-        self.time, self.samples = statistics.median(times), int(sum(self.rounds("samples"))) or len(times)
-        self.least, self.greatest = min(self.rounds("time_min") or times), max(self.rounds("time_max") or times)
+        self.time, self.samples = statistics.median(columns["time"]), int(sum(self.rounds("samples")))
 
     def rounds(self, counter):
         return self.columns.get(counter, [])

@@ -39,10 +39,10 @@ class Runner:
             first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
             for place, task in enumerate(tasks[first:] + tasks[:first], 1):
                 if self.limit - self.spent() < 1: break
-                say(f"round {done + 1}/{self.rounds}, {place}/{len(tasks)}, minutes {self.spent() / 60:.1f} of {self.limit / 60:g} at most: {task.label}")
+                minutes = f"{self.spent() / 60:.1f} of {self.limit / 60:g} at most"
+                say(f"round {done + 1}/{self.rounds}, {place}/{len(tasks)}, minutes {minutes}: {task.label}")
                 self.do(task)
-            never = {task.label: "no time was left for it; see --minutes" for task in tasks if task.label not in self.took}
-            self.results.errors.update(never)
+            self.results.errors.update((task.label, "no time was left for it; see --minutes") for task in tasks if task.label not in self.took)
             self.results.run.update(rounds=done + 1, minutes=round(self.spent() / 60, 1))
             self.results.save(self.folder / "results.json")
 
@@ -62,9 +62,7 @@ class Runner:
         self.results.run.setdefault("others", {}).setdefault(task.label, []).append(round(others.cores(), 2))
         # Exit code 1 of our own programs: some benchmark of many has failed, and the answer says which.
         if (code == 0 or (code == 1 and task.kind == "google")) and self.take(task, answer): return
-        if code == NOT_HERE:
-            self.plan.tasks.remove(task)
-            return
+        if code == NOT_HERE: return self.plan.tasks.remove(task)
         why = {0: "measured nothing", TIME_IS_UP: "was ended when the time was up"}.get(code, f"failed with exit code {code}")
         self.results.errors[task.label] = f"{why}; see log.txt"
         say(f"  {task.label}: {self.results.errors[task.label]}")

@@ -4,7 +4,7 @@ import pandas
 
 from . import names
 from .estimates import efficiency_of, exposed_of
-from .text import bandwidth, efficiency, milliseconds, or_blank, ratio, ranks_of, seconds, significant, size, spread
+from .text import bandwidth, efficiency, milliseconds, or_blank, ratio, ranks_of, seconds, significant, size
 
 COLLECTIVE = r"(?P<who>\w+)/(?P<collective>\w+)/(?P<dtype>\w+)/ranks:(?P<ranks>\d+)/bytes:(?P<bytes>\d+)"
 STEP = r"train_step/(?P<model>\w+)/(?P<strategy>\w+)/(?P<backend>\w+)/ranks:(?P<ranks>\d+)"
@@ -53,7 +53,7 @@ def step_figures(results):
     for row in steps(results).itertuples():
         b = row.benchmark
         rows.append({"model": row.model, "ranks": str(row.ranks), "backend": names.BACKENDS[row.backend].label,
-                     "strategy": names.STRATEGIES[row.strategy], "step, ms (min, max)": spread(milliseconds, b),
+                     "strategy": names.STRATEGIES[row.strategy], "step, ms": milliseconds(b.time),
                      "exposed, ms": or_blank(lambda found: found.text(milliseconds), exposed_of(b)),
                      "efficiency": or_blank(lambda found: found.text(efficiency), efficiency_of(b)),
                      "samples/s": or_blank(significant, b.counter("samples_per_second")),
@@ -73,9 +73,8 @@ def steps_briefly(found):
 
 
 def memory(results):
-    held = {"bytes_parameters": "parameters", "bytes_gradients": "gradients", "bytes_optimizer": "optimizer state", "bytes_activations": "activations",
-            "peak_rss_bytes": "peak RSS"}
-    return pandas.DataFrame({"sharded": row["shard"], "ranks": str(row["ranks"]), **{label: f"{row[part] / 1e6:.1f}" for part, label in held.items()}}
+    parts = ("bytes_parameters", "bytes_gradients", "bytes_optimizer", "bytes_activations", "peak_rss_bytes")
+    return pandas.DataFrame({"sharded": row["shard"], "ranks": str(row["ranks"]), **{part: f"{row[part] / 1e6:.1f}" for part in parts}}
                             for row in results.memory)
 
 
@@ -83,7 +82,7 @@ def figures(results, *programs):
     """Every benchmark of these programs."""
     ratios = ("limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio", "hidden", "overhead")
     counters = {"busbw": bandwidth, **dict.fromkeys(ratios, ratio), "bytes_per_parameter": "{:.0f}".format}
-    rows = [{"benchmark": b.name, "time (min, max)": spread(seconds, b), "samples": str(b.samples),
+    rows = [{"benchmark": b.name, "time": seconds(b.time), "samples": str(b.samples),
              **{name.replace("_", " "): or_blank(form, b.counter(name)) for name, form in counters.items()}}
             for b in results.benchmarks() if b.program in programs]
     table = pandas.DataFrame(rows)

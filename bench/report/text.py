@@ -37,11 +37,6 @@ def ranks_of(count):
     return f"{count} rank{'s' * (count != 1)}"
 
 
-def spread(form, benchmark):
-    """Median, least and greatest of a benchmark's time."""
-    return f"{form(benchmark.time)} ({form(benchmark.least)}, {form(benchmark.greatest)})"
-
-
 def markdown(table):
     """A DataFrame of strings, without its index."""
     if table.empty: return ""
