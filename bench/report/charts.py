@@ -24,32 +24,26 @@ def save(figure, path):
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None, "Creator": None})
 
 
-def finished(figure, results, columns=3):
+def finished(figure, results):
     """With one legend above all panels, each label once, and the machine and the date below."""
     entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
-    figure.legend(entries.values(), entries.keys(), loc="lower center", bbox_to_anchor=(0.5, 1), ncol=columns)
+    figure.legend(entries.values(), entries.keys(), loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
     m = results.machine
     figure.supxlabel(f"{m.get('cores')} cores, {m.get('cpu')}; {m.get('date')}", x=0.01, ha="left", fontsize=7)
     return figure
 
 
-def number_of_ranks(ranks, results):
-    cores = results.machine.get("cores")
-    return ranks_of(ranks) + (f" on {cores} cores" if cores and ranks > cores else "")
-
-
 def all_reduce_time(results):
     """A panel a number of ranks, a line a contestant."""
-    table = tables.all_reduces(results).query("ranks in (2, 4)")
-    if table.empty: return None
-    times, labels = table.applymap(lambda b: b.time if b else None).astype(float), tables.labels(results)
+    times, labels = tables.all_reduces(results).query("ranks in (2, 4)"), tables.labels(results)
+    if times.empty: return None
     every, sizes = times.index.unique("ranks"), sorted(times.index.unique("bytes"))
     figure, axes = plt.subplots(1, len(every), figsize=(1.5 + 4.6 * len(every), 4.6), squeeze=False, sharex=True, sharey=True)
     for axis, ranks in zip(axes[0], every):
         for who in times:
             line = times.loc[ranks][who].dropna()
             if len(line): axis.loglog(line, **{**names.WHO[who].style(), "label": labels[who], **(LIMIT if who == "limit" else {})})
-        axis.set(title=number_of_ranks(ranks, results), xlabel="bytes of each rank")
+        axis.set(title=ranks_of(ranks), xlabel="bytes of each rank")
         axis.set_xticks([count for before, count in zip([0, *sizes], sizes) if count > 3 * before])
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
         axis.yaxis.set_major_locator(LogLocator(base=10, numticks=20))
@@ -71,10 +65,11 @@ def step_time(results, model):
                       color=look.colour, marker=look.marker, linestyle="", markersize=8 if look.ours else 6, label=look.label)
     for who, label in (("independent", "no synchronisation (limit)"), ("torch_independent", "no synchronisation, PyTorch")):
         alone = found[found.strategy == who]
-        if len(alone): axis.axvline(min(b.time for b in alone.benchmark) * 1e3, label=label, **{**LIMIT, "linewidth": 1.6 if who == "independent" else 0.8})
+        width = 1.6 if who == "independent" else 0.8
+        if len(alone): axis.axvline(min(b.time for b in alone.benchmark) * 1e3, label=label, **{**LIMIT, "linewidth": width})
     axis.set_yticks(range(len(labels)), labels)
     axis.invert_yaxis()
-    axis.set(title=f"{model}, {number_of_ranks(2, results)}", xlabel="ms per step, median")
+    axis.set(title=f"{model}, 2 ranks", xlabel="ms per step, median")
     axis.xaxis.set_major_locator(MaxNLocator(7))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -91,27 +86,24 @@ def scaling(results):
     for (speed, efficiency), (model, steps) in zip(axes.T, models):
         for backend, line in steps.groupby("backend", observed=True):
             style = names.BACKENDS[backend].style()
-            speed.plot(line.ranks, [b.counter("samples_per_second") for b in line.benchmark], **style)
-            known = [(ranks, e) for ranks, b in zip(line.ranks, line.benchmark) if (e := efficiency_of(b))]
-            for ranks, e in known: efficiency.plot([ranks] * 2, e.between or [e.value] * 2, color=style["color"], linewidth=0.8)
-            efficiency.plot([ranks for ranks, _ in known], [e.value for _, e in known], **style)
+            speed.loglog(line.ranks, [b.counter("samples_per_second") for b in line.benchmark], **style)
+            efficiency.semilogx(line.ranks, [found.value if (found := efficiency_of(b)) else None for b in line.benchmark], **style)
         efficiency.axhline(1, label="copies that do not synchronise (limit)", **LIMIT)
-        speed.set(title=model, yscale="log")
-        efficiency.set(xscale="log", xlabel="ranks", ylim=(0, None))
         every = sorted(steps.ranks.unique())
-        efficiency.set_xticks(every, map(str, every))
+        efficiency.set(xlabel="ranks", xticks=every, xticklabels=map(str, every), ylim=(0, None))
         for axis in (speed, efficiency): axis.minorticks_off()
+        speed.set(title=model)
         speed.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=20))
         speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes[0][0].set_ylabel("samples per second, all ranks")
-    axes[1][0].set_ylabel("efficiency (lines: 95 % intervals)")
+    axes[1][0].set_ylabel("efficiency")
     return finished(figure, results)
 
 
 def drawn(results):
     """{name: (figure, what it shows)} of all that the results have something for."""
-    every = {"all_reduce_time": (all_reduce_time(results), "All-reduce: time over size, by backend and ranks")}
-    for model in names.MODELS:
-        every[f"step_time_{model}"] = (step_time(results, model), f"{model.capitalize()}: time of a step by strategy and backend")
-    every["scaling"] = (scaling(results), "Samples per second and efficiency over ranks")
-    return {name: (figure, what) for name, (figure, what) in every.items() if figure}
+    what = "time of a step by strategy and backend"
+    steps = {f"step_time_{model}": (step_time(results, model), f"{model.capitalize()}: {what}") for model in names.MODELS}
+    every = {"all_reduce_time": (all_reduce_time(results), "All-reduce: time over size, by backend and ranks"), **steps,
+             "scaling": (scaling(results), "Samples per second and efficiency over ranks")}
+    return {name: shown for name, shown in every.items() if shown[0]}

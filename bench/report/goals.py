@@ -3,22 +3,23 @@
 
 A goal that is measured in pairs is met or missed if the 95 % interval lies on one side of the goal, and within the noise if the goal lies inside;
 every other goal if all rounds do. A goal that could not be measured has a row that says so."""
+import itertools
+import statistics
+
 import pandas
 
 from . import names
-from .estimates import CONFIDENCE, ONE, by_rounds, efficiency_of, exposed_of, less, of_processes, of_rounds
+from .estimates import ONE, by_rounds, efficiency_of, of_processes, of_rounds, waits
 from .plan import MIB, SIZES
 from .text import efficiency, milliseconds, ranks_of, ratio, seconds, size
 
 NOT_MEASURED, MET = "not measured", "met"
 BAD = "missed", NOT_MEASURED, "within the noise", f"missed in {ONE}"  # the worst first
 EVERY_SIZE = [count for group in SIZES.values() for count in group]
-EACH_OF_TWO = 1 - (1 - CONFIDENCE) / 2  # two intervals that both hold with CONFIDENCE
 
 
 def goals(results):
-    """A DataFrame of strings."""
-    rows = [row for add in (all_reduces, messages, reducers, steps, inside, timelines, alone) for row in add(results)]
+    rows = [row for add in (all_reduces, messages, reducers, steps, efficiencies, eager) for row in add(results)]
     return pandas.DataFrame(rows, columns=["what", "goal", "measured", ""])
 
 
@@ -65,10 +66,9 @@ def all_reduces(results):
 
 
 def messages(results):
-    """Against the best of the peers that were measured."""
     for who in ("mpi_messages", "tcp_messages"):
         found = {}
-        for ranks, count in ((ranks, count) for ranks in (2, 4) for count in EVERY_SIZE):
+        for ranks, count in itertools.product((2, 4), EVERY_SIZE):
             peers = {names.WHO[peer].label: over(results, who, peer, ranks, count) for peer in names.SEND_MESSAGES}
             best = max((peer for peer in peers if peers[peer]), key=lambda peer: peers[peer].value, default="")
             found[f"{ranks_of(ranks)}, {size(count)}" + f" ({best})" * bool(best)] = peers.get(best)
@@ -77,14 +77,14 @@ def messages(results):
 
 def reducers(results):
     of = lambda name, counter="time": of_rounds(rounds(results, f"reducer/{name}", counter))
-    yield row("`mark_ready`", {f"{label}, {storage.replace('_', ' ')}, {ranks_of(ranks)}": of(f"mark_ready/{overlap}/{storage}/ranks:{ranks}/parameters:1000")
-                               for overlap, label in names.OVERLAPS.items() for storage in ("in_buckets", "borrowed") for ranks in (1, 2)},
-              most=15e-9, form=seconds)
-    for parameters, most in ((100000, 15e-3), (1000000, 0.6)):
-        yield row(f"construction of a Reducer over {parameters:,} parameters",
-                  {ranks_of(ranks): of(f"construct/ranks:{ranks}/parameters:{parameters}") for ranks in (1, 2)}, most=most, form=seconds)
-    yield row("bytes that it takes for each of 1,000,000 parameters, per rank",
-              {ranks_of(ranks): of(f"construct/ranks:{ranks}/parameters:1000000", "bytes_per_parameter") for ranks in (1, 2)}, most=200, form="{:.0f}".format)
+    marks = [f"{overlap}/{storage}/ranks:{ranks}" for overlap in ("NoOverlap", "OverlapBackward", "OverlapBackwardThread")
+             for storage in ("in_buckets", "borrowed") for ranks in (1, 2)]
+    yield row("`mark_ready`", {mark: of(f"mark_ready/{mark}/parameters:1000") for mark in marks}, most=15e-9, form=seconds)
+    for what, parameters, counter, most, form in (
+            ("construction of a Reducer over 100,000 parameters", 100000, "time", 15e-3, seconds),
+            ("construction of a Reducer over 1,000,000 parameters", 1000000, "time", 0.6, seconds),
+            ("bytes per parameter and rank of a Reducer over 1,000,000 parameters", 1000000, "bytes_per_parameter", 200, "{:.0f}".format)):
+        yield row(what, {ranks_of(ranks): of(f"construct/ranks:{ranks}/parameters:{parameters}", counter) for ranks in (1, 2)}, most=most, form=form)
     yield row("step of 1,000,000 parameters of one element, 2 ranks",
               {"": of("step/SizeCappedBuckets/borrowed/ranks:2/parameters:1000000/bytes:4000000")}, most=80e-3, form=seconds)
 
@@ -94,43 +94,27 @@ def step(results, model, strategy, backend, ranks=2):
 
 
 def steps(results):
-    for model in names.MODELS:
-        theirs = exposed_of(step(results, model, names.PEER_DEFAULT, "gloo"), EACH_OF_TWO)
-        for backend, strategy in (("threads", names.DEFAULT), ("mpi", names.DEFAULT), ("tcp", names.IN_TORCH)):
-            what, default = f"{model}, 2 ranks, {'gradsync in PyTorch' if backend == 'tcp' else backend}", step(results, model, strategy, backend)
-            ours = exposed_of(default, EACH_OF_TWO)
-            said, verdict = "", NOT_MEASURED
-            if ours and theirs:
-                said = f"{ours.text(milliseconds)} of {theirs.text(milliseconds)} ms"
-                if theirs.between and theirs.between[0] > 0: said += f": {ratio(ours.value / theirs.value)}"
-                verdict = less(ours, 1 / 20, theirs).verdict(lambda value: value <= 0)
-            yield [f"{what}: exposed time of a step, ours and PyTorch DDP's", "at most 1/20 of DDP's", said, verdict]
-            if backend == "tcp": continue
-            yield row(f"{what}: scaling efficiency", {"": efficiency_of(default)}, 0.98, form=efficiency)
-            yield row(f"{what}: scaling efficiency with a sharded optimizer (ZeRO 1)",
-                      {"": efficiency_of(step(results, model, names.SHARDED, backend))}, 0.98, form=efficiency)
+    for model, (backend, strategy) in itertools.product(names.MODELS, (("threads", names.DEFAULT), ("mpi", names.DEFAULT), ("tcp", names.IN_TORCH))):
+        ours, theirs = waits(step(results, model, strategy, backend)), waits(step(results, model, names.PEER_DEFAULT, "gloo"))
+        measured = ours and theirs and f"{milliseconds(statistics.fmean(ours))} of {milliseconds(statistics.fmean(theirs))} ms"
+        yield row(f"{model}, 2 ranks, {'gradsync in PyTorch' if backend == 'tcp' else backend}: exposed ms of a step, less 1/20 of PyTorch DDP's",
+                  {measured or "": of_processes([own - other / 20 for own, other in zip(ours, theirs)])}, most=0, form=milliseconds)
 
 
-def over_reference(benchmark):
-    """The step's time over that of what it is paired with."""
-    return of_processes(benchmark, lambda pair: pair[0] / pair[1])
+def efficiencies(results):
+    """The time of what a step is paired with over the step's."""
+    for models, strategy, backends, least, what in (
+            (names.MODELS, names.DEFAULT, ("threads", "mpi"), 0.98, "scaling efficiency"),
+            (names.MODELS, "zero1", ("threads", "mpi"), 0.98, "scaling efficiency with a sharded optimizer (ZeRO 1)"),
+            (["mlp"], "fused", ("threads", "mpi"), 1 / 1.05, "scaling efficiency with the optimizer inside"),
+            (["mlp"], "fused_shared", ["threads"], 1 / 1.08, "scaling efficiency with the optimizer inside and one set of weights"),
+            (names.MODELS, names.WATCHED, ["threads"], 0.99, "a step's time over that of one with a Timeline")):
+        for model, backend in itertools.product(models, backends):
+            found = efficiency_of(step(results, model, strategy, backend))
+            yield row(f"{model}, 2 ranks, {backend}: {what}", {"": found}, least, form=efficiency)
 
 
-def inside(results):
-    for backend, strategy, most, what in (("threads", names.INSIDE, 1.05, ""), ("mpi", names.INSIDE, 1.05, ""),
-                                          ("threads", names.ONE_SET, 1.08, ", one set of weights")):
-        yield row(f"mlp, 2 ranks, {backend}: step with the optimizer inside{what}, over that of copies",
-                  {"": over_reference(step(results, "mlp", strategy, backend))}, most=most, form=efficiency)
-
-
-def timelines(results):
-    for model in names.MODELS:
-        yield row(f"{model}, 2 ranks, threads: a step with a Timeline over one without",
-                  {"": over_reference(step(results, model, names.WATCHED, "threads"))}, most=1.01, form=efficiency)
-
-
-def alone(results):
-    """At one rank: compute alone, so that a slow one does not flatter the ratios."""
+def eager(results):
     for model in names.MODELS:
         theirs, ours = (rounds(results, f"train_step/{model}/{which}/ranks:1") for which in ("torch_independent/gloo", "independent/threads"))
         yield row(f"{model}, 1 rank: PyTorch's eager step over ours", {"": by_rounds(theirs, ours)}, 1.2)

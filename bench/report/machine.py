@@ -49,21 +49,19 @@ def busy_seconds(root="/"):
     return sum(sum(of_core) - of_core[3] - of_core[4] for of_core in ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def own_seconds():
-    return sum(os.times()[:4])
-
-
 class Others:
     """What others use of this process's cores from now on: all that was busy, less this process and what it has started and waited for."""
 
-    def __init__(self, busy=busy_seconds, own=own_seconds, clock=time.monotonic):
-        self.state = lambda: (busy() - own(), clock())
+    def __init__(self):
         self.then = self.state()
+
+    def state(self):
+        return busy_seconds() - sum(os.times()[:4]), time.monotonic()
 
     def cores(self):
         """On average."""
-        busy, now = self.state()
-        return max(0.0, (busy - self.then[0]) / (now - self.then[1]))
+        (busy, now), (busy_then, then) = self.state(), self.then
+        return max(0.0, (busy - busy_then) / (now - then))
 
 
 def describe(root, build, installed):
@@ -74,8 +72,7 @@ def describe(root, build, installed):
         "cores": cores(),
         "virtual": " hypervisor" in said.get("Flags", ""),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": platform.freedesktop_os_release()["PRETTY_NAME"],
-        "kernel": platform.release(),
+        "system": f"{platform.freedesktop_os_release()['PRETTY_NAME']}, {platform.system()} {platform.release()}",
         "compiler": answer(cache.get("CMAKE_CXX_COMPILER", "c++"), "--version").partition("\n")[0],
         "build": " ".join([cache.get("CMAKE_BUILD_TYPE", ""), cache.get("CMAKE_CXX_FLAGS_RELEASE", ""),
                            "-march=native" if cache.get("GRADSYNC_NATIVE") == "ON" else ""]).strip(),

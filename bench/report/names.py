@@ -20,8 +20,7 @@ class Look:
         return {"label": self.label, "color": self.colour, "marker": self.marker, "linestyle": self.line, "linewidth": 2.8 if self.ours else 1.0}
 
 
-# By the names of bench_all_reduce. The limit is what no other can beat.
-WHO = {
+WHO = {  # by the names of bench_all_reduce
     "limit": Look("bandwidth limit", "#1f2328", "", "--"),
     "threads": Look("gradsync, threads", "#0072B2", "o"),
     "mpi": Look("gradsync, MPI, shared memory", "#D55E00", "s"),
@@ -63,7 +62,6 @@ STRATEGIES = {
     "zero2": "ZeRO 2: gradients, too",
     "zero3": ZERO3,
     "torch_independent": "no synchronisation",
-    "torch_flat": "flat: one collective",
     "torch_ddp": OVERLAP,
     "torch_ddp_gradient_views": "DDP, gradients as views",
     "torch_zero1": ZERO1,
@@ -72,14 +70,6 @@ STRATEGIES = {
     "torch_gradsync_zero1": ZERO1,
     "torch_gradsync_fsdp": ZERO3,
 }
-# Those that docs show.
-BRIEFLY = [strategy for strategy, label in STRATEGIES.items() if label in (STRATEGIES["independent"], OVERLAP, ZERO1, STRATEGIES["fused"], ZERO3)]
+BRIEFLY = [name for name, label in STRATEGIES.items() if label in (STRATEGIES["independent"], OVERLAP, ZERO1, STRATEGIES["fused"], ZERO3)]  # in docs
 WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
 DEFAULT, PEER_DEFAULT, IN_TORCH = "buckets_25MB", "torch_ddp", "torch_gradsync"  # what a user gets who chooses nothing
-SHARDED, INSIDE, ONE_SET = "zero1", "fused", "fused_shared"  # each rank steps its share of the parameters
-STAGES = {"none": "nothing sharded", "optimizer": "optimizer", "gradients": "+ gradients", "parameters": "+ parameters"}
-# By the names of bench_reducer.
-OVERLAPS = {"NoOverlap": "`NoOverlap`", "OverlapBackward": "`OverlapBackward`", "OverlapBackwardThread": "`OverlapBackward{Progress::thread}`"}
-# By the fields of gradsync_train's results.
-MEMORY = {"bytes_parameters": "parameters", "bytes_gradients": "gradients", "bytes_optimizer": "optimizer state", "bytes_activations": "activations",
-          "peak_rss_bytes": "peak RSS"}

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: BSL-1.0
 """results.json: what one run of scripts/bench found.
 
-    {"format": 1,
-     "machine": {...},                                       see machine.py
+    {"format": 1, "machine": {...},                         see machine.py
      "run": {...},                                           how it was run: see run.py
-     "benchmarks": {NAME: {"program": ..., COUNTER: [...]}}, a value a round; of "pairs" a list
+     "benchmarks": {NAME: {"program": ..., COUNTER: [...]}}, a value a round; of "pairs", [time, reference], a list
      "errors": {NAME: sentence},                             what could not be measured
      "memory": [{...}]}                                      the trainer's results, by stage of sharding and ranks
 
-Names and counters are those of the programs (bench/*.cpp), each benchmark's median is its counter "time", and all times are seconds. Rounds are
-merged when they are read: the median of medians, the least time_min, the greatest time_max. Pairs, [time, reference], are those of all rounds
-together, and of contests that were made for pairs alone."""
+Names and counters are those of the programs (bench/*.cpp), each benchmark's median is its counter "time", and all times are seconds."""
 import json
 import pathlib
 import re
@@ -22,7 +19,7 @@ from . import BadInput
 
 FORMAT = 1
 # The counters that tables, charts, goals and comparisons read.
-COUNTERS = re.compile(r"time_min|time_max|samples|handoff_ns|busbw|samples_per_second|state_bytes|hidden|overhead|bytes_per_parameter|\w+_ratio")
+COUNTERS = re.compile(r"samples|handoff_ns|busbw|samples_per_second|state_bytes|hidden|overhead|bytes_per_parameter|\w+_ratio")
 OTHERS = 0.5  # cores busy with others, on average, above which figures say little
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -32,9 +29,7 @@ class Benchmark:
 
     def __init__(self, name, columns):
         self.name, self.columns, self.program = name, columns, columns.get("program", "")
-        times = columns["time"]
-        self.time, self.samples = statistics.median(times), int(sum(self.rounds("samples"))) or len(times)
-        self.least, self.greatest = min(self.rounds("time_min") or times), max(self.rounds("time_max") or times)
+        self.time, self.samples = statistics.median(columns["time"]), int(sum(self.rounds("samples")))
 
     def rounds(self, counter):
         return self.columns.get(counter, [])
@@ -77,32 +72,26 @@ class Results:
         return (f"others used at most {worst[0][0]:.1f} cores" if worst else "",
                 f"Others used the machine during {len(told)} of the programs, whose figures say little: {', '.join(told)}." if told else "")
 
-    def add_google_benchmark(self, program, answer, series_only=False):
-        """One round: what a program wrote with --benchmark_out. Returns how many benchmarks were measured. Those of `series_only` count for
-        nothing but their pairs: they were measured among others than in the other rounds, or longer."""
-        measured = 0
-        for entry in answer["benchmarks"]:
-            if entry.get("error_occurred"):
-                self.errors[entry["name"]] = entry.get("error_message", "failed")
-                continue
-            found = {"pairs": pairs} if (pairs := pairs_of(entry)) else {}
-            if not series_only:
-                found["time"] = entry["real_time"] * UNITS[entry["time_unit"]]
-                found.update((key, value) for key, value in entry.items() if COUNTERS.fullmatch(key))
+    def add_google_benchmark(self, program, answer):
+        """One round: what a program wrote with --benchmark_out. Returns how many benchmarks were measured."""
+        good = [entry for entry in answer["benchmarks"] if not entry.get("error_occurred")]
+        self.errors.update((entry["name"], entry.get("error_message", "failed")) for entry in answer["benchmarks"] if entry not in good)
+        for entry in good:
             columns = self.columns.setdefault(entry["name"], {"program": program})
-            for counter, value in found.items(): columns.setdefault(counter, []).append(value)
-            measured += 1
-        return measured
+            found = {key: value for key, value in entry.items() if COUNTERS.fullmatch(key)}
+            for counter, value in {**found, "time": entry["real_time"] * UNITS[entry["time_unit"]]}.items():
+                columns.setdefault(counter, []).append(five_digits(value))
+            if pairs := pairs_of(entry): columns.setdefault("pairs", []).append(pairs)
+        return len(good)
 
     def save(self, path):
-        """A line a benchmark, five digits a number: small, and its changes can be read."""
-        short = lambda value: json.dumps(json.loads(json.dumps(value, allow_nan=False), parse_float=five_digits))
+        """A line a benchmark: its changes can be read."""
         lines = lambda items: ",\n".join(f"  {item}" for item in items)
-        keyed = lambda mapping: lines(f"{json.dumps(key)}: {short(value)}" for key, value in sorted(mapping.items()))
+        keyed = lambda mapping: lines(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in sorted(mapping.items()))
         pathlib.Path(path).write_text(
             f'{{"format": {FORMAT},\n "machine": {json.dumps(self.machine, indent=2)},\n "run": {json.dumps(self.run, indent=2)},\n'
             f' "benchmarks": {{\n{keyed(self.columns)}}},\n "errors": {{\n{keyed(self.errors)}}},\n'
-            f' "memory": [\n{lines(map(short, self.memory))}]}}\n')
+            f' "memory": [\n{lines(map(json.dumps, self.memory))}]}}\n')
 
     @staticmethod
     def load(path):
@@ -119,9 +108,10 @@ class Results:
 def pairs_of(entry):
     """What our own programs say in a label, "pairs 0.2/0.19 0.21/0.2;...", and PyTorch's as a list."""
     said = re.search(r"\bpairs ([^;]*)", entry.get("label", ""))
-    return [[float(number) for number in pair.split("/")] for pair in said.group(1).split()] if said else entry.get("pairs")
+    pairs = [pair.split("/") for pair in said.group(1).split()] if said else entry.get("pairs", [])
+    return [[five_digits(float(number)) for number in pair] for pair in pairs]
 
 
-def five_digits(text):
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.5g}")
+def five_digits(value):
+    """Short in a file."""
+    return float(f"{value:.5g}")

@@ -13,7 +13,7 @@ SIZES = [2 ** 12, 2 ** 16, 2 ** 20, 10 * 2 ** 20, 25 * 2 ** 20, 100 * 2 ** 20]
 STRATEGIES = {"independent": 0.0, "naive": 1.0, "flat": 0.9, "overlap_per_parameter": 0.5, "buckets_1MB": 0.4, "buckets_10MB": 0.35, "buckets_25MB": 0.3,
               "optimal": 0.25, "forward": 0.2, "zero1": 0.5,
               "fused": 0.1, "zero2": 0.5, "zero3": 0.7}
-TORCH = {"torch_independent": 0.0, "torch_flat": 2.0, "torch_ddp": 1.6, "torch_ddp_gradient_views": 1.5, "torch_zero1": 3.0, "torch_fsdp2": 4.0}
+TORCH = {"torch_independent": 0.0, "torch_ddp": 1.6, "torch_ddp_gradient_views": 1.5, "torch_zero1": 3.0, "torch_fsdp2": 4.0}
 IN_TORCH = {"torch_gradsync": 0.05, "torch_gradsync_zero1": 0.1, "torch_gradsync_fsdp": 0.3}
 
 

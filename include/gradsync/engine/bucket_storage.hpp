@@ -44,8 +44,13 @@ public:
     [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
                                                   ListView<const ParameterView> parameters, std::size_t slots) {
         BucketStorage storage(plan, infos);
+        bool differ = false;
         for (std::size_t b = 0; b < plan.size(); ++b)
-            for (std::size_t i : plan.bucket(b)) storage.written_[i].dtype = parameters[i].gradient.dtype;
+            for (std::size_t i : plan.bucket(b)) differ = differ || parameters[i].gradient.dtype != infos[i].dtype;
+        if (differ) {
+            storage.written_ = storage.parameters_;
+            for (std::size_t i = 0; i < parameters.size(); ++i) storage.written_[i].dtype = parameters[i].gradient.dtype;
+        }
         storage.slot_of_.resize(plan.size());
         storage.slots_.resize(slots);
         for (std::size_t b = 0; b < plan.size(); ++b) {  // each replaces the smallest so far
@@ -66,7 +71,7 @@ public:
     /// The part of parameter i within its bucket.
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
     /// The memory to write gradient i to, if it does not live with the trainer.
-    BufferView written(std::size_t i) const noexcept { return written_[i]; }
+    BufferView written(std::size_t i) const noexcept { return written_.empty() ? parameters_[i] : written_[i]; }
     /// The same part in image `number`.
     BufferView image(BufferView view, std::size_t number) const noexcept {
         view.data = static_cast<std::byte*>(view.data) + number * image_bytes_;
@@ -126,7 +131,6 @@ private:
             buckets_[b] = typed_view(nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space);
             for (std::size_t i : plan.bucket(b)) parameters_[i] = typed_view(nullptr, infos[i].count, infos[i].dtype, B::memory_space);
         }
-        written_ = parameters_;
     }
 
     void allocate(B& backend, std::size_t bytes) {
@@ -134,7 +138,7 @@ private:
         bytes_ = bytes;
     }
 
-    bool lies_behind(std::size_t i) const noexcept { return written_[i].dtype != parameters_[i].dtype; }
+    bool lies_behind(std::size_t i) const noexcept { return !written_.empty() && written_[i].dtype != parameters_[i].dtype; }
     std::size_t slot_bytes(std::size_t b, std::span<const std::size_t> parameters) const noexcept {
         std::size_t bytes = in_lines(buckets_[b].bytes());
         for (std::size_t i : parameters)
@@ -162,6 +166,7 @@ private:
         std::size_t behind = in_lines(buckets_[b].bytes());
         for (std::size_t i : parameters) {
             parameters_[i].data = memory == nullptr ? nullptr : memory + layout_.offsets[i] * size_of(parameters_[i].dtype);
+            if (written_.empty()) continue;
             written_[i].data = memory == nullptr || !lies_behind(i) ? parameters_[i].data : memory + behind;
             if (lies_behind(i)) behind += in_lines(written_[i].bytes());
         }
@@ -171,7 +176,7 @@ private:
     Memory memory_{};
     std::size_t bytes_ = 0, image_bytes_ = 0;
     List<BufferView> buckets_, parameters_;
-    List<BufferView> written_;  ///< by parameter: its part of the bucket, or behind the bucket in the gradient's own type
+    List<BufferView> written_;  ///< by parameter, if a gradient has another type than its bucket; see `written`
     List<Slot> slots_;
     List<std::size_t> slot_of_;  ///< by bucket: its slot, while it has one
     List<kernel::HostBuffer> more_memory_;
