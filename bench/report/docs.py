@@ -11,7 +11,7 @@ import pandas
 
 from . import BadInput, charts, names, tables
 from .estimates import exposed_of
-from .goals import MET, goals, step
+from .goals import MET, NOT_MEASURED, goals, step
 from .plan import MIB
 from .text import markdown, milliseconds, or_blank, size
 
@@ -69,10 +69,10 @@ def train_step(results):
 
 
 def goals_not_met(results):
-    """And how many there are."""
     table = goals(results)
-    missed = table[table[""] != MET]
-    return f"{len(table) - len(missed)} of {len(table)} goals are met.\n\n" + markdown(missed.rename(columns={"what": "goal not met"}))
+    missed, unknown = table[~table[""].isin((MET, NOT_MEASURED))], table.what[table[""] == NOT_MEASURED]
+    return (f"{(table[''] == MET).sum()} of {len(table)} goals are met.\n\n" + markdown(missed.rename(columns={"what": "goal not met"}))
+            + ("\n\nNot measured: " + "; ".join(unknown) + ".") * bool(len(unknown)))
 
 
 BLOCKS = {"conditions": conditions, "summary": summary, "summary_steps": summary_steps, "goals": goals_not_met, "all_reduce": all_reduce,

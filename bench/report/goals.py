@@ -10,7 +10,7 @@ import pandas
 
 from . import names
 from .estimates import ONE, by_rounds, efficiency_of, of_processes, of_rounds, waits
-from .plan import MIB, SIZES
+from .plan import SIZES
 from .text import efficiency, milliseconds, ranks_of, ratio, seconds, size
 
 NOT_MEASURED, MET = "not measured", "met"
@@ -25,19 +25,19 @@ def goals(results):
 
 def row(what, found, least=None, most=None, form=ratio):
     """`found`: {label: Estimate or None}; each must be at least `least` or at most `most`. The row shows the one that is furthest from the goal, and
-    names all others that do not meet it."""
+    names the others of the same verdict."""
     met = (lambda value: value >= least) if most is None else (lambda value: value <= most)
     goal = f"at least {form(least)}" if most is None else f"at most {form(most)}"
     measured = {label: case for label, case in found.items() if case}
     if not measured: return [what, goal, "", NOT_MEASURED]
     verdicts = {label: case.verdict(met) if case else NOT_MEASURED for label, case in found.items()}
     worst = (min if most is None else max)(measured, key=lambda label: measured[label].value)
-    said = [measured[worst].text(form) + (f": {worst}" if worst else "")]
-    for verdict in BAD:
-        labels = [label for label in found if label != worst and verdicts[label] == verdict]
-        shown = [f"{label} {form(measured[label].value)}" if label in measured else label for label in labels]
-        if labels: said.append(f"{verdict}{'' if verdict == NOT_MEASURED else ' also'}: " + "; ".join(shown))
-    return [what, goal, ". ".join(said), next(v for v in (*BAD, MET, *verdicts.values()) if v in verdicts.values())]
+    verdict = next(v for v in (*BAD, *verdicts.values()) if v in verdicts.values())
+    same = [label for label in found if label != worst and verdicts[label] == verdict]
+    others = [f"{label} {form(measured[label].value)}" if label in measured else label for label in same]
+    said = measured[worst].text(form) + (f": {worst}" if worst else "")
+    if others and verdict != MET: said += f". {verdict}{'' if verdict == NOT_MEASURED else ' also'}: {'; '.join(others)}"
+    return [what, goal, said, verdict]
 
 
 def rounds(results, name, counter="time"):
@@ -56,11 +56,11 @@ def all_reduces(results):
             (2, EVERY_SIZE[1:], "threads", "limit", 0.95, "threads' bandwidth over the limit's"),
             (4, EVERY_SIZE[2:], "threads", "limit", 0.9, "threads' bandwidth over the limit's"),
             (2, EVERY_SIZE[:1], "threads", "limit", 0.8, "the limit's time over threads'"),
-            (2, EVERY_SIZE[1:], "mpi", "threads", 0.95, "bandwidth of MPI in shared memory over threads'"),
-            (4, EVERY_SIZE[2:], "mpi", "threads", 0.95, "bandwidth of MPI in shared memory over threads'"),
-            (2, EVERY_SIZE[1:], "mpi_adopted", "mpi", 0.8, "bandwidth in adopted memory over that in allocated memory"),
-            (2, EVERY_SIZE, "mpi_borrowed", "deepspeed_shm", 1, "DeepSpeed's time over that of MPI in borrowed memory"),
-            (2, EVERY_SIZE, "tcp_messages", "torch_gloo", 1, "PyTorch's Gloo's time over that of TCP by messages")):
+            (2, EVERY_SIZE[1:], "mpi", "threads", 0.95, "MPI's bandwidth in shared memory over threads'"),
+            (4, EVERY_SIZE[2:], "mpi", "threads", 0.95, "MPI's bandwidth in shared memory over threads'"),
+            (2, EVERY_SIZE[1:], "mpi_adopted", "mpi", 0.8, "bandwidth in adopted over allocated memory"),
+            (2, EVERY_SIZE, "mpi_borrowed", "deepspeed_shm", 1, "DeepSpeed's time over MPI's in borrowed memory"),
+            (2, EVERY_SIZE, "tcp_messages", "torch_gloo", 1, "time of PyTorch's Gloo over that of TCP")):
         yield row(f"all-reduce, {ranks_of(ranks)}, {size(counts[0])}{' and more' * (len(counts) > 1)}: {what}",
                   {size(count): over(results, other, who, ranks, count) for count in counts}, least)
 
@@ -97,7 +97,7 @@ def steps(results):
     for model, (backend, strategy) in itertools.product(names.MODELS, (("threads", names.DEFAULT), ("mpi", names.DEFAULT), ("tcp", names.IN_TORCH))):
         ours, theirs = waits(step(results, model, strategy, backend)), waits(step(results, model, names.PEER_DEFAULT, "gloo"))
         measured = ours and theirs and f"{milliseconds(statistics.fmean(ours))} of {milliseconds(statistics.fmean(theirs))} ms"
-        yield row(f"{model}, 2 ranks, {'gradsync in PyTorch' if backend == 'tcp' else backend}: exposed ms of a step, less 1/20 of PyTorch DDP's",
+        yield row(f"{model}, {'gradsync in PyTorch' if backend == 'tcp' else backend}: exposed ms, less 1/20 of PyTorch DDP's",
                   {measured or "": of_processes([own - other / 20 for own, other in zip(ours, theirs)])}, most=0, form=milliseconds)
 
 
@@ -108,10 +108,10 @@ def efficiencies(results):
             (names.MODELS, "zero1", ("threads", "mpi"), 0.98, "scaling efficiency with a sharded optimizer (ZeRO 1)"),
             (["mlp"], "fused", ("threads", "mpi"), 1 / 1.05, "scaling efficiency with the optimizer inside"),
             (["mlp"], "fused_shared", ["threads"], 1 / 1.08, "scaling efficiency with the optimizer inside and one set of weights"),
-            (names.MODELS, names.WATCHED, ["threads"], 0.99, "a step's time over that of one with a Timeline")):
+            (names.MODELS, names.WATCHED, ["threads"], 0.99, "time of a step over that with a Timeline")):
         for model, backend in itertools.product(models, backends):
             found = efficiency_of(step(results, model, strategy, backend))
-            yield row(f"{model}, 2 ranks, {backend}: {what}", {"": found}, least, form=efficiency)
+            yield row(f"{model}, {backend}: {what}", {"": found}, least, form=efficiency)
 
 
 def eager(results):
