@@ -81,8 +81,7 @@ def all_reduce(plan):
         for peer in peers:
             if ranks > machine.cores() and peer["spins"]: continue
             who = peer["name"]
-            add(ranks, group, f"all-reduce of {names.WHO[who].label}", [who], f"--peer={who}={peer['command']}",
-                rounds=plan.besides)
+            add(ranks, group, f"all-reduce of {names.WHO[who].label}", [who], f"--peer={who}={peer['command']}")
 
 
 def train_step(plan):
