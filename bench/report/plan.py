@@ -78,10 +78,8 @@ def all_reduce(plan):
         if plan.quick and group == "largest": continue
         add(ranks, group, "all-reduce", ours)
         if ranks == 4 and (plan.quick or group == "largest"): continue
-        for peer in peers:
-            if ranks > machine.cores() and peer["spins"]: continue
-            who = peer["name"]
-            add(ranks, group, f"all-reduce of {names.WHO[who].label}", [who], f"--peer={who}={peer['command']}")
+        for who, command in ((peer["name"], peer["command"]) for peer in peers if ranks <= machine.cores() or not peer["spins"]):
+            add(ranks, group, f"all-reduce of {names.WHO[who].label}", [who], f"--peer={who}={command}")
 
 
 def train_step(plan):
