@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // The library's collectives against the bandwidth limit and against its peers.
 //
-//     bench_all_reduce [--seconds=S] [--rounds=N] [--gib] [--no-pin] [Google Benchmark's flags]
+//     bench_all_reduce [--seconds=S] [--rounds=N] [--gib] [--no-pin] [--peer=NAME=COMMAND]... [Google Benchmark's flags]
 //     bench_all_reduce --backend threads|tcp|mpi [--ranks N] ...     one backend in nccl-tests' columns: see --backend tcp --help
 //
 // Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B. WHO is of the library
@@ -19,13 +19,15 @@
 //     gloo                      Gloo, where it was found at build time
 //     mpi_library               the MPI library's own, where it was found (MPI_Allreduce, MPI_Bcast, ...)
 //     mpi_library_nonblocking   its MPI_Iallreduce and MPI_Wait
-//     mpich_library             MPICH's MPI_Allreduce, where it was found beside another MPI
-//     mpich_library_nonblocking its MPI_Iallreduce and MPI_Wait
+//     NAME                      of each --peer: another program, see bench/peers
 //
 // Times are medians. Counters: bytes; algbw and busbw, bytes a second as nccl-tests counts them; WHO_ratio, that one's
 // time over this one's, measured in turns with it (mpi_library_best_ratio: of the library's two the faster one's);
-// time_min and time_max in seconds; handoff_ns, the state of the machine. Turns are batches; but MPICH, whose processes
-// have a program of their own, takes turns of a fifth of its time with the limit.
+// time_min and time_max in seconds; handoff_ns, the state of the machine. Turns are batches; but a --peer, which has
+// processes of its own, takes turns of half of its time with the limit.
+//
+// The shell runs COMMAND, with {ranks} replaced by their number and BYTES SECONDS LEAST ROUNDS pin|no-pin appended. It
+// prints a line a sample, NAME and the seconds for one all-reduce of floats, in place: the slowest rank's.
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -84,6 +86,8 @@ struct Measured {
     double handoff = 0;
 };
 
+void append(std::vector<double>& to, const std::vector<double>& values) { to.insert(to.end(), values.begin(), values.end()); }
+
 /// Runs these in turns with the limit; whoever made them has checked their sums.
 Measured against_limit(const Case& c, Buffers& buffers, std::vector<std::pair<std::string, Contestant*>> all) {
     LimitLoop limit(buffers.pointers(), c.bytes);
@@ -135,29 +139,36 @@ Measured measure_mpi(const Case& c) {
 }
 #endif
 
-#ifdef GRADSYNC_BENCH_MPICH_MPIEXEC
-Measured measure_mpich(const Case& c) {
-    constexpr int turns = 5;
+/// Another program that all-reduces floats.
+struct Peer {
+    std::string name, command;
+};
+std::vector<Peer> peers;
+
+Measured measure_peer(const Case& c, const Peer& peer) {
+    constexpr int turns = 2;
     ContestOptions options = contest_options;
     options.seconds /= turns;
     options.least_rounds = 3;
+    std::string command = peer.command;
+    constexpr std::string_view place = "{ranks}";
+    for (std::size_t at; (at = command.find(place)) != command.npos;) command.replace(at, place.size(), std::to_string(c.ranks));
+    command += " " + std::to_string(c.bytes) + " " + arguments_of(options);
     const double before = handoff_latency();
     Printed samples;
-    for (int turn = 0; turn < turns; ++turn) {
-        for (const auto& [who, seconds] : run_under_mpi(GRADSYNC_BENCH_MPICH_MPIEXEC, c.ranks, "bench_mpich_all_reduce",
-                                                        std::to_string(c.bytes) + " " + arguments_of(options)))
-            samples[who].insert(samples[who].end(), seconds.begin(), seconds.end());
+    for (int turn = 0; turn <= turns; ++turn) {
         Buffers buffers(c.ranks, c.bytes);
         LimitLoop limit(buffers.pointers(), c.bytes);
         Contestant* const contestants[] = {&limit};
-        const std::vector<double> seconds = run_contest(c.ranks, contestants, options)[0].seconds;
-        samples["limit"].insert(samples["limit"].end(), seconds.begin(), seconds.end());
+        append(samples["limit"], run_contest(c.ranks, contestants, options)[0].seconds);
+        if (turn == turns) break;
+        append(samples[peer.name], printed_by(command)[peer.name]);
+        if (samples[peer.name].empty()) throw std::runtime_error("it printed no line '" + peer.name + " SECONDS': " + command);
     }
     Measured measured{{}, (before + handoff_latency()) / 2};
     for (const auto& [who, seconds] : samples) measured.of[who] = summarise(seconds);
     return measured;
 }
-#endif
 
 void report_case(benchmark::State& state, const Case& c, const std::string& who, const Measured& measured) {
     const Summary& own = measured.of.at(who);
@@ -180,7 +191,8 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
 SharedContests<Measured> shared_contests;
 
 /// A benchmark for each of the contestants in what `measure` runs.
-void add(const std::vector<std::string>& contestants, const Case& c, Measured (*measure)(const Case&)) {
+template <class Measure>
+void add(const std::vector<std::string>& contestants, const Case& c, Measure measure) {
     for (const std::string& who : contestants)
         add_benchmark(who + "/" + c.name(), benchmark::kMicrosecond, [=](benchmark::State& state) {
             const auto run = [&] { return measure(c); };
@@ -212,9 +224,7 @@ void add_peers(const Case& c) {
 #else
     add({"tcp_messages"}, c, measure_tcp);
 #endif
-#ifdef GRADSYNC_BENCH_MPICH_MPIEXEC
-    add({"mpich_library", "mpich_library_nonblocking"}, c, measure_mpich);
-#endif
+    for (const Peer& peer : peers) add({peer.name}, c, [peer](const Case& each) { return measure_peer(each, peer); });
 }
 
 void add_all(bool gib) {
@@ -311,6 +321,14 @@ int main(int argc, char** argv) {
     Flags flags(argc, argv);
     const bool gib = flags.take("gib");
     flags.take(contest_options);
+    for (const std::string& text : flags.take_all("peer")) {
+        const std::size_t end = text.find('=');
+        if (end == text.npos || end == 0 || end + 1 == text.size()) {
+            std::fprintf(stderr, "bench_all_reduce: --peer takes NAME=COMMAND, not '%s'\n", text.c_str());
+            return 2;
+        }
+        peers.push_back({text.substr(0, end), text.substr(end + 1)});
+    }
     add_all(gib);
     return run_benchmarks(argc, argv);
 }

@@ -8,7 +8,8 @@
 // reducer/step/BUCKETS/STORAGE/ranks:N/parameters:P/bytes:B every gradient marked, and finish(). all_reduce_ratio: the
 //                                                           time of one bare all_reduce of as many bytes over this
 //                                                           one's
-// reducer/construct/ranks:N/parameters:P                    construction, verification included
+// reducer/construct/ranks:N/parameters:P                    construction, verification included. bytes_per_parameter: of
+//                                                           heap that a Reducer then holds, without the buckets
 // reducer/overlap/OVERLAP/compute:WHERE/...                 a step with compute between the marks, on the ranks' cores
 // or
 //                                                           on a device. compute_ratio: the compute's time over the
@@ -16,8 +17,13 @@
 //
 // Times are medians; what a ratio compares is measured in turns.
 
+#include <malloc.h>
+
+#include <atomic>
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +39,24 @@
 #include "flags.hpp"
 #include "reducer_contestants.hpp"
 #include "reporting.hpp"
+
+namespace {
+
+std::atomic<std::ptrdiff_t> heap_bytes = 0;  // that new has given and delete has not taken back; without aligned ones: buckets
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+    void* const memory = std::malloc(bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    heap_bytes.fetch_add(static_cast<std::ptrdiff_t>(::malloc_usable_size(memory)), std::memory_order_relaxed);
+    return memory;
+}
+void operator delete(void* memory) noexcept {
+    heap_bytes.fetch_sub(static_cast<std::ptrdiff_t>(::malloc_usable_size(memory)), std::memory_order_relaxed);
+    std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
 
 namespace {
 
@@ -94,18 +118,23 @@ void add_construct(int ranks, std::size_t parameters) {
             for (int r = 0; r < ranks; ++r) gradients.emplace_back(w);
             const double handoff = handoff_latency();
             std::vector<double> samples;
-            for (int i = 0; i < 9; ++i) {
+            std::ptrdiff_t held = 0;
+            for (int i = 0; i < (parameters < 1000000 ? 9 : 3); ++i) {
                 std::vector<gs::ThreadBackend> comms = gs::ThreadBackend::make(ranks);
                 std::vector<double> seconds(comms.size());
+                const std::ptrdiff_t before = heap_bytes;
                 on_each_rank(ranks, [&](std::size_t r) {
                     comms[r].barrier().wait();
                     const double begin = now();
                     const gs::Reducer<gs::ThreadBackend> reducer(comms[r], gradients[r].views());
                     seconds[r] = now() - begin;
                     comms[r].barrier().wait();
+                    if (r == 0) held = heap_bytes - before;
+                    comms[r].barrier().wait();
                 });
                 samples.push_back(*std::max_element(seconds.begin(), seconds.end()));
             }
+            state.counters["bytes_per_parameter"] = static_cast<double>(held) / ranks / static_cast<double>(parameters);
             report(state, summarise(samples), handoff);
         });
 }
@@ -158,8 +187,10 @@ void add_all() {
             add_step<gs::Flat>("Flat", w);
             add_step<gs::SizeCappedBuckets>("SizeCappedBuckets", w);
         }
-    add_construct(1, 100000);
-    add_construct(2, 100000);
+    add_step<gs::SizeCappedBuckets>("SizeCappedBuckets",
+                                    {.ranks = 2, .parameters = 1000000, .bytes = 4000000, .storage = gs::GradientStorage::borrowed});
+    for (std::size_t parameters : {100000, 1000000})
+        for (int ranks : {1, 2}) add_construct(ranks, parameters);
     add_overlaps("NoOverlap", gs::NoOverlap());
     add_overlaps("OverlapBackward", gs::OverlapBackward());
     add_overlaps(by_thread, gs::OverlapBackward(gs::Progress::thread));

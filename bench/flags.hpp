@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "contest.hpp"
 
@@ -35,6 +36,18 @@ public:
             std::exit(2);
         });
         return otherwise;
+    }
+
+    /// What every --NAME=TEXT says.
+    std::vector<std::string> take_all(std::string_view name) {
+        const std::string begin = "--" + std::string(name) + "=";
+        std::vector<std::string> texts;
+        take_if([&](std::string_view argument) {
+            if (!argument.starts_with(begin)) return false;
+            texts.emplace_back(argument.substr(begin.size()));
+            return true;
+        });
+        return texts;
     }
 
     /// --seconds=S --rounds=N --no-pin

@@ -73,6 +73,22 @@ class ToolTest(unittest.TestCase):
         self.assertIn("--ranks is 3", err)
         self.assertEqual(finish(start("--backend", "tcp", "--ranks", "3", RANK="1", WORLD_SIZE="2")), (2, "", ""))  # rank 0 has said it
 
+    def test_another_program_as_a_peer(self):
+        def answer(peer):
+            return finish(start(f"--peer={peer}", "--rounds=1", "--benchmark_filter=^other/all_reduce/f32/ranks:4/bytes:4096$", "--benchmark_format=csv"))
+
+        code, out, _ = answer("other=sh -c 'echo it said 1; echo other ${0}e-3; echo other 1e-3' {ranks}")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r'(?m)^"other/all_reduce/f32/ranks:4/bytes:4096",1,2500,')
+        for peer, words in (("other=false", "this command failed: false 4096 "), ("other=echo one 1 #", "it printed no line 'other SECONDS'")):
+            code, out, _ = answer(peer)
+            self.assertEqual(code, 1)
+            self.assertIn(words, out)
+        for peer in ("other", "=true", "other="):
+            code, out, err = answer(peer)
+            self.assertEqual((code, out), (2, ""))
+            self.assertIn(f"--peer takes NAME=COMMAND, not '{peer}'", err)
+
 
 if __name__ == "__main__":
     unittest.main()

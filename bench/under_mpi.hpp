@@ -13,7 +13,7 @@
 
 namespace bench {
 
-/// What a helper program has printed: lines of a word and a number, by word.
+/// What a program has printed: lines of a word and a number, by word. Libraries print other lines, too.
 using Printed = std::map<std::string, std::vector<double>>;
 
 /// Returns the path of a helper program, which stands beside this one.
@@ -32,16 +32,22 @@ inline std::string command_under_mpi(const std::string& mpiexec, int ranks, cons
     return "'" + mpiexec + "' -n " + std::to_string(ranks) + " '" + path_of_helper(helper) + "' " + arguments;
 }
 
-/// Runs it.
-inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper, const std::string& arguments) {
-    std::FILE* output = ::popen(command_under_mpi(mpiexec, ranks, helper, arguments).c_str(), "r");
-    if (output == nullptr) throw std::runtime_error("could not start " + mpiexec);
+/// Runs a command of the shell.
+inline Printed printed_by(const std::string& command) {
+    std::FILE* output = ::popen(command.c_str(), "r");
+    if (output == nullptr) throw std::runtime_error("could not start " + command);
     Printed printed;
-    char word[64];
+    char line[512], word[64], more = 0;
     double number = 0;
-    while (std::fscanf(output, "%63s %lf", word, &number) == 2) printed[word].push_back(number);
-    if (::pclose(output) != 0 || printed.empty()) throw std::runtime_error(helper + " failed under " + mpiexec);
+    while (std::fgets(line, sizeof line, output) != nullptr)
+        if (std::sscanf(line, "%63s %lf %c", word, &number, &more) == 2) printed[word].push_back(number);
+    if (::pclose(output) != 0 || printed.empty()) throw std::runtime_error("this command failed: " + command);
     return printed;
+}
+
+/// Runs a helper program.
+inline Printed run_under_mpi(const std::string& mpiexec, int ranks, const std::string& helper, const std::string& arguments) {
+    return printed_by(command_under_mpi(mpiexec, ranks, helper, arguments));
 }
 
 /// What a helper program is told of the contest.

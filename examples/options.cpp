@@ -70,9 +70,13 @@ void complete(Options& o) {
         throw UsageError("--shared-weights is for --shard optimizer and --backend threads: the ranks read one set of weights");
     }
     if (o.shard == "parameters") o.buckets = "unit";
+    if (o.reduce_dtype != "f32" && (o.shard == "none" || o.shard == "optimizer")) o.gradients = "borrowed";  // buckets have the other type
     if (o.compress != "none") {
         const std::string flag = "--compress " + o.compress;
         if (o.shard != "none") throw UsageError(flag + " is for --shard none; what is sharded travels whole");
+        if (o.reduce_dtype != "f32")
+            throw UsageError(flag + " does not go with --reduce-dtype " + o.reduce_dtype +
+                             ", as both say what travels; leave one of them out");
         if (o.device == "cuda") throw UsageError(flag + " is for --device cpu; gradients are compressed in the host's memory so far");
         if (o.overlap == "forward")
             throw UsageError(flag + " does not go with --overlap forward, which splits an all-reduce in two; use --overlap backward");
@@ -207,8 +211,14 @@ Options parse_options(int argc, char** argv, int processes) {
                    "step: with --shard optimizer it is reduced, stepped and gathered in one pass, where ranks share memory")
         ->check(CLI::IsMember({"none", "backward", "backward-polls", "backward-thread", "forward", "step"}))
         ->group(group);
-    app.add_option("--gradients", o.gradients, "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
-        ->check(CLI::IsMember({"in-buckets", "borrowed"}))
+    const auto* gradients =
+        app.add_option("--gradients", o.gradients, "in-buckets: no copies; borrowed: the trainer's own memory, copied in and out")
+            ->check(CLI::IsMember({"in-buckets", "borrowed"}))
+            ->group(group);
+    app.add_option("--reduce-dtype", o.reduce_dtype,
+                   "the type in which gradients travel; bf16: half the bytes. Micro-batches still add up in f32, and weights and\n"
+                   "the optimizer's state stay f32")
+        ->check(CLI::IsMember({"f32", "bf16"}))
         ->group(group);
     app.add_option("--compress", o.compress,
                    "what travels of the gradients: none: all of them; top-k: the largest elements; power-sgd: factors of low\n"
@@ -320,6 +330,9 @@ Options parse_options(int argc, char** argv, int processes) {
         if (option->count() > 0 && o.shard == "parameters")
             throw UsageError(option->get_name() +
                              " does not go with --shard parameters, whose gradients travel layer by layer; leave it out");
+    }
+    if (o.reduce_dtype != "f32" && gradients->count() > 0 && o.gradients == "in-buckets") {
+        throw UsageError("--gradients in-buckets saves a copy that --reduce-dtype " + o.reduce_dtype + " needs; leave one of them out");
     }
     o.asks_for_micro_batches = accumulate->count() > 0 || o.global_batch > 0;
     complete(o);

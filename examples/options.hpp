@@ -42,6 +42,7 @@ struct Options {
     double bucket_mib = 25, first_bucket_mib = 1;
     std::string overlap = "backward";
     std::string gradients = "in-buckets";
+    std::string reduce_dtype = "f32";  // of gradients on their way
     std::string compress = "none";
     double compress_density = 0.01;  // of --compress top-k
     std::size_t compress_rank = 4;   // of --compress power-sgd

@@ -66,6 +66,7 @@ public:
                                             // Micro-batches are added up, over ranks and over time, and divided by their number.
                                             .accumulation = gs::Accumulation::in_buckets,
                                             .micro_batches = o.deal(comm.size()).micro_batches,
+                                            .reduce_dtype = reduce_dtype(o),
                                             .observer = observer},
                          std::move(buckets), std::move(overlap), std::move(exchange));
         reducer_->broadcast_parameters();
@@ -174,8 +175,8 @@ private:
     void clip() {
         if constexpr (Ops::on_device && !gathers_in_forward) {
             // Every rank has all averages: the device reads them once more, and no host waits for their norm.
-            std::vector<std::span<const float>> all;
-            for (std::size_t i = 0; i < due_.size(); ++i) all.push_back(reducer_->gradient_view(i).template as<float>());
+            std::vector<gs::ConstBufferView> all;
+            for (std::size_t i = 0; i < due_.size(); ++i) all.push_back(reducer_->gradient_view(i));
             optimizer_.scale_gradients_by(ops_.clip_factor(all, clip_));
         } else {
             scale_ = gradsync::clip_factor(reducer_->gradient_norm(), clip_);

@@ -38,6 +38,7 @@ nlohmann::json flags(const Options& o) {
                           {"buckets", o.buckets},
                           {"overlap", o.overlap},
                           {"gradients", o.gradients},
+                          {"reduce_dtype", o.reduce_dtype},
                           {"compress", o.compress},
                           {"shard", o.shard},
                           {"independent", o.independent},
@@ -119,7 +120,8 @@ void print_table(std::FILE* out, const Options& o, const nlohmann::json& r, doub
     row("ranks", r.at("transport").get<std::string>() + (o.independent ? " (independent)" : ""));
     if (o.device == "cuda") row("device", "cuda, matrix products of " + o.precision);
     row("batch", formatted("%zu samples a step", o.samples_per_step()));
-    row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients);
+    row("policies", o.buckets + " buckets, overlap " + o.overlap + ", gradients " + o.gradients +
+                        (o.reduce_dtype == "f32" ? "" : ", sent in " + o.reduce_dtype));
     if (o.compress != "none") row("compressed", o.compress + formatted(": %s bytes a step", rounded(number("comm_bytes")).c_str()));
     row("sharded", o.shard == "none"        ? "nothing"
                    : o.shard == "optimizer" ? "optimizer"

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <gradsync/bucket/any_buckets.hpp>
+#include <gradsync/interop/pointer.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 
@@ -52,9 +53,12 @@ public:
         guard_.reset();
         if (pools || last_) sharded_.finish();
     }
-    /// To clip, the host waits for the norm: it is a sum over the ranks.
     void step(double learning_rate) override {
-        const double scale = clip_ > 0 ? gradsync::clip_factor(sharded_.gradient_norm(), clip_) : 1.0;
+        double scale = 1;
+        if (clip_ > 0) {
+            if constexpr (Ops::on_device) sharded_.optimizer().scale_gradients_by(clip_factor());
+            else scale = gradsync::clip_factor(sharded_.gradient_norm(), clip_);
+        }
         sharded_.optimizer().set_learning_rate(learning_rate);
         sharded_.step(scale);
     }
@@ -80,7 +84,7 @@ public:
     MemoryUse memory() const override {
         const gs::ShardMemory m = sharded_.memory();
         return {.parameters = m.parameters + m.master_weights,
-                .gradients = m.gradients + unread_.size() * sizeof(float),
+                .gradients = m.gradients + (unread_.size() + (own_gradients_.empty() ? 0 : this->parameters_.count())) * sizeof(float),
                 .optimizer = m.optimizer_state};
     }
 
@@ -92,23 +96,36 @@ protected:
           micro_batches_{o.deal(comm.size()).count(comm.rank())},
           fewest_{o.deal(comm.size()).count(comm.size() - 1)},
           clip_{o.clip},
-          sharded_{comm, views(parameters), typename Sharded::Optimizer{parameters, o.weight_decay},
-                   std::forward<Arguments>(arguments)...} {}
+          sharded_{comm, views(o), typename Sharded::Optimizer{parameters, o.weight_decay}, std::forward<Arguments>(arguments)...} {}
 
-    /// Neither weights nor gradients are the trainer's.
-    static std::vector<gs::ParameterView> views(const Parameters& parameters) {
+    /// Weights are not the trainer's, and gradients only if they are borrowed.
+    std::vector<gs::ParameterView> views(const Options& o) {
         std::vector<gs::ParameterView> views;
-        for (const auto& p : parameters) views.push_back(view_of(p, nullptr, nullptr, Backend::memory_space));
+        for (const auto& p : this->parameters_) {
+            float* const gradient = o.gradients == "borrowed" ? own_gradients_.emplace_back(ops_.floats(p.count)).data() : nullptr;
+            views.push_back(view_of(p, nullptr, gradient, Backend::memory_space));
+        }
         return views;
     }
 
 private:
+    /// The ranks' sums meet on the device: over NCCL no host waits for the norm.
+    const float* clip_factor()
+        requires(Ops::on_device)
+    {
+        std::vector<gs::ConstBufferView> own;
+        sharded_.for_each_gradient([&](const gs::DeviceSlice& slice, double) { own.push_back(slice.gradient); });
+        return ops_.clip_factor(
+            own, clip_, [&](double* sum) { this->comm_.all_reduce(gs::device_buffer(sum, 1), gs::ReduceOp::sum).wait_on(ops_.stream()); });
+    }
+
     Ops ops_;
     std::size_t micro_batches_, fewest_;  // of this rank, of any
     double clip_;
     bool last_ = false;            // micro-batch of the step
     bool idle_ = false;            // the others have a micro-batch, and this rank has none
     typename Ops::Floats unread_;  // an idle rank's gradients, each over the one before
+    std::vector<typename Ops::Floats> own_gradients_;
 
 protected:
     Sharded sharded_;
@@ -148,9 +165,12 @@ public:
 
 private:
     static gs::ShardingOptions options(const Options& o, int size, gs::Observer* observer) {
-        return {.reducer = {.gradients = Stage::shards_gradients ? gs::GradientStorage::automatic : gs::GradientStorage::in_buckets,
+        return {.reducer = {.gradients = Stage::shards_gradients     ? gs::GradientStorage::automatic
+                                         : o.gradients == "borrowed" ? gs::GradientStorage::borrowed
+                                                                     : gs::GradientStorage::in_buckets,
                             .accumulation = gs::Accumulation::in_buckets,
                             .micro_batches = o.deal(size).micro_batches,
+                            .reduce_dtype = reduce_dtype(o),
                             .observer = observer},
                 .parameters = o.shared_weights ? gs::ParameterStorage::shared : gs::ParameterStorage::in_buckets};
     }
@@ -210,11 +230,13 @@ private:
         return unit_of;
     }
     static gs::ShardedParametersOptions options(const Options& o, int size, gs::Observer* observer) {
-        return {
-            .reducer = {.accumulation = gs::Accumulation::in_buckets, .micro_batches = o.deal(size).micro_batches, .observer = observer},
-            .prefetch = o.prefetch,
-            .reshard_after_forward = !o.no_reshard,
-            .replicate_below = o.replicate_below};
+        return {.reducer = {.accumulation = gs::Accumulation::in_buckets,
+                            .micro_batches = o.deal(size).micro_batches,
+                            .reduce_dtype = reduce_dtype(o),
+                            .observer = observer},
+                .prefetch = o.prefetch,
+                .reshard_after_forward = !o.no_reshard,
+                .replicate_below = o.replicate_below};
     }
 
     std::vector<std::vector<std::size_t>> gathered_;  // by unit: the library's units that it needs

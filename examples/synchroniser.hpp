@@ -13,6 +13,7 @@
 #include <gradsync/gradsync.hpp>
 
 #include "gradient_store.hpp"
+#include "options.hpp"
 #include "parameters.hpp"
 #include "report.hpp"
 #include "unit_access.hpp"
@@ -113,6 +114,11 @@ protected:
     Parameters& parameters_;
     Units units_;
 };
+
+/// The type in which gradients travel, if it is not their own.
+inline gs::OptionalDType reduce_dtype(const Options& o) {
+    return o.reduce_dtype == "bf16" ? gs::OptionalDType(gs::DType::bf16) : gs::OptionalDType();
+}
 
 /// A parameter as the library sees it.
 inline gs::ParameterView view_of(const Parameter& p, float* value, float* gradient = nullptr,

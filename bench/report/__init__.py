@@ -5,7 +5,3 @@
 
 class BadInput(Exception):
     """The user's input is unusable; the text is one sentence that says why."""
-
-
-class Failed(Exception):
-    """The input is good, the machine is not ready; the text is one sentence."""

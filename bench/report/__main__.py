@@ -6,110 +6,78 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
-from . import BadInput, Failed, charts, docs, machine, page
+from . import BadInput, charts, docs, machine, page
 from . import plan as planning
-from .compare import comparable, compare
+from .compare import compare
 from .results import Results
 from .run import Runner, say
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build/release"
-PEERS_PACKAGES = "libgloo-dev mpich libmpich-dev python3-torch"
-MINUTES, PEERS_MINUTES, QUICK_MINUTES = 22, 6, 4.5
+MINUTES, PEERS_MINUTES, QUICK_MINUTES = 20, 20, 4.5
 PARTS = "\n".join(f"  {name:12} {what}" for name, (what, _) in planning.PARTS.items())
 DESCRIPTION = f"""Measures the library against the machine's limits and against its peers.
 
-Installs what is missing (apt), builds the release preset, runs the benchmarks in rounds, and writes to --out:
+Installs what is missing, builds the release preset, runs the benchmarks in rounds, and writes results.json, index.html, charts/ and log.txt.
+Run nothing else meanwhile. Parts (--only):
 
-  results.json   all figures, the machine, the commands
-  index.html     the same as one page, with charts
-  charts/        the charts as SVG
-  log.txt        what the programs said
-
-Parts (--only):
 {PARTS}
 
-Nothing else should run on the machine meanwhile; where something does, it waits until that has ended, 3 minutes at most, which come on top of
---minutes, as does the build. Exit code: 0; 1 if something could not be measured, or became slower; 2 on wrong input."""
-
-
-def positive(kind):
-    def number(text):
-        value = kind(text)
-        if not 0 < value < 1e9: raise ValueError
-        return value
-    return number
-
-
-def fail(sentence, code=2):
-    print(f"bench: {sentence}", file=sys.stderr)
-    return code
+Exit code: 0; 1 if something could not be measured or became slower; 2 on wrong input."""
 
 
 def arguments():
     parser = argparse.ArgumentParser(prog="scripts/bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
     add = parser.add_argument
-    add("--quick", action="store_true", help="less of everything: under 5 minutes after the build (and the wait), instead of about 20")
-    add("--peers", action="store_true", help="install and measure Gloo, MPICH and PyTorch too")
+    add("--quick", action="store_true", help=f"less of everything: {QUICK_MINUTES:g} minutes instead of {MINUTES}")
+    add("--peers", action="store_true", help=f"also Gloo, PyTorch, DeepSpeed and other MPIs; not quick: {PEERS_MINUTES} minutes more")
     add("--out", metavar="DIR", type=pathlib.Path, default=ROOT / "build/bench", help="where to write to [build/bench]")
     add("--only", metavar="PART", action="append", choices=planning.PARTS, help="this part; repeat it for others")
-    add("--rounds", metavar="N", type=positive(int), default=3,
-        help=f"of all programs, as many as there is time for [3]; up to {planning.BESIDES} of what is beside the point, unless --only asks for it")
-    add("--minutes", metavar="M", type=positive(float), help="no round is begun that would end later, and none goes on "
-        f"[{MINUTES:g}; with --peers {MINUTES + PEERS_MINUTES:g}; quick: {QUICK_MINUTES:g}]")
+    add("--rounds", metavar="N", type=int, default=3, help="rounds, if there is time for them [3]; without --only, some programs take part in "
+        f"{planning.BESIDES} only")
+    add("--minutes", metavar="M", type=float, help="no round is begun that would end later, and none goes on")
     add("--render", metavar="RESULTS.json", type=pathlib.Path, help="measure nothing, draw these")
     add("--docs", action="store_true", help="write figures and charts into README.md and docs/, and bench/results.json")
-    add("--compare", metavar=("OLD.json", "NEW.json"), nargs="+", type=pathlib.Path, help="what became slower since OLD? Without NEW: now")
+    add("--compare", metavar="OLD.json", type=pathlib.Path, help="what became slower since OLD, in this run or in what --render gives?")
     options = parser.parse_args()
-    given = options.compare or []
-    for wrong, message in (
-            (len(given) > 2, "--compare takes OLD.json and at most one NEW.json"),
-            (given and options.render, "--compare and --render do not go together; give both files to --compare"),
-            (len(given) == 2 and options.docs, "--compare OLD.json NEW.json only compares; leave out --docs"),
-            (options.docs and not options.render and (options.only or options.quick), "--docs needs a whole run; leave out --only and --quick"),
-            ("torch" in (options.only or []) and not options.peers, "--only torch needs --peers")):
-        if wrong: parser.error(message)
+    if options.rounds < 1 or not (options.minutes is None or options.minutes > 0): parser.error("--rounds and --minutes must be positive")
+    part = options.only or options.quick
+    if options.docs and not options.render and part: parser.error("--docs needs a whole run; leave out --only and --quick")
+    if "torch" in (options.only or []) and not options.peers: parser.error("--only torch needs --peers")
     return options
 
 
 def build(peers):
-    """Installs what that needs, too."""
+    packages = "libgloo-dev python3-venv python3-dev" * peers
     script = f"""
         . scripts/lib/packages.sh
-        install_packages ${{build_packages[@]}} ${{trainer_packages[@]}} ${{mpi_packages[@]}} libbenchmark-dev {PEERS_PACKAGES * peers}
+        install_packages ${{build_packages[@]}} ${{trainer_packages[@]}} ${{mpi_packages[@]}} libbenchmark-dev {packages}
         cmake --preset release
-        cmake --build --preset release --target gradsync_benchmarks gradsync_train"""
-    if subprocess.run(["bash", "-euc", script], cwd=ROOT, stdout=sys.stderr).returncode != 0: raise Failed("could not build; see above")
+        cmake --build --preset release --target gradsync_benchmarks gradsync_train
+        {"bench/peers/install" * peers}"""
+    subprocess.run(["bash", "-euc", script], cwd=ROOT, stdout=sys.stderr, check=True)
 
 
 def measure(options):
     build(options.peers)
-    plan = planning.Plan(ROOT, BUILD, sys.executable, options.quick, options.peers, chosen=bool(options.only))
-    plan.add_parts(options.only or planning.PARTS)
+    peers = machine.installed_peers(ROOT) if options.peers else None
+    plan = planning.Plan(ROOT, BUILD, options.only or planning.PARTS, options.quick, peers, chosen=bool(options.only))
     if not plan.tasks: raise BadInput("there is nothing to measure: " + ("; ".join(plan.left_out.values()) or "these parts are empty with --quick"))
-    busy = machine.wait_until_quiet(say)
-    others = machine.Others()
-    results = Results({**machine.describe(ROOT, BUILD, sys.executable), "busy_before": round(busy, 2)},
-                      {"mode": "quick" if options.quick else "full", "peers": options.peers})
+    names = {peer["name"]: peer["version"] for peer in (peers or {}).get("all_reduce", [])}
+    results = Results(machine.describe(ROOT, BUILD, peers or {}), {"mode": "quick" if options.quick else "full", "peers": names})
     results.errors.update(plan.left_out)
-    begun = time.monotonic()
-    default = QUICK_MINUTES if options.quick else MINUTES + PEERS_MINUTES * options.peers
-    Runner(plan, results, options.out, options.rounds, options.minutes or default).run()
-    results.run["minutes"] = round((time.monotonic() - begun) / 60, 1)
-    results.machine["busy_with_others"] = round(others.cores(), 2)
-    results.save(options.out / "results.json")
+    minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES + PEERS_MINUTES * options.peers)
+    Runner(plan, results, options.out, options.rounds, minutes).run()
     return results
 
 
 def render(results, options):
     drawn = charts.drawn(results)
-    folder = options.out / "charts"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (figure, _) in drawn.items(): charts.save(figure, folder / f"{name}.svg")
-    (options.out / "index.html").write_text(page.render(results, drawn, folder))
+    (options.out / "charts").mkdir(parents=True, exist_ok=True)
+    for name, (figure, _) in drawn.items(): charts.save(figure, options.out / f"charts/{name}.svg")
+    (options.out / "index.html").write_text(page.render(results, drawn))
     written = [options.out / "index.html", *(docs.write(ROOT, results, drawn) if options.docs else [])]
     for path in written: say(f"wrote {os.path.relpath(path)}")
 
@@ -117,23 +85,23 @@ def render(results, options):
 def main():
     options = arguments()
     try:
-        compared = [comparable(Results.load(path), path) for path in options.compare or []]
-        good = True
-        if len(compared) < 2:
-            options.out.mkdir(parents=True, exist_ok=True)
-            results = Results.load(options.render) if options.render else measure(options)
-            render(results, options)
-            compared.append(comparable(results, "this run") if options.compare else results)
-            good = bool(options.render) or not results.errors
+        old = Results.load(options.compare) if options.compare else None
+        options.out.mkdir(parents=True, exist_ok=True)
+        results = Results.load(options.render) if options.render else measure(options)
+        render(results, options)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may have seen enough
-        if options.compare: good = compare(*compared, sys.stdout) and good
-        return 0 if good else 1
+        same = compare(old, results, sys.stdout) if old else True
+        return 0 if same and (options.render or not results.errors) else 1
     except OSError as e:
-        return fail(f"{e.filename}: {e.strerror}")
-    except (BadInput, Failed) as e:
-        return fail(e, 2 if isinstance(e, BadInput) else 1)
+        said, code = f"{e.filename}: {e.strerror}", 2
+    except BadInput as e:
+        said, code = e, 2
+    except subprocess.CalledProcessError:
+        said, code = "could not build; see above", 1
     except KeyboardInterrupt:
-        return fail("interrupted; results.json holds the rounds that were made", 130)
+        said, code = "interrupted; results.json holds the rounds that were made", 130
+    print(f"bench: {said}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

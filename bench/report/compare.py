@@ -3,15 +3,12 @@
 
 The machine has states, and others use it. So a benchmark that was measured in turns with something that the library does not touch (the bandwidth
 limit, copies that do not synchronise, a memcpy) is compared by its time over that one's; others by their times, if both runs found the processor and
-the handoff alike. Samples of one round share the state of the machine, so a round is one value. Two or three rounds say little of a benchmark's
-variance, but hundreds of benchmarks say what variances are like here: Smyth's moderated t-test weighs the two. Benjamini and Hochberg's procedure
-keeps the expected share of false alarms below ALPHA. A difference below the least effect is no regression, however certain it is."""
+the handoff alike. A round is one value: its samples share the state of the machine. What is certain, but below the least effect, is none."""
+import re
 import statistics
 
 import numpy
 import pandas
-from scipy.optimize import brentq
-from scipy.special import digamma, polygamma
 from scipy.stats import t
 
 from . import BadInput, names
@@ -20,96 +17,75 @@ from .text import markdown, significant
 ALPHA, LEAST_ROUNDS = 0.05, 2
 LEAST_EFFECT, OF_STEPS, OF_TIMES = 0.10, 0.05, 0.25  # of ratios; a step is mostly compute, which cannot become slower here
 LEAST_DEVIATION = 1e-3  # of rounds, relative: equal ones are equal by chance
-ENOUGH_FOR_PRIOR, MOST_WEIGHT = 20, 20  # benchmarks: fewer say little of how variances differ; the most that they say of one another
+WEIGHT_OF_ALL = 4  # degrees of freedom
 SAME_HANDOFF = 1.25
+NOT_OURS = re.compile(r"overlap/compute|train_step/\w+/(independent|torch_(?!gradsync))")
 # Counters WHO_ratio: that one's time over this one's, measured in turns.
 REFERENCES = {"limit_ratio": "the limit", "independent_ratio": "no synchronisation", "unwatched_ratio": "the same unwatched",
               "all_reduce_ratio": "a bare all-reduce", "compute_ratio": "the compute", "memcpy_ratio": "memcpy", "nccl_library_ratio": "NCCL"}
 
 
-def comparable(results, name):
-    if results.run.get("rounds", 0) < LEAST_ROUNDS: raise BadInput(f"{name} has too few rounds; a test needs {LEAST_ROUNDS} or more of each run")
-    return results
-
-
 def guarded(name):
     """Is it the library's time? Peers, and what everything is compared with, are not."""
-    parts = name.split("/")
-    if parts[0] == "overlap": return parts[1] != "compute"
-    if parts[0] == "train_step": return not parts[2].startswith("torch_") and parts[2] != "independent"
-    return parts[0] not in names.PEERS
+    who = name.partition("/")[0]
+    return not NOT_OURS.match(name) and (who not in names.WHO or names.WHO[who].ours)
 
 
 def p_values(rounds):
-    """Of pairs (old, new) of values by round: moderated t-tests on logarithms. Smyth, Statistical Applications in Genetics and Molecular
-    Biology 3 (2004), sections 6.2 and 4."""
+    """Of pairs (old, new) of values by round: Student's t-tests on logarithms. Two or three rounds say little of a variance, so the mean variance of
+    all benchmarks counts beside a benchmark's own, as if it had been found in WEIGHT_OF_ALL more rounds."""
     logs = [[numpy.log(side) for side in pair] for pair in rounds]
     freedom = numpy.array([len(old) + len(new) - 2 for old, new in logs])
     squares = numpy.array([sum(len(side) * side.var() for side in pair) for pair in logs])
-    variance = numpy.maximum(squares / freedom, LEAST_DEVIATION ** 2)
-    prior, weight = 0.0, 0.0  # the variance to expect, and how many degrees of freedom it counts for
-    if len(rounds) >= ENOUGH_FOR_PRIOR:
-        centred = numpy.log(variance) - digamma(freedom / 2) + numpy.log(freedom / 2)
-        excess = centred.var(ddof=1) - polygamma(1, freedom / 2).mean()
-        half = brentq(lambda x: polygamma(1, x) - excess, 1e-6, 1e12) if excess > 1e-11 else 1e12  # that is: all have the same variance
-        prior = numpy.exp(centred.mean() + digamma(half) - numpy.log(half))
-        weight = min(2 * half, MOST_WEIGHT)
-    freedom_of_both = weight + freedom
+    of_all = max((squares / freedom).mean(), LEAST_DEVIATION ** 2)
+    variance = (squares + WEIGHT_OF_ALL * of_all) / (freedom + WEIGHT_OF_ALL)
     difference = numpy.array([new.mean() - old.mean() for old, new in logs])
-    spread = numpy.array([1 / len(old) + 1 / len(new) for old, new in logs])
-    return 2 * t.sf(abs(difference) / numpy.sqrt((weight * prior + freedom * variance) / freedom_of_both * spread), freedom_of_both)
+    return 2 * t.sf(abs(difference) / numpy.sqrt(variance * [1 / len(old) + 1 / len(new) for old, new in logs]), freedom + WEIGHT_OF_ALL)
 
 
 def significant_ones(p):
-    """Benjamini and Hochberg, Journal of the Royal Statistical Society B 57 (1995). `p`: a Series."""
+    """Benjamini and Hochberg's: at most ALPHA of them are false alarms, on average. `p`: a Series."""
     place = p.rank(method="first")
     return place <= place[p <= ALPHA * place / len(p)].max()
 
 
 def another_state(old, new):
     """Why times cannot be compared; empty: they can."""
-    before, after = ([results.machine.get(what) for what in ("cpu", "cores")] for results in (old, new))
-    if before != after: return f"another machine: {before[0]}, {before[1]} cores, and {after[0]}, {after[1]} cores"
-    before, after = old.handoff(), new.handoff()
-    if before and after and max(before, after) > SAME_HANDOFF * min(before, after):
-        return f"another state of the machine: {before:.0f} and {after:.0f} ns from core to core"
-    return ""
+    for what in ("cpu", "cores"):
+        if old.machine.get(what) != new.machine.get(what): return f"another machine: {old.machine.get(what)} and {new.machine.get(what)}"
+    least, most = sorted([old.handoff() or 0, new.handoff() or 0])
+    return f"another state of the machine: {least:.0f} and {most:.0f} ns from core to core" if least and most > SAME_HANDOFF * least else ""
 
 
 def differences(old, new, times):
-    """A DataFrame of the benchmarks that both have; `times`: also of those with nothing to be divided by. And how many could not be compared."""
-    found, rounds, left_out = [], [], 0
-    for now in new.benchmarks():
-        then = old.get(now.name)
-        if not then or not guarded(now.name): continue
-        counters = [counter for counter in [*REFERENCES, *["time"] * times] if min(len(b.rounds(counter)) for b in (then, now)) >= LEAST_ROUNDS]
-        if not counters:
-            left_out += 1
-            continue
-        is_time = counters[0] == "time"
-        rounds.append([[value if is_time else 1 / value for value in b.rounds(counters[0])] for b in (then, now)])
+    """A DataFrame of the benchmarks that both have; `times`: also of those with nothing to be divided by."""
+    found, rounds = [], []
+    for now in filter(lambda now: guarded(now.name) and old.get(now.name), new.benchmarks()):
+        both = old.get(now.name), now
+        counter = next((c for c in [*REFERENCES, *["time"] * times] if min(len(b.rounds(c)) for b in both) >= LEAST_ROUNDS), None)
+        if not counter: continue
+        rounds.append([[value if counter == "time" else 1 / value for value in b.rounds(counter)] for b in both])
         before, after = map(statistics.median, rounds[-1])
-        effect = OF_TIMES if is_time else OF_STEPS if now.program == "bench_train_step" else LEAST_EFFECT
-        found.append([now.name, REFERENCES.get(counters[0], "itself"), before, after, after / before, 1 + effect])
+        effect = OF_TIMES if counter == "time" else OF_STEPS if now.program == "bench_train_step" else LEAST_EFFECT
+        found.append([now.name, REFERENCES.get(counter, "itself"), before, after, after / before, 1 + effect])
     table = pandas.DataFrame(found, columns=["benchmark", "over", "old", "new", "new / old", "least"])
-    return table.assign(p=p_values(rounds) if rounds else []), left_out
+    return table.assign(p=p_values(rounds) if rounds else [])
 
 
 def compare(old, new, out):
     """Prints what changed; returns whether nothing became slower."""
+    both = {"old": old, "new": new}
+    few = [name for name, results in both.items() if results.run.get("rounds", 0) < LEAST_ROUNDS]
+    if few: raise BadInput(f"the {few[0]} run has too few rounds; measure {LEAST_ROUNDS} or more")
+    for name, results in both.items():
+        print(f"{name}: {results.machine.get('commit', '')[:12]}, {results.machine.get('date')}. {results.others()[1]}", file=out)
     state = another_state(old, new)
-    found, left_out = differences(old, new, not state)
-    broken = sorted(name for name in new.errors if name in old.columns and guarded(name))
-    certain = found[significant_ones(found.p)].sort_values("new / old")
-    slower, faster = certain[certain["new / old"] > certain.least][::-1], certain[certain["new / old"] < 1 / certain.least]
-    for name, results in (("old", old), ("new", new)):
-        others, much = results.used_by_others()
-        print(f"{name}: {results.machine.get('commit', '')[:12]}, {results.machine.get('date')}, {results.run.get('rounds')} rounds", file=out)
-        if much: print(f"Others used the machine in the {name} run ({others}): its figures say little.", file=out)
     if state: print(f"Times are not compared, only ratios: {state}.", file=out)
-    for title, rows in (("Slower", slower), ("Faster", faster)):
-        shown = rows.drop(columns="least").applymap(lambda value: value if isinstance(value, str) else significant(value))
-        if len(rows): print(f"\n{title}\n\n{markdown(shown)}", file=out)
+    found = differences(old, new, not state)
+    broken = sorted(name for name in new.errors if name in old.columns and guarded(name))
+    certain = found[significant_ones(found.p)].sort_values("new / old", ascending=False)
+    slower, faster = certain[certain["new / old"] > certain.least], (certain["new / old"] < 1 / certain.least).sum()
+    if len(slower): print(f"\n{markdown(slower.applymap(lambda value: value if isinstance(value, str) else significant(value)))}", file=out)
     for name in broken: print(f"\nFailed, and did not before: {name}: {new.errors[name]}", file=out)
-    print(f"\n{len(found)} compared: {len(slower)} slower, {len(faster)} faster; {len(broken)} failed; {left_out} could not be compared.", file=out)
+    print(f"\n{len(found)} compared: {len(slower)} slower, {faster} faster; {len(broken)} failed.", file=out)
     return slower.empty and not broken

@@ -11,38 +11,36 @@ import pandas
 
 from . import BadInput, charts, names, tables
 from .estimates import exposed_of
-from .goals import MET, PART, goals, step
+from .goals import MET, NOT_MEASURED, goals, step
 from .plan import MIB
 from .text import markdown, milliseconds, or_blank, size
 
 PAGES = ("README.md", "docs/background/performance.md")
-CHARTS = "docs/charts"
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
 # Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them.
 SUMMARY = {"threads": "threads, any memory", "mpi": "processes, memory of `allocate()`", "mpi_borrowed": "processes, other memory",
-           "mpi_library": "MPI_Allreduce", "gloo": "Gloo", "limit": "bare loop (limit)"}
+           "deepspeed_shm": "DeepSpeed, shared memory", "mpi_library": "MPI_Allreduce", "gloo": "Gloo", "limit": "bare loop (limit)"}
 
 
 def conditions(results):
-    m = results.machine
-    others, much = results.used_by_others()
+    m, (others, warning), handoff = results.machine, results.others(), results.handoff()
     missing = "; ".join(f"{name} ({text})" for name, text in sorted(results.errors.items()))
+    commit = f"commit {m.get('commit', '')[:12]}{'' if m.get('clean') else ' with changes'}"
+    state = f"{handoff:.0f} ns from core to core" if handoff else ""
+    measured = [m.get("date"), commit, f"up to {results.run.get('rounds', 0)} rounds", state, others]
     return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
-            f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {m.get('date')}, commit {m.get('commit', '')[:12]}"
-            f"{'' if m.get('clean') else ' with changes'}, {results.up_to_rounds()}"
-            + or_blank(lambda ns: f", {ns:.0f} ns from core to core", results.handoff()) + f", {others}" * bool(others) + "."
-            + " **Others used the machine: the figures say little.**" * much + f" **{results.disturbed()}**" * bool(results.disturbed())
-            + f"\n\nNot measured: {missing}." * bool(missing))
+            f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {', '.join(filter(None, measured))}."
+            + f" **{warning}**" * bool(warning) + f"\n\nNot measured: {missing}." * bool(missing))
 
 
 def summary(results):
     rows = [(2, count) for count in (MIB, 25 * MIB, 100 * MIB)]
-    return markdown(tables.all_reduce(results, whos=SUMMARY, rows=rows, label=lambda ranks, count: size(count)))
+    return markdown(tables.all_reduce(results, SUMMARY, rows, label=lambda ranks, count: size(count)))
 
 
 def all_reduce(results):
-    whos = {who: label for who, label in tables.WHO.items() if who in names.BRIEFLY_REDUCED}
-    return markdown(tables.all_reduce(results, whos=whos, rows=[(ranks, count) for ranks in (2, 4) for count in (4096, MIB, 25 * MIB)]))
+    whos = tables.labels(results, names.BRIEFLY_REDUCED)
+    return markdown(tables.all_reduce(results, whos, rows=[(ranks, count) for ranks in (2, 4) for count in (4096, MIB, 25 * MIB)]))
 
 
 def exposed_briefly(benchmark):
@@ -66,48 +64,38 @@ def summary_steps(results):
 
 def train_step(results):
     """A table for each model, of those strategies that a user chooses between."""
-    made = []
-    for model, found in tables.steps(results).groupby("model", observed=True):
-        ranks = tables.most_measured(found)
-        if ranks: made.append(f"{model}, {ranks} ranks: ms per step (exposed):\n\n{markdown(tables.steps_briefly(found[found.ranks == ranks]))}")
-    return "\n\n".join(made)
+    of_models = tables.steps(results).query("ranks == 2").groupby("model", observed=True)
+    return "\n\n".join(f"{model}, 2 ranks: ms per step (exposed):\n\n{markdown(tables.steps_briefly(found))}" for model, found in of_models)
 
 
 def goals_not_met(results):
-    """And how many there are."""
     table = goals(results)
-    table = table[table[""] != PART]
-    missed = table[table[""] != MET]
-    return f"{len(table) - len(missed)} of {len(table)} goals are met.\n\n" + markdown(missed.rename(columns={"what": "goal not met"}))
+    missed, unknown = table[~table[""].isin((MET, NOT_MEASURED))], table.what[table[""] == NOT_MEASURED]
+    return (f"{(table[''] == MET).sum()} of {len(table)} goals are met.\n\n" + markdown(missed.rename(columns={"what": "goal not met"}))
+            + ("\n\nNot measured: " + "; ".join(unknown) + ".") * bool(len(unknown)))
 
 
-# By name: what makes its text of the results.
 BLOCKS = {"conditions": conditions, "summary": summary, "summary_steps": summary_steps, "goals": goals_not_met, "all_reduce": all_reduce,
           "train_step": train_step}
 
 
 def rewritten(page, text, results, drawn):
     """`text` with every block anew; `drawn`: the charts that there are."""
-    whole = [name for _, name, _, _ in BLOCK.findall(text)]
+    whole = [name for _, name, _, _ in BLOCK.findall(text) if name in BLOCKS or name.startswith("chart_")]
     for name in re.findall(r"<!-- bench: (.*?) -->", text):
-        if name not in BLOCKS and not name.startswith("chart_"): raise BadInput(f"{page}: no block {name}; choose from {', '.join(BLOCKS)}")
-        if name not in whole: raise BadInput(f"{page}: a block has no end: {name}")
+        if name not in whole: raise BadInput(f"{page}: the block {name} has no end or is none of {', '.join(BLOCKS)}, chart_NAME; mend its marks")
 
-    def content(name):
-        picture = name.removeprefix("chart_")
-        if picture == name: return BLOCKS[name](results).strip("\n")
-        return f"![{drawn[picture][1]}](../charts/{picture}.svg)" if picture in drawn else ""
-
-    return BLOCK.sub(lambda found: f"{found.group(1)}{content(found.group(2)) or 'Not in this run.'}\n{found.group(4)}", text)
+    shown = {f"chart_{name}": f"![{what}](../charts/{name}.svg)" for name, (_, what) in drawn.items()}
+    content = lambda name: BLOCKS[name](results).strip("\n") if name in BLOCKS else shown.get(name)
+    return BLOCK.sub(lambda found: f"{found[1]}{content(found[2]) or 'Not in this run.'}\n{found[4]}", text)
 
 
 def write(root, results, drawn):
     """Figures, the charts that the pages show, and the results of the main branch, all from one run; returns the paths."""
     pages = {root / page: rewritten(page, (root / page).read_text(), results, drawn) for page in PAGES}
-    shown = {root / CHARTS / f"{name}.svg": figure for name, (figure, _) in drawn.items()
-             if any(f"<!-- bench: chart_{name} -->" in text for text in pages.values())}
+    every = "".join(pages.values())
+    shown = {root / f"docs/charts/{name}.svg": figure for name, (figure, _) in drawn.items() if f"<!-- bench: chart_{name} -->" in every}
     for path, text in pages.items(): path.write_text(text)
     for path, figure in shown.items(): charts.save(figure, path)
-    kept = root / "bench/results.json"
-    results.brief().save(kept)
-    return [*pages, *shown, kept]
+    results.save(root / "bench/results.json")
+    return [*pages, *shown, root / "bench/results.json"]

@@ -34,24 +34,17 @@ class Runner:
         for done in range(self.rounds):
             tasks = [task for task in self.plan.tasks if done < task.rounds]
             if done > 0 and self.spent() + sum(self.took.get(task.label, 0) for task in tasks) > self.limit:
-                return say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
+                say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
+                break
             first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
-            whole = self.round(done, tasks[first:] + tasks[:first])
-            if tasks and (whole or done == 0): self.results.run["rounds"] = done + 1
+            for place, task in enumerate(tasks[first:] + tasks[:first], 1):
+                if self.limit - self.spent() < 1: break
+                minutes = f"{self.spent() / 60:.1f} of {self.limit / 60:g} at most"
+                say(f"round {done + 1}/{self.rounds}, {place}/{len(tasks)}, minutes {minutes}: {task.label}")
+                self.do(task)
+            self.results.errors.update((task.label, "no time was left for it; see --minutes") for task in tasks if task.label not in self.took)
+            self.results.run.update(rounds=done + 1, minutes=round(self.spent() / 60, 1))
             self.results.save(self.folder / "results.json")
-
-    def round(self, done, tasks):
-        """Returns whether it was a whole one."""
-        for place, task in enumerate(tasks):
-            if self.limit - self.spent() < 1:
-                for each in tasks[place:]:
-                    if each.label not in self.took: self.results.errors[each.label] = "no time was left for it; see --minutes"
-                say(f"{len(tasks) - place} of {len(tasks)} are left out: the time is up")
-                return False
-            spent = self.spent() / 60
-            say(f"round {done + 1}/{self.rounds}, {place + 1}/{len(tasks)}, minutes {spent:.1f} of {self.limit / 60:g} at most: {task.label}")
-            self.do(task)
-        return True
 
     def spent(self):
         return time.monotonic() - self.begun
@@ -62,16 +55,14 @@ class Runner:
         written = " ".join(shlex.quote(word.replace(f"{self.plan.root}/", "")) for word in task.command)
         commands = self.results.run.setdefault("commands", {}).setdefault(task.part, [])
         if written not in commands: commands.append(written)
-        self.log.write(f"\n$ {written}\n")
-        self.log.flush()
-        begun, others = time.monotonic(), machine.Others()
-        code = self.call([*task.command, *(flag.format(answer) for flag in FLAGS[task.kind])], self.limit - self.spent())
-        self.took[task.label] = time.monotonic() - begun
+        print(f"\n$ {written}", file=self.log, flush=True)
+        begun, others = self.spent(), machine.Others()
+        code = self.call([*task.command, *(flag.format(answer) for flag in FLAGS[task.kind])], self.limit - begun)
+        self.took[task.label] = self.spent() - begun
         self.results.run.setdefault("others", {}).setdefault(task.label, []).append(round(others.cores(), 2))
         # Exit code 1 of our own programs: some benchmark of many has failed, and the answer says which.
         if (code == 0 or (code == 1 and task.kind == "google")) and self.take(task, answer): return
-        self.plan.tasks = [each for each in self.plan.tasks if each is not task or code != NOT_HERE]
-        if code == NOT_HERE: return
+        if code == NOT_HERE: return self.plan.tasks.remove(task)
         why = {0: "measured nothing", TIME_IS_UP: "was ended when the time was up"}.get(code, f"failed with exit code {code}")
         self.results.errors[task.label] = f"{why}; see log.txt"
         say(f"  {task.label}: {self.results.errors[task.label]}")
@@ -82,10 +73,9 @@ class Runner:
                                    stderr=subprocess.STDOUT, env={**ENVIRONMENT, **os.environ})
         try:
             return process.wait()
-        except KeyboardInterrupt:
-            process.terminate()  # and `timeout` all that it has started
+        finally:
+            process.terminate()  # after an interrupt, and `timeout` all that it has started
             process.wait()
-            raise
 
     def take(self, task, answer):
         """Its answer into the results; returns whether there was any."""
@@ -93,8 +83,6 @@ class Runner:
             content = json.loads(answer.read_text())
         except (OSError, ValueError):
             return False
-        if task.kind == "memory":
-            self.results.memory.append({**task.about, **{key: content[key] for key in OF_MEMORY}})
-            return True
-        program = pathlib.Path(task.command[0 if task.kind == "google" else 1]).stem
-        return self.results.add_google_benchmark(program, content, task.series_only) > 0
+        if task.kind == "memory": self.results.memory.append({**task.about, **{key: content[key] for key in OF_MEMORY}})
+        program = pathlib.Path(task.command[task.kind == "torch"]).stem
+        return task.kind == "memory" or self.results.add_google_benchmark(program, content) > 0

@@ -4,11 +4,17 @@ import pandas
 
 from . import names
 from .estimates import efficiency_of, exposed_of
-from .text import bandwidth, efficiency, milliseconds, or_blank, ratio, ranks_of, seconds, significant, size, spread
+from .text import bandwidth, efficiency, milliseconds, or_blank, ratio, ranks_of, seconds, significant, size
 
 COLLECTIVE = r"(?P<who>\w+)/(?P<collective>\w+)/(?P<dtype>\w+)/ranks:(?P<ranks>\d+)/bytes:(?P<bytes>\d+)"
 STEP = r"train_step/(?P<model>\w+)/(?P<strategy>\w+)/(?P<backend>\w+)/ranks:(?P<ranks>\d+)"
-WHO = {who: look.label for who, look in names.WHO.items()}
+
+
+def labels(results, whos=names.WHO):
+    """{name: label}; a peer that has a version is called by its first number."""
+    versions = results.run.get("peers")
+    known = versions if isinstance(versions, dict) else {}
+    return {who: known[who].partition(".")[0] if who in ("open_mpi", "mpich") and who in known else names.WHO[who].label for who in whos}
 
 
 def machine(results):
@@ -16,18 +22,19 @@ def machine(results):
     return pandas.DataFrame([(key.replace("_", " "), str(value)) for key, value in said.items()], columns=["machine", ""])
 
 
-def all_reduces(results, whos=WHO):
-    """All-reduces in f32: a row a number of ranks and bytes, a column for each of `whos` that was measured, and benchmarks or None in them."""
+def all_reduces(results, whos=names.WHO):
+    """Seconds of all-reduces in f32: a row a number of ranks and bytes, a column for each of `whos` that was measured."""
     found = results.parsed(COLLECTIVE).query("collective == 'all_reduce' and dtype == 'f32'")
-    table = found.pivot(index=["ranks", "bytes"], columns="who", values="benchmark")
-    return table.reindex(columns=[who for who in whos if who in table]).astype(object).where(table.notna(), None)
+    table = found.assign(time=[b.time for b in found.benchmark]).pivot(index=["ranks", "bytes"], columns="who", values="time")
+    return table.reindex(columns=[who for who in whos if who in table])
 
 
-def all_reduce(results, form=lambda b: seconds(b.time), whos=WHO, rows=None, label=lambda ranks, count: f"{ranks_of(ranks)}, {size(count)}"):
+def all_reduce(results, whos=None, rows=None, label=lambda ranks, count: f"{ranks_of(ranks)}, {size(count)}"):
     """`whos`, {name: heading}; `rows`: these, (ranks, bytes), instead of all."""
+    whos = whos or labels(results)
     found = all_reduces(results, whos)
     if rows: found = found[found.index.isin(rows)]
-    table = found.applymap(lambda b: or_blank(form, b)).rename(columns=whos)
+    table = found.applymap(seconds, na_action="ignore").fillna("").rename(columns=whos)
     table.insert(0, "all-reduce", [label(*row) for row in found.index])
     return table
 
@@ -40,24 +47,15 @@ def steps(results):
     return found.dropna().sort_values(["model", "ranks", "backend", "strategy"])
 
 
-def most_measured(steps_of_model):
-    """Of the numbers of ranks that communicate, the one with the most figures; None if there is none."""
-    counts = steps_of_model.ranks[steps_of_model.ranks > 1].value_counts().sort_index()
-    return None if counts.empty else int(counts.idxmax())
-
-
-def step_figures(found):
-    """A row a training step. What the reducer says of its communication is left out where that is under way while others take their steps."""
+def step_figures(results):
+    """A row a training step."""
     rows = []
-    for row in found.itertuples():
-        b, own = row.benchmark, row.strategy not in names.GATHER_BETWEEN_STEPS
+    for row in steps(results).itertuples():
+        b = row.benchmark
         rows.append({"model": row.model, "ranks": str(row.ranks), "backend": names.BACKENDS[row.backend].label,
-                     "strategy": names.STRATEGIES[row.strategy], "step, ms (min, max)": spread(milliseconds, b),
-                     "exposed, ms (of processes)": or_blank(lambda found: found.spread_text(milliseconds), exposed_of(b)),
-                     "waited, ms": or_blank(milliseconds, b.counter("exposed")),
-                     "communication, ms": or_blank(milliseconds, b.counter("communication") if own else None),
-                     "overlap": or_blank(ratio, b.counter("overlap_ratio") if own else None),
-                     "efficiency (of processes)": or_blank(lambda found: found.spread_text(efficiency), efficiency_of(b)),
+                     "strategy": names.STRATEGIES[row.strategy], "step, ms": milliseconds(b.time),
+                     "exposed, ms": or_blank(lambda found: found.text(milliseconds), exposed_of(b)),
+                     "efficiency": or_blank(lambda found: found.text(efficiency), efficiency_of(b)),
                      "samples/s": or_blank(significant, b.counter("samples_per_second")),
                      "state, MB": or_blank(lambda count: f"{count / 1e6:.1f}", b.counter("state_bytes"))})
     return pandas.DataFrame(rows)
@@ -65,27 +63,26 @@ def step_figures(found):
 
 def steps_briefly(found):
     """Steps of one model and number of ranks: a row for each strategy of names.BRIEFLY, a column a backend: step (exposed)."""
-    def cell(b):
-        exposed = exposed_of(b)
-        return milliseconds(b.time) + (f" ({milliseconds(exposed.value)})" if exposed else "")
-
     found = found[found.strategy.isin(names.BRIEFLY)]
-    figures = pandas.DataFrame({"strategy": [names.STRATEGIES[strategy] for strategy in found.strategy], "cell": found.benchmark.map(cell),
-                                "backend": [names.BACKENDS[backend].label for backend in found.backend]})
+    exposed = [f" ({milliseconds(e.value)})" if (e := exposed_of(b)) else "" for b in found.benchmark]
+    figures = pandas.DataFrame({"strategy": [names.STRATEGIES[strategy] for strategy in found.strategy],
+                                "backend": [names.BACKENDS[backend].label for backend in found.backend],
+                                "cell": [milliseconds(b.time) + text for b, text in zip(found.benchmark, exposed)]})
     table = figures.pivot(index="strategy", columns="backend", values="cell").fillna("")
     return table.reindex(index=figures.strategy.unique(), columns=figures.backend.unique()).reset_index()
 
 
 def memory(results):
-    return pandas.DataFrame({"sharded": names.STAGES[row["shard"]], "ranks": str(row["ranks"]),
-                             **{label: f"{row[part] / 1e6:.1f}" for part, label in names.MEMORY.items()}} for row in results.memory)
+    parts = ("bytes_parameters", "bytes_gradients", "bytes_optimizer", "bytes_activations", "peak_rss_bytes")
+    return pandas.DataFrame({"sharded": row["shard"], "ranks": str(row["ranks"]), **{part: f"{row[part] / 1e6:.1f}" for part in parts}}
+                            for row in results.memory)
 
 
 def figures(results, *programs):
     """Every benchmark of these programs."""
     ratios = ("limit_ratio", "all_reduce_ratio", "compute_ratio", "memcpy_ratio", "hidden", "overhead")
-    counters = {"busbw": bandwidth, **dict.fromkeys(ratios, ratio)}
-    rows = [{"benchmark": b.name, "time (min, max)": spread(seconds, b), "samples": str(b.samples),
+    counters = {"busbw": bandwidth, **dict.fromkeys(ratios, ratio), "bytes_per_parameter": "{:.0f}".format}
+    rows = [{"benchmark": b.name, "time": seconds(b.time), "samples": str(b.samples),
              **{name.replace("_", " "): or_blank(form, b.counter(name)) for name, form in counters.items()}}
             for b in results.benchmarks() if b.program in programs]
     table = pandas.DataFrame(rows)

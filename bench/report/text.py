@@ -8,23 +8,16 @@ def significant(value, digits=3):
     return format(float(f"{value:.{digits}g}"), "g")
 
 
-def scaled(value, steps, digits=3):
-    for factor, unit in steps:
-        if abs(value) >= factor * 0.9995: break
-    return f"{significant(value / factor, digits)} {unit}"
+def scaled(*steps, digits=3):
+    def form(value):
+        factor, unit = next((step for step in steps if abs(value) >= step[0] * 0.9995), steps[-1])
+        return f"{significant(value / factor, digits)} {unit}"
+    return form
 
 
-def seconds(value):
-    return scaled(value, ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
-
-
-def size(count):
-    """Of a message; binary units, as sizes are powers of two."""
-    return scaled(count, ((2 ** 30, "GiB"), (2 ** 20, "MiB"), (2 ** 10, "KiB"), (1, "B")), 4)
-
-
-def bandwidth(rate):
-    return scaled(rate, ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")))
+seconds = scaled((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+size = scaled((2 ** 30, "GiB"), (2 ** 20, "MiB"), (2 ** 10, "KiB"), (1, "B"), digits=4)
+bandwidth = scaled((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 
 
 def milliseconds(value):
@@ -42,11 +35,6 @@ def or_blank(form, value):
 
 def ranks_of(count):
     return f"{count} rank{'s' * (count != 1)}"
-
-
-def spread(form, benchmark):
-    """Median, least and greatest of a benchmark's time."""
-    return f"{form(benchmark.time)} ({form(benchmark.least)}, {form(benchmark.greatest)})"
 
 
 def markdown(table):

@@ -266,13 +266,13 @@ void compare_attention(Comparison& compare, AttentionShape shape) {
 /// By which gradients of several arrays are scaled, as the host would find.
 void compare_clipping(Comparison& compare, Size largest) {
     Side<CudaOps> side{compare.device()};
-    std::vector<std::span<const float>> gradients;
+    std::vector<gradsync::ConstBufferView> gradients;
     double squares = 0;
-    for (const Size n : {Size{1}, Size{77}, largest}) gradients.emplace_back(side.random(n), n);
-    for (const auto& gradient : gradients) {
+    for (const Size n : {Size{1}, Size{77}, largest}) {
+        const float* const gradient = side.random(n);
+        gradients.push_back(gradsync::device_buffer(gradient, n));
         std::vector<float> own;
-        for (const float x : side.ops.read(gradient.size(), gradient.data(), own))
-            squares += static_cast<double>(x) * static_cast<double>(x);
+        for (const float x : side.ops.read(n, gradient, own)) squares += static_cast<double>(x) * static_cast<double>(x);
     }
     for (const double most : {0.25, 1e6, 0.5}) {
         std::vector<float> own;
@@ -337,29 +337,30 @@ Training train(Ops ops, const typename Model::Config& config, unsigned steps) {
         }
         for (Size i = 0; i < parameters.size(); ++i)
             ops.add(parameters[i].count, second_micro_batch.values[i].data(), gradients.values[i].data());
-        std::vector<std::span<const float>> spans;
-        for (const auto& gradient : gradients.values) spans.emplace_back(gradient.data(), gradient.size());
         optimizer.begin_step();
         if constexpr (Ops::on_device) {
             std::vector<std::array<void*, 2>> states;
             for (Size i = 0; i < parameters.size(); ++i) states.push_back({first[i].data(), second[i].data()});
             std::vector<gradsync::DeviceSlice> slices;
-            for (Size i = 0; i < parameters.size(); ++i)
+            std::vector<gradsync::ConstBufferView> views;
+            for (Size i = 0; i < parameters.size(); ++i) {
+                views.push_back(gradsync::device_buffer(gradients.values[i].data(), gradients.values[i].size()));
                 slices.push_back({.parameter = i,
                                   .master = gradsync::device_buffer(weights[i].data(), weights[i].size()),
-                                  .gradient = gradsync::device_buffer(gradients.values[i].data(), spans[i].size()),
+                                  .gradient = views[i],
                                   .state = states[i]});
-            optimizer.scale_gradients_by(ops.clip_factor(spans, 1.0));
+            }
+            optimizer.scale_gradients_by(ops.clip_factor(views, 1.0));
             optimizer.step(slices, 1, ops.stream());
         } else {
             double squares = 0;
-            for (const auto& span : spans)
-                for (const float x : span) squares += static_cast<double>(x) * static_cast<double>(x);
+            for (const auto& gradient : gradients.values)
+                for (const float x : gradient) squares += static_cast<double>(x) * static_cast<double>(x);
             for (Size i = 0; i < parameters.size(); ++i) {
                 float* const state[] = {first[i].data(), second[i].data()};
                 optimizer.step({.parameter = i,
                                 .value = {weights[i].data(), weights[i].size()},
-                                .gradient = spans[i],
+                                .gradient = gradients.values[i],
                                 .gradient_scale = std::min(1.0, 1.0 / std::sqrt(squares)),
                                 .state = state});
             }

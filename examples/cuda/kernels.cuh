@@ -120,6 +120,15 @@ __global__ void __launch_bounds__(threads) to_bfloat16(Size n, const float* in, 
     if (last < n) store(out + last, in[last]);
 }
 
+/// *sum = terms[0] + ... One block.
+template <class = void>
+__global__ void __launch_bounds__(threads) sum(Size n, const double* terms, double* sum) {
+    double own = 0;
+    for (Size i = threadIdx.x; i < n; i += threads) own += terms[i];
+    const double all = block_sum(own);
+    if (threadIdx.x == 0) *sum = all;
+}
+
 /// *factor: by what gradients are multiplied whose squares add up to sums[0] + ... so that their norm is at most `most`.
 /// One block.
 template <class = void>

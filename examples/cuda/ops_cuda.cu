@@ -235,16 +235,17 @@ void CudaOps::fill(Size n, float value, float* out) const { context_->launch(blo
 
 void CudaOps::add(Size n, const float* in, float* out) const { context_->launch(blocks_for(n), kernels::add<>, n, in, out); }
 
-const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradients, double most) const {
+const float* CudaOps::clip_factor(std::span<const gs::ConstBufferView> gradients, double most,
+                                  const std::function<void(double* sum)>& add_up) const {
     constexpr Size block = 1 << 16;
     std::vector<gs::ConstBufferView> blocks;
     for (const auto& gradient : gradients) {
-        for (Size at = 0; at < gradient.size(); at += block)
-            blocks.push_back({gradient.data() + at, std::min(block, gradient.size() - at), gs::DType::f32});
+        for (Size at = 0; at < gradient.count; at += block) blocks.push_back(gradient.subview(at, std::min(block, gradient.count - at)));
     }
     Context& c = *context_;
     const Size block_bytes = blocks.size() * sizeof(gs::ConstBufferView);
-    auto* const sums = c.norm_memory.get<double>(blocks.size() + block_bytes / sizeof(double), stream());
+    auto* const sum = c.norm_memory.get<double>(1 + blocks.size() + block_bytes / sizeof(double), stream());
+    auto* const sums = sum + 1;
     auto* const listed = reinterpret_cast<gs::ConstBufferView*>(sums + blocks.size());
     const auto same = [](const gs::ConstBufferView& a, const gs::ConstBufferView& b) { return a.data == b.data && a.count == b.count; };
     if (!std::equal(blocks.begin(), blocks.end(), c.norm_blocks.begin(), c.norm_blocks.end(), same)) {  // buckets have moved
@@ -254,7 +255,13 @@ const float* CudaOps::clip_factor(std::span<const std::span<const float>> gradie
     }
     gs::cuda::sums_of_squares(listed, c.norm_blocks.size(), sums, stream());
     auto* const factor = static_cast<float*>(c.factor.data());
-    c.launch(1, kernels::clip_factor<>, c.norm_blocks.size(), sums, most, factor);
+    if (add_up) {
+        c.launch(1, kernels::sum<>, c.norm_blocks.size(), sums, sum);
+        add_up(sum);
+        c.launch(1, kernels::clip_factor<>, Size{1}, sum, most, factor);
+    } else {
+        c.launch(1, kernels::clip_factor<>, c.norm_blocks.size(), sums, most, factor);
+    }
     return factor;
 }
 

@@ -11,11 +11,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <gradsync/core/buffer_view.hpp>
 #include <gradsync/cuda/runtime.hpp>
 
 #include "../ops.hpp"
@@ -118,8 +120,10 @@ public:
 
     void fill(Size n, float value, float* out) const;
     void add(Size n, const float* in, float* out) const;
-    /// What to multiply all of `gradients` by so that their norm is at most `most`; lies on the device until the next call.
-    const float* clip_factor(std::span<const std::span<const float>> gradients, double most) const;
+    /// What to multiply all of `gradients` by so that their norm is at most `most`; lies on the device until the next call. If these are a
+    /// rank's part, `add_up(sum)` adds up the ranks' sums of squares, in order on the stream: `sum` is a double on the device.
+    const float* clip_factor(std::span<const gradsync::ConstBufferView> gradients, double most,
+                             const std::function<void(double* sum)>& add_up = {}) const;
 
     // ---- linear layers
 

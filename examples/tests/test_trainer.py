@@ -138,7 +138,7 @@ class CommandLine(TrainerTest):
                        checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
                        hidden independent gradients validate-every timeout no-shared-memory shard prefetch
                        no-reshard replicate-below device precision compress compress-after compress-density
-                       compress-rank compress-bits first-bucket-mib global-batch stop-after trace load-weights save-weights""".split():
+                       compress-rank compress-bits first-bucket-mib reduce-dtype global-batch stop-after trace load-weights save-weights""".split():
             self.assertIn("--" + flag, page)
 
     def test_wrong_flags_are_refused(self):
@@ -186,6 +186,11 @@ class CommandLine(TrainerTest):
             self.refused((flags[0], "--compress"), *flags)
         self.refused("--compress top-k", "--compress", "power-sgd", "--compress-density", "0.5")
         self.refused(("--compress-bits", "8,4,1"), "--compress", "quantize", "--compress-bits", "2")
+        self.refused(("--reduce-dtype", "f32", "bf16"), "--reduce-dtype", "f16")
+        self.refused(("--compress top-k", "--reduce-dtype bf16"), "--compress", "top-k", "--reduce-dtype", "bf16")
+        for stage in STAGES:
+            self.refused(("--gradients in-buckets", "--reduce-dtype bf16"), "--gradients", "in-buckets", "--reduce-dtype", "bf16",
+                         "--shard", stage)
         for stage in STAGES[1:]:
             self.refused(("--compress power-sgd", "--shard none"), "--shard", stage, "--compress", "power-sgd")
             self.refused("--gradients borrowed", "--shard", stage, "--gradients", "borrowed")
@@ -333,6 +338,36 @@ class Compression(TrainerTest):
         for compress in self.ALL:
             begun, longer = (self.train(*MLP, *compress, "--steps", steps, "--lr", 0.003) for steps in (4, 150))
             self.assertLess(longer["validation_loss"], begun["validation_loss"] - 1, compress)
+
+    def test_gradients_travel_in_16_bits(self):
+        """Half the bytes of gradients, the others as they were; the same bits by every way, and the curve of f32 but for rounding."""
+        half = ["--reduce-dtype", "bf16"]
+        for name, flags in MODELS.items():
+            digests = {}
+            for stage in STAGES:
+                run = [*flags, "--steps", 40, "--lr", 0.003, "--shard", stage]
+                expected, found = self.train(*run), self.train(*run, *half)
+                saved = expected["comm_bytes"] - found["comm_bytes"]
+                self.assertAlmostEqual(saved, 2 * expected["parameters"], delta=64 * 30, msg=(name, stage))
+                self.assertEqual(found["config"]["reduce_dtype"], "bf16")
+                self.assertNotEqual(found["params_digest"], expected["params_digest"])
+                for field in ("train_loss", "validation_loss"):
+                    self.assertAlmostEqual(found[field], expected[field], delta=0.02, msg=(name, stage, field))
+                digests[stage] = found["params_digest"]
+            self.assertEqual(len(set(digests.values())), 1, (name, digests))
+            expected = self.digest(*flags, *half)
+            for more in (["--overlap", "forward", *self.MANY], ["--buckets", "flat", "--overlap", "backward-thread"], ["--buckets", "optimal"],
+                         ["--shard", "optimizer", "--overlap", "step", *self.MANY], ["--shard", "optimizer", "--overlap", "forward"],
+                         ["--shard", "gradients", "--overlap", "none", *self.MANY], ["--shard", "parameters", "--no-reshard"]):
+                self.assertEqual(self.digest(*flags, *half, *more), expected, (name, more))
+
+    def test_micro_batches_are_not_rounded_to_16_bits(self):
+        """They add up in f32, so that the error does not grow with their number."""
+        for stage in STAGES:
+            run = [*TRANSFORMER, "--steps", 20, "--accumulate", 16, "--ranks", 3, "--shard", stage]
+            expected, found = self.train(*run), self.train(*run, "--reduce-dtype", "bf16")
+            for field in ("train_loss", "validation_loss"):
+                self.assertAlmostEqual(found[field], expected[field], delta=0.005, msg=(stage, field))
 
 
 class Sharding(TrainerTest):
@@ -1218,6 +1253,8 @@ class Tcp(TrainerTest):
         small = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
         for ranks, (name, flags) in zip((2, 3, 4), MODELS.items()):
             expected = self.digest(*flags, "--ranks", ranks)
+            self.assertEqual(self.train_processes(ranks, *flags, "--reduce-dtype", "bf16", *small)["params_digest"],
+                             self.digest(*flags, "--ranks", ranks, "--reduce-dtype", "bf16"), name)
             for more in (["--overlap", "none", "--gradients", "borrowed"], small, ["--overlap", "forward"], ["--shard", "parameters"],
                          ["--no-shared-memory", "--overlap", "backward-thread", *small], ["--no-shared-memory", "--shard", "optimizer"]):
                 found = self.train_processes(ranks, *flags, *more)

@@ -135,6 +135,19 @@ class OnCuda(unittest.TestCase):
         found = self.train(*TRANSFORMER, *CUDA, "--ranks", 2, "--shard", "parameters")
         self.same_curve(found, expected, 0.05, ("bf16",))
 
+    def test_gradients_travel_in_bf16(self):
+        """Through the host and over NCCL: the curve of the CPU, and as many bytes."""
+        for stage in ("none", *STAGES):
+            run = [*TRANSFORMER, "--shard", stage, "--reduce-dtype", "bf16"]
+            expected = self.train(*run, "--ranks", 2)
+            found = self.train(*run, *CUDA, "--precision", "f32", "--ranks", 2)
+            self.same_curve(found, expected, 1e-3, ("staged", stage))
+            self.assertEqual(found["comm_bytes"], expected["comm_bytes"], stage)
+            for code, out, err in (outcomes := self.over_nccl(2, *run, "--precision", "f32", "--json", "-")):
+                self.assertEqual(code, 0, err)
+            self.same_curve(json.loads(outcomes[0][1]), expected, 1e-3, ("nccl", stage))
+            self.assertEqual(json.loads(outcomes[0][1])["comm_bytes"], expected["comm_bytes"], stage)
+
     def test_planned_buckets(self):
         self.steps = ["--steps", 6]
         expected = self.train(*TRANSFORMER, "--ranks", 2)

@@ -42,9 +42,13 @@ struct ShardedCase {
     const char* name;
     int stage = 1;
     gradsync::DType dtype = gradsync::DType::f32;  ///< of weights and gradients
-    bool in_buckets = false;                       ///< weights, and the gradients of stage 1
+    gradsync::OptionalDType reduce_dtype = {};
+    bool in_buckets = false;  ///< weights, and the gradients of stage 1
     bool accumulates = false, clips = false, rebuilds = false, discards = false, skips = false, forward = false, reshards = true;
     int per_group = 0;  ///< ranks that share a state; 0: all
+
+    /// NCCL rounds after every addition.
+    float tolerance() const { return dtype == gradsync::DType::bf16 || reduce_dtype ? 0.05f : 2e-3f; }
 };
 
 inline std::vector<ShardedCase> sharded_cases() {
@@ -59,9 +63,11 @@ inline std::vector<ShardedCase> sharded_cases() {
         {.name = "stage 2, clipped", .stage = 2, .clips = true},
         {.name = "stage 2, bf16, micro-batches", .stage = 2, .dtype = DType::bf16, .in_buckets = true, .accumulates = true},
         {.name = "stage 2, a step discarded, rebuilt", .stage = 2, .rebuilds = true, .discards = true},
+        {.name = "stage 2, bf16 on the way, micro-batches", .stage = 2, .reduce_dtype = DType::bf16, .accumulates = true},
         {.name = "stage 3", .stage = 3},
         {.name = "stage 3, bf16, clipped", .stage = 3, .dtype = DType::bf16, .clips = true},
         {.name = "stage 3, micro-batches, kept weights", .stage = 3, .accumulates = true, .reshards = false},
+        {.name = "stage 3, bf16 on the way, clipped", .stage = 3, .reduce_dtype = DType::bf16, .clips = true},
         {.name = "stage 1, in groups", .in_buckets = true, .per_group = 2},
         {.name = "stage 3, in groups, clipped", .stage = 3, .clips = true, .per_group = 2},
     };
@@ -102,7 +108,7 @@ private:
         List<std::size_t> group_of(parameters);
         for (std::size_t i = 0; i < parameters; ++i) group_of[i] = i % 2;
         const std::conditional_t<on_device, cuda::AdamW, HostAdamW> optimizer(groups, group_of);
-        ReducerOptions reducer;
+        ReducerOptions reducer{.reduce_dtype = what_.reduce_dtype};
         if (what_.skips) reducer.unused = UnusedParameters::find_unused;
         if (what_.stage == 3) {
             ShardedParametersOptions options{.reducer = reducer, .reshard_after_forward = what_.reshards, .replicate_below = 100};

@@ -38,8 +38,9 @@ class PairsTest(unittest.TestCase):
     def of(self, strategies, rounds=2):
         return run(PROGRAM, f"--rounds={rounds}", f"--benchmark_filter=^train_step/mlp/({strategies})/threads/ranks:2$")
 
-    def check(self, pairs, time, rounds=2):
-        """`pairs` of times like `time`, in seconds. The median is compared: a busy machine can hold up a single step for any time."""
+    def check(self, benchmark, rounds=2):
+        """Its pairs are of times like its own, in seconds. The median is compared: a busy machine can hold up a single step for any time."""
+        (pairs,), time = benchmark.rounds("pairs"), benchmark.time
         self.assertEqual(len(pairs), rounds)
         values = [value for pair in pairs for value in pair]
         self.assertGreater(min(values), 0, pairs)
@@ -50,30 +51,35 @@ class PairsTest(unittest.TestCase):
         found = self.of("flat|naive|independent", 4)
         for strategy in ("flat", "naive"):
             benchmark = found[f"train_step/mlp/{strategy}/threads/ranks:2"]
-            self.check(benchmark.series("pairs"), benchmark.time, 4)
-            self.assertEqual(benchmark.series("watched"), [])
+            self.check(benchmark, 4)
         reference = found["train_step/mlp/independent/threads/ranks:2"]
-        self.assertEqual((reference.samples, reference.series("pairs")), (1 + 2 * 4 + 2, []))
+        self.assertEqual((reference.samples, reference.rounds("pairs")), (1 + 2 * 4 + 2, []))
 
     def test_pairs_of_one_strategy_share_no_step(self):
         self.assertEqual(self.of("flat|independent")["train_step/mlp/independent/threads/ranks:2"].samples, 2 * 2)
 
-    def test_a_timeline_is_metered(self):
+    def test_a_timeline_is_paired_with_the_same_steps_without(self):
         benchmark, = self.of("timeline").values()
-        self.check(benchmark.series("pairs"), benchmark.time)
-        self.check([step[1:] for step in benchmark.series("watched")], benchmark.time, 9)
-        for spent, whole in benchmark.series("watched"): self.assertTrue(0 < spent < whole)
+        self.check(benchmark)
 
     def test_steps_of_pytorch_have_pairs_too(self):
         found = run(sys.executable, PEER, "--model", "mlp", "--modes", "flat", "--rounds", "2")
         flat, reference = (found[f"train_step/mlp/torch_{mode}/gloo/ranks:2"] for mode in ("flat", "independent"))
-        self.check(flat.series("pairs"), flat.time)
-        self.assertEqual((reference.samples, reference.series("pairs")), (2 * 2, []))
+        self.check(flat)
+        self.assertEqual((reference.samples, reference.rounds("pairs")), (2 * 2, []))
 
     def test_pairs_of_one_mode_of_pytorch_share_no_step(self):
         """a b, b a: once the same upon itself."""
         found = run(sys.executable, PEER, "--model", "mlp", "--modes", "flat,naive", "--rounds", "2")
         self.assertEqual(found["train_step/mlp/torch_independent/gloo/ranks:2"].samples, 1 + 2 * 2 + 1)
+
+    def test_modes_of_gradsync_need_its_module(self):
+        for flags, sentence in ((["--modes", "gradsync"], "gradsync needs --gradsync FOLDER"),
+                                (["--modes", "gradsync", "--gradsync", "/nowhere"], "no gradsync_torch.so for this Python and PyTorch in /nowhere")):
+            done = subprocess.run([sys.executable, PEER, *flags], capture_output=True, text=True, timeout=100)
+            if done.returncode == NO_TORCH: self.skipTest(done.stderr.strip())
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(sentence, done.stderr)
 
 
 if __name__ == "__main__":

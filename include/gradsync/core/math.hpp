@@ -33,8 +33,11 @@ constexpr std::size_t in_lines(std::size_t bytes) noexcept { return round_up(byt
 /// Sorts a list or vector by `before(a, b)`. The sort is stable.
 template <class Elements, class Before>
 void sort_by(Elements& elements, Before&& before) {
-    Elements merged = elements;
     const std::size_t n = elements.size();
+    std::size_t sorted = 1;
+    while (sorted < n && !before(elements[sorted], elements[sorted - 1])) ++sorted;
+    if (sorted >= n) return;  // often: parameters lie in memory in their order
+    Elements merged = elements;
     for (std::size_t run = 1; run < n; run *= 2) {  // runs of this length are sorted; merges pairs of them
         for (std::size_t at = 0; at < n;) {
             const std::size_t middle = smaller(at + run, n), last = smaller(middle + run, n);

@@ -39,14 +39,22 @@ public:
         return storage;
     }
 
-    /// Makes `slots` slots, sized for the largest buckets. Collective.
+    /// Makes `slots` slots, sized for the largest buckets. Gradients of another type than their bucket lie behind it in its slot.
+    /// Collective.
     [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                                  std::size_t slots) {
+                                                  ListView<const ParameterView> parameters, std::size_t slots) {
         BucketStorage storage(plan, infos);
+        bool differ = false;
+        for (std::size_t b = 0; b < plan.size(); ++b)
+            for (std::size_t i : plan.bucket(b)) differ = differ || parameters[i].gradient.dtype != infos[i].dtype;
+        if (differ) {
+            storage.written_ = storage.parameters_;
+            for (std::size_t i = 0; i < parameters.size(); ++i) storage.written_[i].dtype = parameters[i].gradient.dtype;
+        }
         storage.slot_of_.resize(plan.size());
         storage.slots_.resize(slots);
-        for (const BufferView& bucket : storage.buckets_) {  // each replaces the smallest so far
-            std::size_t bytes = in_lines(bucket.bytes());
+        for (std::size_t b = 0; b < plan.size(); ++b) {  // each replaces the smallest so far
+            std::size_t bytes = storage.slot_bytes(b, plan.bucket(b));
             for (Slot& slot : storage.slots_)
                 if (slot.bytes < bytes) std::swap(slot.bytes, bytes);
         }
@@ -62,6 +70,8 @@ public:
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// The part of parameter i within its bucket.
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
+    /// The memory to write gradient i to, if it does not live with the trainer.
+    BufferView written(std::size_t i) const noexcept { return written_.empty() ? parameters_[i] : written_[i]; }
     /// The same part in image `number`.
     BufferView image(BufferView view, std::size_t number) const noexcept {
         view.data = static_cast<std::byte*>(view.data) + number * image_bytes_;
@@ -76,7 +86,7 @@ public:
     void detach(std::size_t b, std::span<const std::size_t> parameters)
         requires(B::memory_space == MemorySpace::host)
     {
-        place(b, parameters, more_memory(b));
+        place(b, parameters, more_memory(in_lines(buckets_[b].bytes())));
     }
 
     // For slots. Call from one thread at a time. `parameters` are those of bucket b.
@@ -84,11 +94,10 @@ public:
     bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
     /// Takes the smallest free slot that is large enough; false if there is none. The slot still holds the data of its previous bucket.
     bool take_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
+        const std::size_t bytes = slot_bytes(b, parameters);
         std::size_t best = slots_.size();
         for (std::size_t s = 0; s < slots_.size(); ++s)
-            if (!slots_[s].taken && slots_[s].bytes >= buckets_[b].bytes() &&
-                (best == slots_.size() || slots_[s].bytes < slots_[best].bytes))
-                best = s;
+            if (!slots_[s].taken && slots_[s].bytes >= bytes && (best == slots_.size() || slots_[s].bytes < slots_[best].bytes)) best = s;
         if (best == slots_.size()) return false;
         slots_[best].taken = true;
         slot_of_[b] = best;
@@ -100,10 +109,10 @@ public:
         place(b, parameters, nullptr);
     }
     /// Adds a slot for bucket b outside the backend's memory. It is a little slower between processes, because it has to be copied.
-    void add_slot(std::size_t b)
+    void add_slot(std::size_t b, std::span<const std::size_t> parameters)
         requires(B::memory_space == MemorySpace::host)
     {
-        std::byte* const data = more_memory(b);
+        std::byte* const data = more_memory(slot_bytes(b, parameters));
         slots_.push_back({data, more_memory_.back().bytes()});
     }
 
@@ -129,8 +138,16 @@ private:
         bytes_ = bytes;
     }
 
-    std::byte* more_memory(std::size_t b) {
-        more_memory_.push_back(kernel::HostBuffer(in_lines(buckets_[b].bytes())));
+    bool lies_behind(std::size_t i) const noexcept { return !written_.empty() && written_[i].dtype != parameters_[i].dtype; }
+    std::size_t slot_bytes(std::size_t b, std::span<const std::size_t> parameters) const noexcept {
+        std::size_t bytes = in_lines(buckets_[b].bytes());
+        for (std::size_t i : parameters)
+            if (lies_behind(i)) bytes += in_lines(written_[i].bytes());
+        return bytes;
+    }
+
+    std::byte* more_memory(std::size_t bytes) {
+        more_memory_.push_back(kernel::HostBuffer(bytes));
         bytes_ += more_memory_.back().bytes();
         return static_cast<std::byte*>(more_memory_.back().data());
     }
@@ -146,14 +163,20 @@ private:
 
     void place(std::size_t b, std::span<const std::size_t> parameters, std::byte* memory) noexcept {
         buckets_[b].data = memory;
-        for (std::size_t i : parameters)
+        std::size_t behind = in_lines(buckets_[b].bytes());
+        for (std::size_t i : parameters) {
             parameters_[i].data = memory == nullptr ? nullptr : memory + layout_.offsets[i] * size_of(parameters_[i].dtype);
+            if (written_.empty()) continue;
+            written_[i].data = memory == nullptr || !lies_behind(i) ? parameters_[i].data : memory + behind;
+            if (lies_behind(i)) behind += in_lines(written_[i].bytes());
+        }
     }
 
     BucketLayout layout_;
     Memory memory_{};
     std::size_t bytes_ = 0, image_bytes_ = 0;
     List<BufferView> buckets_, parameters_;
+    List<BufferView> written_;  ///< by parameter, if a gradient has another type than its bucket; see `written`
     List<Slot> slots_;
     List<std::size_t> slot_of_;  ///< by bucket: its slot, while it has one
     List<kernel::HostBuffer> more_memory_;

@@ -64,7 +64,7 @@ public:
 
     /// The memory in which the trainer finds gradient i.
     BufferView gradient(std::size_t i) const noexcept {
-        return live_here() && parameters_[i].requires_grad ? storage_.parameter(i) : parameters_[i].gradient;
+        return live_here() && parameters_[i].requires_grad ? storage_.written(i) : parameters_[i].gradient;
     }
 
     // -------------------------------------------------------------------- gradients that are reduced to shards
@@ -91,7 +91,7 @@ public:
         if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
         if constexpr (B::memory_space == MemorySpace::host) {
             if (!more) return false;
-            storage_.add_slot(b);
+            storage_.add_slot(b, plan_.bucket(b));
             return storage_.take_slot(b, plan_.bucket(b));
         }
         return false;
@@ -153,7 +153,7 @@ public:
     /// Puts the complete gradient i into its bucket, together with the sums of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
         if (sums_.holds(i) || sums_.leaves_roots()) deposit_sum(i, gradient(i));
-        else if (marks_[i].copied) passes_.copy(marks_[i].gradient, storage_.parameter(i));
+        else if (marks_[i].copied) passes_.copy(pooled() ? storage_.written(i) : marks_[i].gradient, storage_.parameter(i));
     }
     /// The same with the gradient of the last micro-batch, or with {} if the last one did not use it.
     [[gnu::noinline]] void deposit_sum(std::size_t i, BufferView last) { sums_.add_last(i, last, first_sum(i), storage_.parameter(i)); }
@@ -246,7 +246,8 @@ private:
     };
     Mark mark_of(std::size_t i) const noexcept {
         const BufferView gradient = parameters_[i].gradient;
-        return {gradient, !live_here() && storage_.parameter(i).data != gradient.data};
+        return {gradient,
+                live_here() ? storage_.parameter(i).dtype != storage_.written(i).dtype : storage_.parameter(i).data != gradient.data};
     }
     [[gnu::cold]] void prepare_marks() {
         marks_.resize(parameters_.size());
@@ -356,7 +357,7 @@ private:
     }
 
     [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
-        if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, slots_needed(plan_, parameters_, order_));
+        if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, parameters_, slots_needed(plan_, parameters_, order_));
         const List<BufferView> direct = direct_buckets(backend);
         std::size_t count = 0;
         for (const BufferView& range : direct) count += range.data != nullptr;

@@ -102,7 +102,8 @@ struct ReducerOptions {
     UnusedParameters unused = UnusedParameters::error;
     JoinDivisor divisor = JoinDivisor::live_ranks;
     NonFinite non_finite = NonFinite::pass;
-    /// The type in which borrowed floating-point gradients travel. Default: their own, or f32 for low precision that the reducer adds up.
+    /// The type in which borrowed and pooled floating-point gradients travel. Default: their own, or f32 for low precision that the reducer
+    /// adds up. Pooled gradients of another type take memory for both while a bucket is filled.
     OptionalDType reduce_dtype = {};
     /// Compares the weights of all ranks in the first `finish()`, and then every so many steps. Throws Error(parameter_mismatch) if they
     /// differ, because averages do not make them equal again. 0: only in the first. `never`: for weights that differ on purpose. Reads all

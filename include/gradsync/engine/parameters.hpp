@@ -29,6 +29,7 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
                 static_assert(Traits::space == space,
                               "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
                               "the host: parameter_traits<T>::space is not the backend's memory_space");
+            if constexpr (requires { parameters.size(); }) views.reserve(parameters.size());
             for (auto&& p : parameters) {
                 views.push_back(parameter_view(p));
                 if (ParameterView& v = views.back(); v.gradient == BufferView{}) {
@@ -84,10 +85,10 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
     };
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
-    if (!borrowed && ((adds_up && options.micro_batches == 0) || options.reduce_dtype))
+    if (!borrowed && ((adds_up && options.micro_batches == 0) || (options.reduce_dtype && options.gradients != GradientStorage::pooled)))
         refuse(
-            "Accumulation::in_buckets and reduce_dtype are for borrowed gradients; gradients that live in the buckets are "
-            "added up there by the trainer");
+            "Accumulation::in_buckets and reduce_dtype are for borrowed gradients (reduce_dtype for pooled ones, too); gradients that live "
+            "in the buckets are added up there by the trainer");
     if (options.micro_batches != 0 && options.micro_batches < static_cast<std::size_t>(size))
         refuse(text("micro_batches is the total over all ranks: with ", options.micro_batches, " of them, ",
                     static_cast<std::size_t>(size) - options.micro_batches, " of the ", size, " ranks would have none"));

@@ -36,7 +36,7 @@ TEST_CASE("sharding on devices: it trains as it does on the host") {
             CHECK(staged(size, train) == expected);
             const std::vector<float> there = on_devices(size, train);
             if (size < 3 && what.dtype == DType::f32) CHECK(there == expected);  // there is only one order
-            else CHECK(gradsync_test::distance(there, expected) < (what.dtype == DType::bf16 ? 0.05f : 2e-3f));
+            else CHECK(gradsync_test::distance(there, expected) < what.tolerance());
         }
 }
 

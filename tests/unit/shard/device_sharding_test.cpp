@@ -65,7 +65,7 @@ TEST_CASE("sharding over NCCL: it trains as it does on the host") {
         const std::string_view name = what.name;
         CAPTURE(name);
         const std::vector<float> there = agreed(comm.host(), ShardedTraining<NcclBackend>(comm, what).run());
-        CHECK(gradsync_test::distance(there, on_host(what)) < (what.dtype == DType::bf16 ? 0.05f : 2e-3f));
+        CHECK(gradsync_test::distance(there, on_host(what)) < what.tolerance());
     }
 }
 
@@ -77,6 +77,6 @@ TEST_CASE("sharding over staged buffers: as on the host") {
         const std::string_view name = what.name;
         CAPTURE(name);
         const std::vector<float> there = agreed(host, ShardedTraining<StagingBackend<TcpBackend>>(comm, what).run());
-        CHECK(gradsync_test::distance(there, on_host(what)) < (what.dtype == DType::bf16 ? 0.05f : 2e-3f));
+        CHECK(gradsync_test::distance(there, on_host(what)) < what.tolerance());
     }
 }
