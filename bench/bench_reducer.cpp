@@ -42,7 +42,7 @@
 
 namespace {
 
-std::atomic<std::ptrdiff_t> heap_bytes = 0;  // that new has given and delete has not taken back; without aligned ones: buckets
+std::atomic<std::ptrdiff_t> heap_bytes = 0;  // allocated by operator new and not yet freed; not the buckets, whose memory is aligned
 
 }  // namespace
 

@@ -38,7 +38,7 @@ public:
         return otherwise;
     }
 
-    /// What every --NAME=TEXT says.
+    /// Returns the TEXT of each --NAME=TEXT.
     std::vector<std::string> take_all(std::string_view name) {
         const std::string begin = "--" + std::string(name) + "=";
         std::vector<std::string> texts;

@@ -13,7 +13,7 @@
 
 namespace bench {
 
-/// What a program has printed: lines of a word and a number, by word. Libraries print other lines, too.
+/// The numbers that a program printed, by name: a line holds a name and a number. Other lines are skipped; some libraries print them.
 using Printed = std::map<std::string, std::vector<double>>;
 
 /// Returns the path of a helper program, which stands beside this one.
@@ -32,7 +32,7 @@ inline std::string command_under_mpi(const std::string& mpiexec, int ranks, cons
     return "'" + mpiexec + "' -n " + std::to_string(ranks) + " '" + path_of_helper(helper) + "' " + arguments;
 }
 
-/// Runs a command of the shell.
+/// Runs a shell command and returns what it printed. Throws std::runtime_error if it fails or prints no number.
 inline Printed printed_by(const std::string& command) {
     std::FILE* output = ::popen(command.c_str(), "r");
     if (output == nullptr) throw std::runtime_error("could not start " + command);

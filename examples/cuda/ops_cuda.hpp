@@ -120,8 +120,9 @@ public:
 
     void fill(Size n, float value, float* out) const;
     void add(Size n, const float* in, float* out) const;
-    /// What to multiply all of `gradients` by so that their norm is at most `most`; lies on the device until the next call. If these are a
-    /// rank's part, `add_up(sum)` adds up the ranks' sums of squares, in order on the stream: `sum` is a double on the device.
+    /// Returns the factor that limits the norm of `gradients` to `most`. It lies on the device and is valid until the next call. If the
+    /// gradients are only this rank's slices, `add_up(sum)` adds the sums of squares of all ranks, on the stream; `sum` points to a double
+    /// on the device.
     const float* clip_factor(std::span<const gradsync::ConstBufferView> gradients, double most,
                              const std::function<void(double* sum)>& add_up = {}) const;
 
