@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // The library's collectives against the bandwidth limit and against its peers.
 //
-//     bench_all_reduce [--seconds=S] [--rounds=N] [--gib] [--no-pin] [--peer=NAME=COMMAND]... [Google Benchmark's flags]
+//     bench_all_reduce [--seconds=S] [--rounds=N] [--no-pin] [--peer=NAME=COMMAND]... [Google Benchmark's flags]
 //     bench_all_reduce --backend threads|tcp|mpi [--ranks N] ...     one backend in nccl-tests' columns: see --backend tcp --help
 //
 // Benchmarks are named WHO/COLLECTIVE/DTYPE/ranks:N/bytes:B. WHO is of the library
@@ -22,9 +22,8 @@
 //     NAME                      of each --peer: another program, see bench/peers
 //
 // Times are medians. Counters: bytes; algbw and busbw, bytes a second as nccl-tests counts them; WHO_ratio, that one's
-// time over this one's, measured in turns with it (mpi_library_best_ratio: of the library's two the faster one's);
-// time_min and time_max in seconds; handoff_ns, the state of the machine. Turns are batches; but a --peer, which has
-// processes of its own, takes turns of half of its time with the limit.
+// time over this one's, measured in turns with it; time_min and time_max in seconds; handoff_ns, the state of the
+// machine. Turns are batches; but a --peer, which has processes of its own, takes turns of half of its time with the limit.
 //
 // The shell runs COMMAND, with {ranks} replaced by their number and BYTES SECONDS LEAST ROUNDS pin|no-pin appended. It
 // prints a line a sample, NAME and the seconds for one all-reduce of floats, in place: the slowest rank's.
@@ -183,9 +182,6 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
     };
     for (const char* name : {"limit", "threads", "mpi_library", "gloo"})
         if (other(name)) state.counters[name + std::string("_ratio")] = other(name)->median / own.median;
-    if (other("limit")) state.counters["limit_ratio_of_minima"] = other("limit")->min / own.min;
-    const Summary *blocking = other("mpi_library"), *nonblocking = other("mpi_library_nonblocking");
-    if (blocking && nonblocking) state.counters["mpi_library_best_ratio"] = std::min(blocking->median, nonblocking->median) / own.median;
 }
 
 SharedContests<Measured> shared_contests;
@@ -227,12 +223,10 @@ void add_peers(const Case& c) {
     for (const Peer& peer : peers) add({peer.name}, c, [peer](const Case& each) { return measure_peer(each, peer); });
 }
 
-void add_all(bool gib) {
+void add_all() {
     constexpr std::size_t mib = std::size_t{1} << 20;
     for (int ranks : {1, 2, 4, 6}) {
-        std::vector<std::size_t> sizes{4096, 65536, mib, 10 * mib, 25 * mib, 100 * mib};
-        if (gib && ranks <= 2) sizes.push_back(1024 * mib);  // in the contest over MPI each rank has three buffers
-        for (std::size_t bytes : sizes) {
+        for (std::size_t bytes : {std::size_t{4096}, std::size_t{65536}, mib, 10 * mib, 25 * mib, 100 * mib}) {
             const Case c{"all_reduce", DType::f32, ranks, bytes};
             add_threads(c);
             if (!c.has_limit()) continue;
@@ -319,7 +313,6 @@ int main(int argc, char** argv) {
     if (const std::string_view backend = tool::backend_of(argc, argv); !backend.empty()) return main_of_tool(argc, argv, backend);
 #endif
     Flags flags(argc, argv);
-    const bool gib = flags.take("gib");
     flags.take(contest_options);
     for (const std::string& text : flags.take_all("peer")) {
         const std::size_t end = text.find('=');
@@ -329,6 +322,6 @@ int main(int argc, char** argv) {
         }
         peers.push_back({text.substr(0, end), text.substr(end + 1)});
     }
-    add_all(gib);
+    add_all();
     return run_benchmarks(argc, argv);
 }

@@ -78,11 +78,7 @@ void run_and_report(benchmark::State& state, int ranks, std::vector<Contestant*>
     const double handoff = handoff_latency();
     const ContestResult samples = run_contest(ranks, contestants, contest_options);
     Summary own = summarise(samples[0].seconds);
-    if (contestants.size() > 1) {
-        const Summary other = summarise(samples[1].seconds);
-        state.counters[ratio] = other.median / own.median;
-        state.counters[std::string(ratio) + "_of_minima"] = other.min / own.min;
-    }
+    if (contestants.size() > 1) state.counters[ratio] = summarise(samples[1].seconds).median / own.median;
     own.median /= parts, own.min /= parts, own.max /= parts;
     report(state, own, handoff);
 }

@@ -20,21 +20,20 @@
 //     timeline                as buckets_25MB, while a Timeline keeps what happens
 //
 // BACKEND is threads (ThreadBackend), mpi (MpiBackend, processes that share memory), mpi_messages (processes that send
-// messages) or tcp (TcpBackend, processes that share memory). The strategies of one model, backend and number of ranks that the filter selects take turns, a step each, all
-// ranks starting together; a step of `independent` stands directly before and after each of them, and the two and the
-// mean of these are a pair. `timeline` is paired with buckets_25MB in the same way, in a contest of its own; and among
-// threads some more of its steps are metered: how long the Timeline itself took (see watch_meter.hpp).
+// messages) or tcp (TcpBackend, processes that share memory). The strategies of one model, backend and number of ranks
+// that the filter selects take turns, a step each, all ranks starting together; a step of `independent` stands directly
+// before and after each of them, and the two and the mean of these are a pair. `timeline` is paired with buckets_25MB in
+// the same way, in a contest of its own.
 //
 // Times are medians over the rounds, of the slowest rank. Counters, times in seconds: independent_ratio, the time of
 // `independent` over this one's, and exposed_against_independent, this one's less that of `independent`: medians over the
 // pairs, and their quartiles as ..._q1 and ..._q3 (of `timeline`: unwatched_ratio and exposed_against_unwatched); zero1_ratio,
-// of `fused` and `fused_shared`, the time of `zero1` in the same round over this one's; watching, of metered steps, the slowest rank's seconds (the median); exposed
-// and communication, of a step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed /
+// of `fused` and `fused_shared`, the time of `zero1` in the same round over this one's; exposed and communication, of a step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed /
 // communication; samples_per_second and tokens_per_second, of all ranks together; state_bytes, of weights, gradients and
 // the optimizer on one rank; time_min, time_max, samples; handoff_ns, the state of the machine. `forward` and `zero3` are
 // without communication and overlap_ratio: what they gather for the next step is under way while others take their turns,
-// so that it would count the steps of these. In JSON, a benchmark's label holds the pairs and the metered steps:
-// "pairs STEP/REFERENCE ...;watched WATCHING/STEP ...", seconds.
+// so that it would count the steps of these. In JSON, a benchmark's label holds the pairs: "pairs STEP/REFERENCE ...",
+// seconds.
 
 #include <algorithm>
 #include <cstddef>
@@ -84,27 +83,11 @@ private:
 struct Figures {
     Samples samples;
     Observed observed;
-    std::vector<Fraction> watched = {};  ///< of metered steps, what watching took, and all
 };
 struct Measured {
     std::map<std::string, Figures> of;  ///< by strategy
     double handoff = 0;
 };
-
-/// Steps of a strategy that is watched; of each the greatest of the ranks' figures.
-std::vector<Fraction> metered(const std::vector<std::unique_ptr<Trainee>>& trainees, std::size_t which) {
-    constexpr int steps = 9;
-    std::vector<std::vector<Fraction>> of_ranks(trainees.size());
-    on_each_rank(static_cast<int>(trainees.size()), [&](std::size_t r) {
-        if (contest_options.pin) pin_to_core(static_cast<int>(r) % cores());
-        of_ranks[r] = trainees[r]->train_metered(which, steps);
-    });
-    std::vector<Fraction> most = of_ranks[0];
-    for (const std::vector<Fraction>& own : of_ranks)
-        for (std::size_t i = 0; i < most.size(); ++i)
-            most[i] = {std::max(most[i].above, own[i].above), std::max(most[i].below, own[i].below)};
-    return most;
-}
 
 /// The strategies of these names, the first of which is the reference.
 Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
@@ -121,8 +104,6 @@ Measured measure_threads(const Case& c, const std::vector<std::string>& names) {
     auto steps = train_steps(names.size(), trainees, [&](int rank) { everybody.wait(rank); });
     const ContestResult samples = run_contest(c.ranks, pointers_to(steps), contest_options);
     Measured measured;
-    for (std::size_t s = 0; s < names.size(); ++s)
-        if (strategy(names[s]).watched) measured.of[names[s]].watched = metered(trainees, s);
     on_each_rank(c.ranks, [&](std::size_t r) { trainees[r]->end(); });
 
     std::vector<Observed> observed;
@@ -152,7 +133,7 @@ Measured measure_mpi(const Case& c, const std::vector<std::string>& names) {
 #endif
 
 void report_case(benchmark::State& state, const Case& c, const std::string& who, const Measured& measured) {
-    const auto& [samples, observed, watched] = measured.of.at(who);
+    const auto& [samples, observed] = measured.of.at(who);
     const Summary own = summarise(samples.seconds);
     report(state, own, measured.handoff);
     std::string label;
@@ -168,12 +149,6 @@ void report_case(benchmark::State& state, const Case& c, const std::string& who,
         std::vector<double> ratios;
         for (std::size_t i = 0; i < std::min(theirs.size(), ours.size()); ++i) ratios.push_back(theirs[i] / ours[i]);
         report(state, "zero1_ratio", summarise(std::move(ratios)));
-    }
-    if (!watched.empty()) {
-        std::vector<double> seconds;
-        for (const Fraction& step : watched) seconds.push_back(step.above);
-        state.counters["watching"] = summarise(std::move(seconds)).median;
-        report(state, label, "watched", watched);
     }
     state.counters["exposed"] = observed.exposed_seconds;
     if (!strategy(who).gathers_between_steps()) {

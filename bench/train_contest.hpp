@@ -39,13 +39,13 @@ template <class Backend>
 void learn(Trainee& trainee, const std::string& model, const Strategy& strategy, const Backend& together, const Backend& alone) {
     const trainer::Options options = options_for(model, strategy);
     const Backend& comm = strategy.synchronises() ? together : alone;
-    auto watch = strategy.watched ? std::make_unique<WatchMeter>() : nullptr;
-    const trainer::MakeSynchroniser make = [&, observer = watch.get()](trainer::Parameters& parameters, const trainer::Units& units) {
+    auto timeline = strategy.watched ? std::make_unique<gradsync::Timeline>() : nullptr;
+    const trainer::MakeSynchroniser make = [&, observer = timeline.get()](trainer::Parameters& parameters, const trainer::Units& units) {
         return trainer::make_synchroniser(comm, options, parameters, units, observer);
     };
     std::function<void()> meet;
     if (strategy.meets) meet = [ranks = Backend(together)]() mutable { ranks.barrier().wait(); };
-    trainee.learn(options, make, std::move(watch), std::move(meet));
+    trainee.learn(options, make, std::move(timeline), std::move(meet));
 }
 
 /// One for each of the strategies that the trainees have learnt.

@@ -35,12 +35,12 @@ public:
           samples_(text_, model_.config().reading(), static_cast<std::uint64_t>(rank)),
           batch_{.sequences = options.micro_batch} {}
 
-    void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make, std::unique_ptr<WatchMeter> watch,
+    void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make, std::unique_ptr<gradsync::Timeline> timeline,
                std::function<void()> meet) override {
         // In the first steps memory is touched for the first time; optimal buckets are planned before the fifth.
         const int first_steps = options.buckets == "optimal" ? 5 : 2;
         auto& course = courses_.emplace_back();
-        course.watch = std::move(watch);
+        course.timeline = std::move(timeline);
         course.meet = std::move(meet);
         for (std::size_t i = 0; i < model_.parameters().size(); ++i) model_.parameters().bind(i, nullptr);
         course.sync = make(model_.parameters(), model_.units());
@@ -55,21 +55,6 @@ public:
         for (std::size_t i = 0; i < course.weights.size(); ++i) model_.parameters().bind(i, course.weights[i]);
         model_.set_access(course.sync.get());
         for (int i = 0; i < steps; ++i) step(course);
-    }
-
-    std::vector<Fraction> train_metered(std::size_t which, int steps) override {
-        constexpr int scopes = 3;  // of a step
-        std::vector<Fraction> found;
-        WatchMeter& watch = *courses_[which].watch;
-        watch.meter(true);
-        for (int i = 0; i < steps; ++i) {
-            const double begin = now();
-            train(which, 1);
-            const double seconds = now() - begin;
-            found.push_back({watch.take() + scopes * watch.scope_seconds(), seconds});
-        }
-        watch.meter(false);
-        return found;
     }
 
     void end() override {
@@ -88,7 +73,7 @@ private:
     using Scope = gradsync::Timeline::Scope;
 
     struct Course {
-        std::unique_ptr<WatchMeter> watch;  // before who writes into it
+        std::unique_ptr<gradsync::Timeline> timeline;  // before who writes into it
         std::function<void()> meet;
         std::unique_ptr<trainer::Synchroniser> sync;
         std::vector<const float*> weights;  // by parameter, where they are between steps
@@ -106,7 +91,7 @@ private:
     void step(Course& course) {
         samples_.fill(course.samples_seen, batch_);
         course.samples_seen += batch_.sequences;
-        gradsync::Timeline* const timeline = course.watch ? &course.watch->timeline() : nullptr;  // with the scopes that the trainer has
+        gradsync::Timeline* const timeline = course.timeline.get();  // with the scopes that the trainer has
         const double loss = [&] {
             const Scope scope{timeline, "forward"};
             return model_.forward(batch_);

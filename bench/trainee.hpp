@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "measure.hpp"
+#include <gradsync/observe/timeline.hpp>
+
 #include "strategies.hpp"
 #include "synchroniser.hpp"
-#include "watch_meter.hpp"
 
 namespace bench {
 
@@ -27,14 +27,12 @@ struct Observed {
 class Trainee {
 public:
     virtual ~Trainee() = default;
-    /// Takes up one more strategy, and does its first steps. `watch`, if any, is what `make` has observe it; the steps
-    /// add the trainer's scopes. `meet`, if any, is called after each backward. Collective, as is `make`.
-    virtual void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make, std::unique_ptr<WatchMeter> watch = {},
-                       std::function<void()> meet = {}) = 0;
+    /// Takes up one more strategy, and does its first steps. `timeline`, if any, is what `make` has observe it; the
+    /// steps add the trainer's scopes. `meet`, if any, is called after each backward. Collective, as is `make`.
+    virtual void learn(const trainer::Options& options, const trainer::MakeSynchroniser& make,
+                       std::unique_ptr<gradsync::Timeline> timeline = {}, std::function<void()> meet = {}) = 0;
     /// Steps of the strategy that was taken up as number `which`, from 0. Collective.
     virtual void train(std::size_t which, int steps) = 0;
-    /// The same of a strategy that is watched, metered; returns of each step the seconds that watching took, and all.
-    virtual std::vector<Fraction> train_metered(std::size_t which, int steps) = 0;
     /// Does what the last steps have left to be done. Collective.
     virtual void end() = 0;
     virtual Observed observed(std::size_t which) const = 0;
