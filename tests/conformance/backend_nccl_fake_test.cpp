@@ -16,7 +16,7 @@ template <int looks, gradsync::NcclMemory memory = gradsync::NcclMemory::plain>
 struct FakeDevices {
     using Backend = gradsync::NcclBackend;
     using Memory = gradsync_test::DeviceMemory;
-    static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
+    static constexpr int largest = 4;
     static constexpr bool one_order = false;
 
     static bool here(int) { return true; }

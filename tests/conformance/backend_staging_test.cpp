@@ -16,7 +16,7 @@ template <std::size_t piece_bytes>
 struct StagedThreads {
     using Backend = gradsync::StagingBackend<gradsync::ThreadBackend>;
     using Memory = gradsync_test::DeviceMemory;
-    static constexpr int largest = gradsync_test::slow_build ? 3 : 4;
+    static constexpr int largest = 4;
     static constexpr bool one_order = true;
 
     static bool here(int) { return true; }

@@ -334,7 +334,7 @@ void check_compressor(const X& compressor, const X& late) {
         CHECK(Exchange(compressor).describe() != Exchange(late).describe());
     }
     SUBCASE("nothing is lost, all ranks have the same bits, and what is not compressed is that of AllReduce") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (const Script& script : scripts()) {
                 CAPTURE(ranks);
                 CAPTURE(describe(script.options));
@@ -350,7 +350,7 @@ void check_compressor(const X& compressor, const X& late) {
             }
     }
     SUBCASE("the bits depend neither on the overlap policy nor on the run") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (const Script& script : {scripts()[0], scripts()[3], scripts()[6]}) {
                 CAPTURE(ranks);
                 const auto traces = train(ranks, script, compressor, 4);
@@ -414,7 +414,7 @@ void check_compressor(const X& compressor, const X& late) {
         CHECK(seen == std::vector<std::uint64_t>{0, 1, 2, 3});
     }
     SUBCASE("another plan keeps what there is of each parameter") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (const Script& script : {scripts()[0], scripts()[1], scripts()[6]}) {
                 CAPTURE(ranks);
                 std::vector<std::string> wrong(static_cast<std::size_t>(ranks), "never rebuilt");
@@ -433,7 +433,7 @@ void check_compressor(const X& compressor, const X& late) {
             }
     }
     SUBCASE("with its state a new one goes on as if nothing had happened") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (const X* const one : {&compressor, &late}) {
                 CAPTURE(ranks);
                 const auto whole = train(ranks, {}, *one, 6);
@@ -466,7 +466,7 @@ void check_compressor(const X& compressor, const X& late) {
             }
     }
     SUBCASE("what is not finite reaches every rank at once, and is gone in the next step") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (const double x : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
                 for (const bool everywhere : {false, true}) {  // in one element of each parameter, or in all
                     CAPTURE(ranks);
@@ -572,7 +572,7 @@ void check_compressor(const X& compressor, const X& late) {
             }
     }
     SUBCASE("a rank that throws in the middle of a step: the others are told who it was") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (int guilty = 0; guilty < ranks; ++guilty) {
                 const auto result = outcomes(ranks, [&](ThreadBackend comm) {
                     const int rank = comm.rank();

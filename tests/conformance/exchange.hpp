@@ -184,7 +184,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
     if constexpr (X::traits.scatters) static_assert(require_scattering_exchange<Policy, RecordingBackend>());
 
     SUBCASE("several buckets in flight, completed in order, have the results that `scatters` promises; in every step") {
-        for (const int ranks : {1, 2, 3, 4}) {
+        for (const int ranks : rank_counts()) {
             CAPTURE(ranks);
             CHECK(on_ranks(ranks, make, [&](ThreadBackend& world, auto& own, Finding& finding) {
                       const int rank = world.rank();
@@ -207,7 +207,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
         }
     }
     SUBCASE("a Reducer leaves the means, or this rank's shards of them") {
-        for (const int ranks : {1, 2, 3, 4}) {
+        for (const int ranks : rank_counts()) {
             CAPTURE(ranks);
             CHECK(on_ranks(ranks, make, [&](ThreadBackend& world, auto& own, Finding& finding) {
                       auto model = tensors({700, 1, 0, 5, 1025, 2});
@@ -232,7 +232,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
         }
     }
     SUBCASE("is_single_rank says whether the world has one rank; the exchange of a copied policy says the same") {
-        for (const int ranks : {1, 2, 3, 4})
+        for (const int ranks : rank_counts())
             CHECK(on_ranks(ranks, make, [&](ThreadBackend&, auto& own, Finding& finding) {
                       const Policy copied(own.policy);
                       const X copy(copied);
@@ -246,7 +246,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
                   }) == "");
     }
     SUBCASE("traffic is the bytes that collectives are started with, and their number") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             CHECK(on_ranks(ranks, make, [&](ThreadBackend& world, auto& own, Finding& finding) {
                       std::vector<Exchanged> buckets = buckets_to_exchange(ranks, X::traits.means_only);
                       adopt(own, buckets);
@@ -269,7 +269,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
     }
     SUBCASE("with_replicas visits the communicator of those with equal shards, if there are any") {
         if constexpr (ScatteringExchange<Policy, RecordingBackend>)
-            for (const int ranks : {1, 2, 3, 4})
+            for (const int ranks : rank_counts())
                 CHECK(on_ranks(ranks, make, [&](ThreadBackend& world, auto& own, Finding& finding) {
                           int visits = 0, copies = 1;
                           std::as_const(own.exchange).with_replicas([&](RecordingBackend& replicas) {
@@ -317,7 +317,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
         }
     }
     SUBCASE("a rank that throws between two buckets: the others are told who it was") {
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (int guilty = 0; guilty < ranks; ++guilty)
                 CHECK(not_told(outcomes(ranks,
                                         [&](ThreadBackend world) {
@@ -336,7 +336,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
     }
     SUBCASE("a bucket that is dropped before it is complete fails the communicator, in whichever stage") {
         enum class Drop { at_once, after_first_stage, in_second_stage };
-        for (const int ranks : {2, 3, 4})
+        for (const int ranks : rank_counts(2))
             for (const Drop when : {Drop::at_once, Drop::after_first_stage, Drop::in_second_stage})
                 for (int guilty = 0; guilty < ranks; ++guilty) {
                     CAPTURE(when);

@@ -109,7 +109,7 @@ void check_overlap_policy(Make&& make) {
         CHECK(std::string(Policy(std::move(policy)).describe()) == name);
     }
     SUBCASE("launches in the plan's order, the same bits on every rank, whatever the order of marks") {
-        for (const int ranks : {1, 2, 3, 4})
+        for (const int ranks : rank_counts())
             for (const int thread_count : {1, 3}) {
                 CAPTURE(ranks);
                 CAPTURE(thread_count);

@@ -13,6 +13,8 @@
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/error.hpp>
 
+#include "slow_build.hpp"
+
 /// Functions on several ranks, whose results and errors are looked at afterwards, on the thread of the test: nothing
 /// of doctest is called on the ranks.
 

@@ -15,6 +15,8 @@
 #include <gradsync/core/backend.hpp>
 #include <gradsync/core/error.hpp>
 
+#include "support/slow_build.hpp"
+
 namespace gradsync_test {
 
 using namespace std::chrono_literals;
@@ -22,7 +24,7 @@ using namespace std::chrono_literals;
 /// How the suite runs a function on the ranks of a backend. A model has
 ///
 /// - `Backend`: the type under test. `Memory`: a buffer in the memory that it reads (`HostMemory`, or alike).
-/// - `largest`: the largest world that it can make; the suite runs at 1, 2, 3, 4 ranks up to that.
+/// - `largest`: the largest world that it can make; the suite runs at 1, 2, 3, 4 ranks up to that (with sanitizers at 3 at most).
 /// - `one_order`: whether sums have the bits of the tree over the ranks (core/math.hpp); else they are compared with a tolerance, those of 8-bit
 ///   types with inputs for which they are the same in any order.
 /// - `run(size, limit, f)`: makes a new communicator of `size` ranks whose waits are limited to `limit`, runs
@@ -71,19 +73,6 @@ private:
     int count_ = 0;
 };
 
-/// Sanitizers make the suite up to thirty times slower: it runs fewer of the long cases then.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool slow_build = true;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-inline constexpr bool slow_build = true;
-#else
-inline constexpr bool slow_build = false;
-#endif
-#else
-inline constexpr bool slow_build = false;
-#endif
-
 /// How often a case is repeated that makes a new world each time. A program whose worlds take a second each sets it to 1.
 inline int repetitions = slow_build ? 8 : 40;
 
@@ -99,7 +88,7 @@ inline constexpr auto scant = 300ms;
 
 inline std::vector<int> sizes_up_to(int largest, int least = 1) {
     std::vector<int> sizes;
-    for (int size = least; size <= 4 && size <= largest; ++size)
+    for (int size = least; size <= (slow_build ? 3 : 4) && size <= largest; ++size)
         if (only_size == 0 || size == only_size) sizes.push_back(size);
     return sizes;
 }

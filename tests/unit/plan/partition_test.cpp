@@ -12,7 +12,10 @@
 #include <span>
 #include <vector>
 
+#include "support/slow_build.hpp"
+
 using namespace gradsync::plan;
+using gradsync_test::number_of_cases;
 
 namespace {
 
@@ -104,7 +107,7 @@ bool is_partition(const Ends& ends, std::size_t n) {
 TEST_CASE("both forms of the optimum are the least of all ways to cut") {
     std::mt19937_64 random(11);
     double worst_merged = 1;
-    for (int repeat = 0; repeat < 6000; ++repeat) {
+    for (std::size_t repeat = 0; repeat < number_of_cases(6000); ++repeat) {
         const Problem c = random_problem(random, 11);
         const double least = least_of_all(c);
         const auto finish = [&](const Ends& ends) {
@@ -124,7 +127,7 @@ TEST_CASE("both forms of the optimum are the least of all ways to cut") {
 
 TEST_CASE("long cases: both forms agree, and no rule is better") {
     std::mt19937_64 random(12);
-    for (int repeat = 0; repeat < 300; ++repeat) {
+    for (std::size_t repeat = 0; repeat < number_of_cases(300); ++repeat) {
         const Problem c = random_problem(random, 400);
         const double least = finish_time(c.gradients, optimal_ends(c.gradients, c.cost), c.cost);
         REQUIRE(least == doctest::Approx(finish_time(c.gradients, optimal_ends_quadratic(c.gradients, c.cost), c.cost)).epsilon(1e-12));

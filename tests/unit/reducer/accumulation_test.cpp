@@ -74,7 +74,7 @@ TEST_CASE("PyTorch parity: three Adam steps equal local training on the joined b
         local.adam();
     }
     REQUIRE(local.loss(data) < TinyNetwork().loss(data));
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       TinyNetwork model(comm.rank() == 0 ? 1 : 99);  // the others get rank 0's weights
@@ -97,7 +97,7 @@ TEST_CASE("PyTorch parity: three Adam steps equal local training on the joined b
 TEST_CASE("PyTorch parity: no_sync accumulation equals local, gradients copied and as bucket views") {
     const auto data = samples(36);
     constexpr int micro_batches = 3;
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             TinyNetwork local;
             for (int step = 0; step < 3; ++step) {
@@ -137,7 +137,7 @@ TEST_CASE("PyTorch parity: no_sync accumulation equals local, gradients copied a
 
 TEST_CASE("Accumulation::in_buckets adds up in f32, and rounds once") {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32, DType::f64, DType::f8e5m2})
-        for (const int ranks : {1, 2, 3}) {
+        for (const int ranks : rank_counts(1, 3)) {
             CAPTURE(ranks);
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({50, 3, 700}, dtype);
@@ -181,7 +181,7 @@ TEST_CASE("Accumulation::in_buckets adds up in f32, and rounds once") {
 
 TEST_CASE("N ranks with one micro-batch each give the bits of one rank with N micro-batches") {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8e4m3})
-        for (const int ranks : {2, 3, 4}) {
+        for (const int ranks : rank_counts(2)) {
             const auto shape = tensors({50, 3, 700}, dtype);
             const ReducerOptions options{.averaging = Averaging::mean_over_count,
                                          .accumulation = Accumulation::in_buckets,
@@ -391,7 +391,7 @@ TEST_CASE("micro_batches that are none, too many, too few, or not those of all r
 }
 
 TEST_CASE("a no_sync guard that an exception leaves, and guards within guards") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({10, 20});
                   const int rank = comm.rank();
@@ -437,7 +437,7 @@ TEST_CASE("no_sync while buckets are in flight is refused") {
 }
 
 TEST_CASE("a gradient that only earlier micro-batches touched is averaged all the same") {
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             for (const UnusedParameters unused : {UnusedParameters::error, UnusedParameters::find_unused}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -479,7 +479,7 @@ TEST_CASE("Accumulation::in_buckets and reduce_dtype are for borrowed gradients 
 }
 
 TEST_CASE("a micro-batch that used a tied weight less often than the next one leaves no marks to that one") {
-    for (int ranks = 1; ranks <= 3; ++ranks)
+    for (const int ranks : rank_counts(1, 3))
         for (const ReducerOptions& way : ways_to_accumulate)
             for (const UnusedParameters unused : {UnusedParameters::find_unused, UnusedParameters::error})
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -552,7 +552,7 @@ TEST_CASE("a tied weight that was used less often in every micro-batch but the l
 }
 
 TEST_CASE("an exception between two marks of a tied weight: what was complete counts, and the next micro-batch starts anew") {
-    for (int ranks = 1; ranks <= 3; ++ranks)
+    for (const int ranks : rank_counts(1, 3))
         for (const ReducerOptions& way : ways_to_accumulate)
             for (const bool once_more : {false, true})  // is the next one under no_sync(), too?
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -622,7 +622,7 @@ TEST_CASE("an exception between two marks of a tied weight, caught within anothe
 }
 
 TEST_CASE("discard() forgets the micro-batches before it, and only those") {
-    for (int ranks = 1; ranks <= 3; ++ranks)
+    for (const int ranks : rank_counts(1, 3))
         for (const DType dtype : {DType::f32, DType::f64, DType::bf16})
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({50, 3, 700}, dtype);
@@ -660,7 +660,7 @@ TEST_CASE("discard() forgets the micro-batches before it, and only those") {
 }
 
 TEST_CASE("discard() of micro-batches that are summed beside their buckets, in 16 bits on the way") {
-    for (int ranks = 1; ranks <= 3; ++ranks)
+    for (const int ranks : rank_counts(1, 3))
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({50, 3, 700}, DType::bf16);
                   const int rank = comm.rank();
@@ -679,7 +679,7 @@ TEST_CASE("discard() of micro-batches that are summed beside their buckets, in 1
 }
 
 TEST_CASE("a parameter that only a discarded micro-batch used is unused") {
-    for (int ranks = 1; ranks <= 3; ++ranks)
+    for (const int ranks : rank_counts(1, 3))
         for (const ReducerOptions& way : ways_to_accumulate)
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({10, 20, 30});
@@ -758,7 +758,7 @@ TEST_CASE("the engine's accumulates() tells whether there are micro-batches that
 }
 
 TEST_CASE("discard() in the middle of a step, and while a guard lives, is refused, and nothing is lost by it") {
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         CHECK(
             findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                 auto model = tensors({10, 20, 30});

@@ -101,7 +101,7 @@ int allocations_of(int ranks, ReducerOptions options, DType dtype, Step&& step, 
 
 template <class Buckets, class Overlap>
 void check_policies(Overlap overlap, ReducerOptions options, DType dtype = DType::f32) {
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : rank_counts()) {
         CAPTURE(ranks);
         CAPTURE(describe(options));
         const auto step = [&](auto& sync, auto& model, int) {
@@ -144,7 +144,7 @@ TEST_CASE("a steady step allocates nothing: Flat and SizeCappedBuckets") {
 }
 
 TEST_CASE("a steady step allocates nothing: micro-batches, join, norm and clipping") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         const auto everything = [&](auto& sync, auto& model, int k) {
             const bool has_batch = sync.backend().rank() != k % 3;
             if (!sync.begin_step(has_batch)) return;
@@ -167,7 +167,7 @@ TEST_CASE("a steady step allocates nothing: micro-batches, join, norm and clippi
 }
 
 TEST_CASE("a steady step allocates nothing: unused parameters whose gradients live in the buckets") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         const auto some = [](auto& sync, auto& model, int k) {
             for (std::size_t i = model.size(); i-- > 0;)
                 if (static_cast<int>(i) != k % 3) sync.mark_ready(i);
@@ -182,7 +182,7 @@ TEST_CASE("a steady step allocates nothing: unused parameters whose gradients li
 TEST_CASE("a steady step allocates nothing: compressed") {
     const auto check = [](const auto& compressor) {
         using Exchange = std::remove_cvref_t<decltype(compressor)>;
-        for (const int ranks : {1, 2, 3})
+        for (const int ranks : rank_counts(1, 3))
             for (const DType dtype : {DType::f32, DType::bf16}) {
                 CAPTURE(ranks);
                 CAPTURE(name_of(dtype));
@@ -218,7 +218,7 @@ TEST_CASE("a steady step allocates nothing: sharded") {
         }
         sharded.step(gradsync::clip_factor(sharded.gradient_norm(), 1.0));
     };
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         CAPTURE(ranks);
         for (const DType dtype : {DType::f32, DType::bf16}) {
             using Two = ShardedOptimizer<ThreadBackend, AdamW, Zero2, SizeCappedBuckets, OverlapForward>;

@@ -21,6 +21,7 @@
 
 #include "support/forked.hpp"
 #include "support/ports.hpp"
+#include "support/slow_build.hpp"
 
 namespace gs = gradsync;
 
@@ -64,7 +65,7 @@ std::vector<gradsync_test::Report> on_processes(int size, gs::TcpOptions options
 
 TEST_CASE("arenas: gradients side by side are buckets where they are, in any order, with the right means") {
     for (const auto& order : {in_order, mixed})
-        for (const int size : {2, 3, 4}) {
+        for (const int size : gradsync_test::rank_counts(2)) {
             std::vector<std::string> found(static_cast<std::size_t>(size));
             gs::run_threads(size, [&](gs::ThreadBackend comm) {
                 std::vector<float> arena(parts * count + 1, -1.0f);

@@ -26,7 +26,7 @@ const std::vector<double> token_counts{1024, 37, 0, 4099};
 template <class By>
 void check_averaging(Averaging averaging, const std::vector<DType>& dtypes, By&& by) {
     for (const DType dtype : dtypes)
-        for (const int ranks : {1, 2, 3, 4})
+        for (const int ranks : rank_counts())
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CAPTURE(ranks);
                 CAPTURE(name_of(dtype));
@@ -83,7 +83,7 @@ TEST_CASE("Averaging::mean_over_count: local sums, divided by all tokens") {
 }
 
 TEST_CASE("means weighted by token counts agree with an oracle in f64") {
-    for (const int ranks : {2, 3, 4}) {
+    for (const int ranks : rank_counts(2)) {
         const std::vector<Tensor> shape = tensors({1000});
         std::vector<double> exact(1000);
         double total = 0;
@@ -185,7 +185,7 @@ TEST_CASE("set_weight refuses what is no weight, and averages without weights") 
 
 TEST_CASE("a step without a weight ends in an error that asks for one, on every rank") {
     for (const Averaging averaging : {Averaging::weighted_mean, Averaging::mean_over_count})
-        for (const int ranks : {1, 2, 3})
+        for (const int ranks : rank_counts(1, 3))
             for (const bool first : {true, false}) {
                 const auto seen = outcomes(ranks, [&](ThreadBackend comm) {
                     auto model = tensors({10, 20});

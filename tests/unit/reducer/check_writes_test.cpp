@@ -62,7 +62,7 @@ TEST_CASE("a gradient that is written after its mark is named on every rank, whe
         CHECK(seen.back().error.value().context().parameter == "p1");
         return seen.back().text;
     };
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             for (const bool after_all : {false, true})
                 for (const std::size_t at : {0u, 2000u}) {

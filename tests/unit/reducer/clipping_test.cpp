@@ -104,7 +104,7 @@ TEST_CASE("gradient_norm at 3 ranks: the same on all, and within 1e-12 of an ora
 }
 
 TEST_CASE("clip_gradients_by_norm scales what is too long, and leaves the rest alone") {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {

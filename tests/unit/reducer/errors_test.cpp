@@ -43,7 +43,7 @@ std::vector<Outcome> train(int ranks, GradientStorage storage, AtStep&& at_step,
 
 template <class AtStep, class Check>
 void check_everywhere(AtStep&& at_step, Check&& check) {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             for (int guilty = 0; guilty < ranks; ++guilty) {
                 const auto here = [&](auto& sync, const auto& model, int rank) {
@@ -119,7 +119,7 @@ TEST_CASE("finish twice, with nothing marked in between") {
 }
 
 TEST_CASE("a mark of a frozen parameter, or of one that there is not") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors({10, 20});
             model[0].name = "embedding";
@@ -141,7 +141,7 @@ TEST_CASE("a mark of a frozen parameter, or of one that there is not") {
 }
 
 TEST_CASE("a rank that never calls finish: the others reach the time limit, which names it") {
-    for (const int ranks : {2, 3, 4})
+    for (const int ranks : rank_counts(2))
         for (const bool marks : {true, false}) {
             std::atomic<int> launched{0}, waiting{ranks - 1};
             const auto result = outcomes(ranks, [&](ThreadBackend comm) {
@@ -182,7 +182,7 @@ TEST_CASE("a rank that never calls finish: the others reach the time limit, whic
 }
 
 TEST_CASE("a rank that leaves without finish") {
-    for (const int ranks : {2, 3, 4}) {
+    for (const int ranks : rank_counts(2)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors(model_sizes);
             const int rank = comm.rank();
@@ -253,7 +253,7 @@ TEST_CASE("an exception between steps is the program's own affair") {
 }
 
 TEST_CASE("a Reducer that goes in the middle of a step") {
-    for (const int ranks : {2, 3, 4}) {
+    for (const int ranks : rank_counts(2)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             const int rank = comm.rank();
             auto model = std::make_unique<std::vector<Tensor>>(tensors(model_sizes));
@@ -390,7 +390,7 @@ TEST_CASE("try_finish, called again and again, throws as finish does: where a ra
 }
 
 TEST_CASE("after a failure every call says so") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         std::vector<std::string> wrong(static_cast<std::size_t>(ranks));
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors({10, 20});

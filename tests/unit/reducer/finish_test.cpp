@@ -22,7 +22,7 @@ namespace {
 
 template <class Overlap>
 void check_try_finish(UnusedParameters unused, Overlap overlap = {}) {
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : rank_counts()) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({10, 20, 0, 3000});
@@ -84,7 +84,7 @@ TEST_CASE("try_finish on a rank without a batch") {
 }
 
 TEST_CASE("two Reducers on one communicator, and one on each of its duplicates") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto one = tensors({10, 20, 30}), two = tensors({500, 7}, DType::bf16);
                   const int rank = comm.rank();

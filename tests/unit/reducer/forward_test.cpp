@@ -51,7 +51,7 @@ bool tells_to_wait(const Outcome& outcome) {
 }  // namespace
 
 TEST_CASE("gradients are waited for one by one, in the forward's order, and are the oracle's") {
-    for (int size = 1; size <= 4; ++size)
+    for (const int size : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CAPTURE(size);
             CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
@@ -75,7 +75,7 @@ TEST_CASE("gradients are waited for one by one, in the forward's order, and are 
 }
 
 TEST_CASE("the norm between the two halves has the bits that whole gradients give") {
-    for (int size = 1; size <= 4; ++size)
+    for (const int size : rank_counts())
         for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::f8e4m3}) {
             CAPTURE(size);
             CAPTURE(name_of(dtype));
@@ -215,7 +215,7 @@ TEST_CASE("uneven inputs: a rank without a batch flushes, and every step's gradi
 }
 
 TEST_CASE("a step that ends before the averages of the last one were waited for is refused, and nothing is lost by it") {
-    for (int ranks = 1; ranks <= 3; ++ranks)
+    for (const int ranks : rank_counts(1, 3))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({700, 1, 3000, 0, 5, 1025});

@@ -37,7 +37,7 @@ std::vector<Case> cases() {
     std::vector<Case> result;
     for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64, DType::i32})
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
-            for (const int ranks : {1, 2, 3, 4}) result.push_back({dtype, storage, ranks});
+            for (const int ranks : rank_counts()) result.push_back({dtype, storage, ranks});
     return result;
 }
 
@@ -82,7 +82,7 @@ TEST_CASE("PyTorch parity: every layout and dtype equals local: every bucket siz
 }
 
 TEST_CASE("PyTorch parity: mixed dtypes, each in buckets of its own") {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       std::vector<Tensor> model;
@@ -105,7 +105,7 @@ TEST_CASE("PyTorch parity: mixed dtypes, each in buckets of its own") {
 TEST_CASE("large borrowed gradients between threads travel where they are, one a bucket, with the same bits; small ones in buckets") {
     constexpr std::size_t large = ThreadBackend::cheaper_alone_from() / sizeof(float), line = 64;
     const std::vector<std::size_t> counts{3, large, 16, large - 1, 2 * large + 1, 5};
-    for (const int ranks : {2, 3, 4})
+    for (const int ranks : rank_counts(2))
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors(counts);
                   const int rank = comm.rank();
@@ -177,7 +177,7 @@ TEST_CASE("gradients in buckets lie where elements of their type may") {
 }
 
 TEST_CASE("a model without parameters, and one with empty parameters only") {
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         for (const std::vector<std::size_t>& counts : {std::vector<std::size_t>{}, {0}, {0, 0, 0}})
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -210,7 +210,7 @@ TEST_CASE("more buckets than collectives can be in flight") {
 }
 
 TEST_CASE("broadcast_parameters gives every rank the root's weights, of frozen parameters too") {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (int root = 0; root < ranks; ++root) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({5, 0, 1000}, DType::bf16);
@@ -241,7 +241,7 @@ TEST_CASE("broadcast_parameters without values says so") {
 }
 
 TEST_CASE("frozen parameters take no part, and keep whatever is in their gradient") {
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({10, 20, 30, 40});
@@ -286,7 +286,7 @@ TEST_CASE("rebind_gradient: borrowed gradients that move") {
 }
 
 TEST_CASE("mark_ready: gradients that are somewhere else in each step") {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const bool alone : {true, false})
             for (const auto storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -325,7 +325,7 @@ TEST_CASE("mark_ready: a gradient that is copied to its bucket holds the step up
         void end(Activity, std::size_t, Time) noexcept override {}
         int count = 0;
     };
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const auto storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({8000});  // alone in its bucket

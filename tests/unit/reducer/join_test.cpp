@@ -115,7 +115,7 @@ TEST_CASE("PyTorch parity: uneven inputs equal local training on all inputs") {
     const auto batch_of = [&](int rank, int step) {
         return std::span(data).subspan(static_cast<std::size_t>(rank * 40 + step * 5), batch_size);
     };
-    for (const int ranks : {2, 3, 4}) {
+    for (const int ranks : rank_counts(2)) {
         TinyNetwork local;
         for (int step = 0; step < ranks; ++step) {
             std::vector<Sample> joined;
@@ -141,7 +141,7 @@ TEST_CASE("PyTorch parity: uneven inputs equal local training on all inputs") {
 
 TEST_CASE("uneven inputs with weights: local sums over different numbers of samples equal local training") {
     const auto data = samples(60);
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : rank_counts()) {
         TinyNetwork local;
         std::vector<std::size_t> counts{7, 3, 11, 0};  // samples of each rank; the last one has none
         counts.resize(static_cast<std::size_t>(ranks));
@@ -189,7 +189,7 @@ TEST_CASE("begin_step in the middle of a step is refused") {
 }
 
 TEST_CASE("a rank without a batch that marks all the same: agreed use is that of the others, and what nobody used is left untouched") {
-    for (const int ranks : {2, 3, 4})
+    for (const int ranks : rank_counts(2))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CAPTURE(ranks);
             CAPTURE(static_cast<int>(storage));

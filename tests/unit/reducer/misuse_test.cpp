@@ -57,7 +57,7 @@ void step(Sync& sync) {
 }  // namespace
 
 TEST_CASE("weights that differ are found in the first finish(), with the parameter and the ranks that have others") {
-    for (const int ranks : {2, 3, 4})
+    for (const int ranks : rank_counts(2))
         for (const std::size_t at : {0u, 7u, 8u, 69'999u, 70'000u}) {
             CAPTURE(ranks);
             CAPTURE(at);
@@ -186,7 +186,7 @@ TEST_CASE("frozen weights may be shared by the ranks of one process") {
 
 TEST_CASE("a parameter that no rank used: was_used() says so on every rank") {
     for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
-        for (const int ranks : {1, 2, 3})
+        for (const int ranks : rank_counts(1, 3))
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({10, 20, 30});
                       Reducer sync(comm, model, {.gradients = storage, .unused = UnusedParameters::find_unused});
@@ -316,7 +316,7 @@ const double not_finite[] = {std::numeric_limits<double>::quiet_NaN(), std::nume
 TEST_CASE("NonFinite::error names rank and parameter on every rank") {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
         for (const double value : not_finite)
-            for (const int ranks : {1, 2, 3})
+            for (const int ranks : rank_counts(1, 3))
                 for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                     const auto seen = outcomes(ranks, [&](ThreadBackend comm) {
                         auto model = tensors({10, 2000, 30}, dtype);
@@ -353,7 +353,7 @@ TEST_CASE("NonFinite::skip: all ranks skip the step, its gradients are 0, and th
             finding.check(sync.statistics().total.skipped == 2, "the sum of skipped steps");
         });
     };
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             for (const UnusedParameters unused : {UnusedParameters::error, UnusedParameters::find_unused}) {
                 CHECK(check(OverlapBackward{}, storage, unused, ranks) == "");

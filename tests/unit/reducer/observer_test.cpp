@@ -92,9 +92,9 @@ std::string what_is_wrong(int ranks, GradientStorage storage, Overlap overlap = 
 }  // namespace
 
 TEST_CASE("an observer is told of every mark, launch, collective and finish") {
-    for (int ranks = 1; ranks <= 3; ++ranks)
+    for (const int ranks : rank_counts(1, 3))
         CHECK(what_is_wrong<PerParameter>(ranks, GradientStorage::in_buckets, OverlapBackward(Progress::thread)) == "");
-    for (int ranks = 1; ranks <= 4; ++ranks)
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
             CAPTURE(ranks);
             CHECK(what_is_wrong<PerParameter, OverlapBackward>(ranks, storage) == "");

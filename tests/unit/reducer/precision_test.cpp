@@ -35,7 +35,7 @@ const std::vector<DType> wire_types{DType::f16, DType::bf16, DType::f32, DType::
 TEST_CASE("PyTorch parity: low precision on the wire, a hook there: gradients are added up and travel in another type") {
     for (const DType own : wire_types)
         for (const DType wire : wire_types)
-            for (const int ranks : {1, 2, 3}) {
+            for (const int ranks : rank_counts(1, 3)) {
                 CAPTURE(name_of(own));
                 CAPTURE(name_of(wire));
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -127,7 +127,7 @@ TEST_CASE("the sum may exceed the type's range as long as the mean does not") {
 TEST_CASE("micro-batches are added up in f32 and rounded once to what travels: as if the trainer did so in f32 gradients") {
     for (const DType own : {DType::f32, DType::bf16, DType::f16})
         for (const DType wire : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2})
-            for (const int ranks : {1, 2, 3}) {
+            for (const int ranks : rank_counts(1, 3)) {
                 CAPTURE(name_of(own));
                 CAPTURE(name_of(wire));
                 CAPTURE(ranks);

@@ -37,7 +37,7 @@ const std::vector<std::size_t> arrival{3, 0, 6, 5, 4, 1, 2};
 }  // namespace
 
 TEST_CASE("PyTorch parity: rebuild_buckets follows rank 0's order of arrival, on every rank") {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             for (const Accumulation accumulation : {Accumulation::in_gradients, Accumulation::in_buckets}) {
                 if (storage == GradientStorage::in_buckets && accumulation == Accumulation::in_buckets) continue;
@@ -87,7 +87,7 @@ TEST_CASE("record_order: a later step decides") {
 }
 
 TEST_CASE("rebuild_buckets keeps what the trainer did to its gradients, and what micro-batches left") {
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
             // Both ways between buckets of one parameter, which may be the trainer's own memory, and of several.
             for (const bool more_alone : {true, false}) {
@@ -119,7 +119,7 @@ TEST_CASE("rebuild_buckets keeps what the trainer did to its gradients, and what
 }
 
 TEST_CASE("rebuild_buckets keeps what the reducer accumulated") {
-    for (const int ranks : {1, 2, 3})
+    for (const int ranks : rank_counts(1, 3))
         for (const DType dtype : {DType::f32, DType::bf16}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors(small_sizes, dtype);

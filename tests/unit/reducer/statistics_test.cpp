@@ -23,7 +23,7 @@ namespace {
 
 template <class Overlap>
 void check_statistics(UnusedParameters unused, Overlap overlap) {
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : rank_counts()) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({1000, 20, 30'000, 50});

@@ -40,7 +40,7 @@ void threaded_backward(R& sync, const std::vector<Tensor>& model, int rank, int 
 
 template <class Buckets, class Overlap>
 void check_threads(ReducerOptions options, Buckets buckets, Overlap overlap) {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   std::vector<std::size_t> sizes;

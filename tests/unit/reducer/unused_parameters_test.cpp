@@ -72,7 +72,7 @@ std::string check_steps(int ranks, GradientStorage storage, Buckets buckets, Use
 
 template <class Uses>
 void check_everywhere(Uses&& uses) {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CAPTURE(ranks);
             CAPTURE(static_cast<int>(storage));
@@ -102,7 +102,7 @@ TEST_CASE("nothing used at all") {
 }
 
 TEST_CASE("PyTorch parity: unused parameters, and a rank without a batch") {
-    for (const int ranks : {2, 3, 4})
+    for (const int ranks : rank_counts(2))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({10, 20, 30});
@@ -138,7 +138,7 @@ TEST_CASE("PyTorch parity: used bits persist over micro-batches") {
 }
 
 TEST_CASE("PyTorch parity: a parameter without a gradient is named, on every rank") {
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : rank_counts()) {
         for (const int guilty : {0, ranks - 1, -1}) {  // -1: all ranks
             const auto result = outcomes(ranks, [&](ThreadBackend comm) {
                 auto model = tensors({10, 20, 30});
@@ -185,7 +185,7 @@ TEST_CASE("many parameters without a gradient: the first few are named, all are 
 }
 
 TEST_CASE("PyTorch parity: tied weights are ready at their last use") {
-    for (const int ranks : {1, 2, 3, 4})
+    for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                       auto model = tensors({10, 20, 30});
@@ -230,7 +230,7 @@ TEST_CASE("tied weights under no_sync: every micro-batch counts its uses anew") 
 }
 
 TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked too rarely") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors({10, 20, 30});
             model[1].uses = 2;
@@ -249,7 +249,7 @@ TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked
 }
 
 TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked too often") {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors({10, 20, 30});
             model[1].uses = 2;

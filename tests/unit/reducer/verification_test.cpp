@@ -29,7 +29,7 @@ namespace {
 /// one text with these words, and must be able to use the communicator and to construct the right thing afterwards.
 void check_mismatch(const std::vector<std::string>& words, const std::string& parameter,
                     const std::function<void(ThreadBackend, bool odd)>& make) {
-    for (const int ranks : {2, 3, 4})
+    for (const int ranks : rank_counts(2))
         for (int guilty = 0; guilty < ranks; ++guilty) {
             std::vector<Outcome> result(static_cast<std::size_t>(ranks));
             REQUIRE(findings(ranks, [&](ThreadBackend comm, Finding& finding) {

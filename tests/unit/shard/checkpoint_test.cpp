@@ -151,7 +151,7 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
 
 TEST_CASE("two jobs do not save to one directory at the same time: every rank of the later one is told") {
     const TemporaryDirectory directory;
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : rank_counts(1, 3)) {
         const int other_job = ::open(directory.path().c_str(), O_RDONLY | O_DIRECTORY);
         REQUIRE(::flock(other_job, LOCK_EX) == 0);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {

@@ -13,6 +13,7 @@
 #include "support/device_sharding.hpp"
 #include "support/fake/fake.hpp"
 #include "support/ranks_on_fakes.hpp"
+#include "support/slow_build.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace gradsync;
@@ -26,7 +27,7 @@ using Staged = StagingBackend<ThreadBackend>;
 
 TEST_CASE("sharding on devices: it trains as it does on the host") {
     for (const ShardedCase& what : gradsync_test::sharded_cases())
-        for (const int size : {1, 2, 3, 4}) {
+        for (const int size : gradsync_test::rank_counts()) {
             if (what.per_group != 0 && size % what.per_group != 0) continue;
             const std::string_view name = what.name;
             CAPTURE(name);

@@ -182,7 +182,7 @@ TEST_CASE("an optimizer rounds its weights, with the same bits on any number of 
         return result;
     }();
     CHECK(expected != std::vector<float>(expected.size(), 1.0f));  // some have moved
-    for (int ranks = 1; ranks <= 4; ++ranks) {
+    for (const int ranks : gradsync_test::rank_counts()) {
         CAPTURE(ranks);
         CHECK(optimized(ranks, true) == expected);
         CHECK(fully_sharded(ranks) == expected);

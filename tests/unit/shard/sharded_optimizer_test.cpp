@@ -69,7 +69,7 @@ std::string difference_from_whole(int size, const Training& t, ParameterStorage 
 
 template <class Stage>
 void check_all_policies(const Training& t) {
-    for (int size = 1; size <= 4; ++size) {
+    for (const int size : rank_counts()) {
         CAPTURE(size);
         using enum ParameterStorage;
         CHECK(difference_from_whole<Stage, Flat, NoOverlap>(size, t, borrowed) == "");
@@ -96,7 +96,7 @@ TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
         const Training t{.dtype = dtype};
         CAPTURE(name_of(dtype));
-        for (int size = 1; size <= 3; ++size) {
+        for (const int size : rank_counts(1, 3)) {
             using enum ParameterStorage;
             CHECK(difference_from_whole<Zero1, SizeCappedBuckets, OverlapBackward>(size, t, borrowed) == "");
             CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackward>(size, t, in_buckets, SizeCappedBuckets(2048)) == "");
@@ -126,7 +126,7 @@ TEST_CASE("weights, gradients and state lie where elements of their type may") {
             sharded.step();
         });
     };
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         CHECK(check(Zero1{}, Flat{}, size) == "");
         CHECK(check(Zero1{}, SizeCappedBuckets(200), size) == "");
         CHECK(check(Zero2{}, PerParameter{}, size) == "");
@@ -155,7 +155,8 @@ TEST_CASE("bf16 weights whose gradients travel in f32") {
 TEST_CASE("micro-batches: stage 1 adds them up as a whole trainer does, stage 2 over the ranks first") {
     Training t{.micro_batches = 3};
     using enum ParameterStorage;
-    for (int size = 1; size <= 3; ++size) CHECK(difference_from_whole<Zero1, SizeCappedBuckets, OverlapBackward>(size, t, borrowed) == "");
+    for (const int size : rank_counts(1, 3))
+        CHECK(difference_from_whole<Zero1, SizeCappedBuckets, OverlapBackward>(size, t, borrowed) == "");
     // Sgd, as Adam's division makes any difference of a tiny gradient a large one.
     const auto expected = weights_of_whole(3, t, Sgd{});
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
@@ -441,7 +442,7 @@ TEST_CASE("weights, and ranks that have run out of data, in every stage") {
 
 TEST_CASE("stage 2 with a thread that makes progress, and sums instead of means") {
     using enum ParameterStorage;
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         CHECK(difference_from_whole<Zero2>(size, {}, in_buckets, SizeCappedBuckets(3000), OverlapBackward(Progress::thread)) == "");
         CHECK(difference_from_whole<Zero2, SizeCappedBuckets, OverlapBackward>(size, {.reducer = {.averaging = Averaging::sum}},
                                                                                borrowed) == "");
@@ -759,7 +760,7 @@ void check_refused(Finding& finding, Call&& call, const std::string& words, cons
 TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the training goes on") {
     const std::vector<std::size_t> sizes = {300, 40, 50, 2000};
     constexpr int not_at_all = 99;
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         const auto expected = weights_of_thawed(size, sizes, {not_at_all, 3, 0, 0}, 5);
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto model = initial_tensors(sizes, DType::f32);
@@ -831,7 +832,7 @@ TEST_CASE("gradients that live with the library need no memory to be unfrozen") 
             finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
         });
     };
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         CHECK(check(Zero1{}, size) == "");
         CHECK(check(Zero2{}, size) == "");
     }
@@ -839,7 +840,7 @@ TEST_CASE("gradients that live with the library need no memory to be unfrozen") 
 
 TEST_CASE("while micro-batches wait for their step nothing is unfrozen; once they are discarded, or stepped, it is") {
     const std::vector<std::size_t> sizes = {300, 50, 2000};
-    for (int size = 1; size <= 3; ++size)
+    for (const int size : rank_counts(1, 3))
         for (const Accumulation accumulation : {Accumulation::in_gradients, Accumulation::in_buckets})
             for (const bool discards : {true, false}) {
                 const auto expected = weights_of_thawed(size, sizes, {discards ? 2 : 3, 0, 0}, 4);
@@ -933,7 +934,7 @@ std::string difference_with_discarded(int size, const Training& t, ParameterStor
 
 TEST_CASE("a backward that is discarded leaves no trace: stages 1 and 2") {
     using enum ParameterStorage;
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         CAPTURE(size);
         CHECK(difference_with_discarded<Zero1, Flat, NoOverlap>(size, {}, borrowed) == "");
         CHECK(difference_with_discarded<Zero1, PerParameter, OverlapBackward>(size, {.reducer = {.gradients = GradientStorage::in_buckets}},
@@ -950,7 +951,7 @@ TEST_CASE("a backward that is discarded leaves no trace: stages 1 and 2") {
 
 TEST_CASE("a backward that is discarded leaves no trace: sharded parameters") {
     const Training t;
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         const std::vector<Bytes> expected = weights_of_whole(size, t);
         for (const bool shards : {true, false})
             for (const std::size_t prefetch : {0u, 2u})
@@ -969,7 +970,7 @@ TEST_CASE("a backward that is discarded leaves no trace: sharded parameters") {
 
 TEST_CASE("micro-batches under no_sync() that are discarded leave no trace, before finish() and after it") {
     const Training t{.micro_batches = 2};
-    for (int size = 1; size <= 3; ++size)
+    for (const int size : rank_counts(1, 3))
         for (const bool finishes : {false, true})
             for (const Accumulation accumulation : {Accumulation::in_gradients, Accumulation::in_buckets}) {
                 const auto expected = weights_of_whole(size, t);
@@ -1162,7 +1163,7 @@ std::vector<Bytes> mixed_weights(int size, bool f32_gradients, Make&& make, std:
 }  // namespace
 
 TEST_CASE("bf16 matrices and f32 norms with f32 gradients share buckets and units as far as they can, and train to the same bits") {
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         CAPTURE(size);
         std::vector<double> expected_norms, norms;
         const auto optimizer = [](auto stage, auto buckets, ParameterStorage storage, const ReducerOptions& options = {}) {
@@ -1204,7 +1205,7 @@ TEST_CASE("bf16 matrices and f32 norms with f32 gradients share buckets and unit
 }
 
 TEST_CASE("bf16 matrices and f32 norms whose gradients travel in f32 share buckets as far as they can, and train to the same bits") {
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         CAPTURE(size);
         std::vector<double> expected_norms, norms;
         const auto optimizer = [](auto buckets, ParameterStorage storage) {
@@ -1230,7 +1231,7 @@ TEST_CASE("bf16 matrices and f32 norms whose gradients travel in f32 share bucke
 
 TEST_CASE("stage 1: calls at the wrong time, and with wrong arguments, are refused, and the training goes on to the same bits") {
     const Training t;
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         const auto expected = weights_of_whole(size, t);
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto model = initial_tensors(t.counts, t.dtype);
@@ -1383,7 +1384,7 @@ struct Recorder {
 
 TEST_CASE("an optimizer that stands outside sees the gradients of a step, and all ranks can have all state") {
     const auto check = [](auto stage, DType dtype) {
-        for (int size = 1; size <= 4; ++size) {
+        for (const int size : rank_counts()) {
             CAPTURE(size);
             CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                       auto model = initial_tensors(awkward_sizes, dtype);

@@ -81,7 +81,7 @@ bool is_not_here(const Sharded& sharded, std::size_t i) {
 }  // namespace
 
 TEST_CASE("sharded parameters train to the bits of whole ones, however they are gathered") {
-    for (int size = 1; size <= 4; ++size)
+    for (const int size : rank_counts())
         for (const std::size_t prefetch : {0u, 1u, 3u})
             for (const bool reshard : {true, false})
                 for (const std::size_t replicate : {0u, 10u, 100000u}) {
@@ -98,11 +98,11 @@ TEST_CASE("sharded parameters train to the bits of whole ones, however they are 
 
 TEST_CASE("f64, and 16- and 8-bit weights with f32 master weights") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16, DType::f8e4m3})
-        for (int size = 1; size <= 3; ++size) CHECK(difference_from_whole<OverlapBackward>(size, {.dtype = dtype}, {}) == "");
+        for (const int size : rank_counts(1, 3)) CHECK(difference_from_whole<OverlapBackward>(size, {.dtype = dtype}, {}) == "");
 }
 
 TEST_CASE("weights, gradients and state lie where elements of their type may") {
-    for (int size = 1; size <= 3; ++size)
+    for (const int size : rank_counts(1, 3))
         CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
                   auto given = mixed_tensors();
                   ShardedParameters<ThreadBackend, AlignedAdamW> sharded(comm, given, AlignedAdamW{},
@@ -141,7 +141,7 @@ TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
 
 TEST_CASE("micro-batches that are added up without communication: the bits of a whole trainer") {
     const Training t{.micro_batches = 3};
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         const auto expected = weights_of_whole(size, t);
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto given = initial_tensors(t.counts, t.dtype);
@@ -298,7 +298,7 @@ TEST_CASE("misuse is told") {
 
 TEST_CASE("weights that are not in use are not handed out: not those gathered ahead, nor those whose use has ended") {
     const Training t{.steps = 2, .max_norm = 0};
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         const auto expected = weights_of_whole(size, t);
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto given = initial_tensors(t.counts, t.dtype);
@@ -337,7 +337,7 @@ TEST_CASE("weights that are not in use are not handed out: not those gathered ah
 }
 
 TEST_CASE("without resharding weights stay readable after their use, until the step") {
-    for (int size = 1; size <= 3; ++size)
+    for (const int size : rank_counts(1, 3))
         for (const std::size_t prefetch : {0u, 1u}) {
             const Training t{.max_norm = 0};
             std::vector<std::vector<Bytes>> expected;  // by step
@@ -422,7 +422,7 @@ TEST_CASE("after broadcast_parameters() trainable parameters have no values of t
 
 TEST_CASE("calls at the wrong time, and with wrong arguments, are refused, and the training goes on to the same bits") {
     const Training t;
-    for (int size = 1; size <= 3; ++size) {
+    for (const int size : rank_counts(1, 3)) {
         const auto expected = weights_of_whole(size, t);
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto given = initial_tensors(t.counts, t.dtype);

@@ -93,7 +93,7 @@ std::vector<Bytes> trained(int ranks, DType wire) {
 TEST_CASE("PyTorch parity: sharded gradients travel in reduce_dtype, and add up in f32") {
     for (const DType own : {DType::f32, DType::bf16})
         for (const DType wire : {DType::bf16, DType::f16, DType::f32})
-            for (int ranks = 1; ranks <= 3; ++ranks) {
+            for (const int ranks : rank_counts(1, 3)) {
                 CAPTURE(name_of(own));
                 CAPTURE(name_of(wire));
                 CAPTURE(ranks);
@@ -112,7 +112,7 @@ TEST_CASE("PyTorch parity: sharded gradients travel in reduce_dtype, and add up 
 }
 
 TEST_CASE("with reduce_dtype every stage steps the same averages, in the backward too") {
-    for (int ranks = 1; ranks <= 3; ++ranks) {
+    for (const int ranks : rank_counts(1, 3)) {
         CAPTURE(ranks);
         const auto expected = trained<Zero1>(ranks, DType::bf16);
         CHECK(first_difference(expected, trained<Zero1>(ranks, DType::f32)) != "");

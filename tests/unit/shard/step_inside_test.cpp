@@ -103,7 +103,7 @@ std::string collectives_of(int ranks, const How& how) {
 }
 
 void check_inside(const How& how, const std::string& expected = "21111") {
-    for (int ranks = 1; ranks <= 4; ++ranks) {
+    for (const int ranks : rank_counts()) {
         CAPTURE(ranks);
         CHECK(collectives_of(ranks, how) == (ranks == 1 ? std::string(expected.size(), '0') : expected));
     }
@@ -129,7 +129,7 @@ TEST_CASE("one set of weights for ranks that are threads, with and without steps
         how.training.dtype = dtype;
         how.training.reducer.compare_weights_every = never;
         for (const bool thaws : {false, true})
-            for (int ranks = 1; ranks <= 4; ++ranks) {
+            for (const int ranks : rank_counts()) {
                 CAPTURE(ranks);
                 how.thaws = thaws;
                 how.parameters = ParameterStorage::in_buckets;
@@ -186,7 +186,7 @@ TEST_CASE("weighted means, and ranks without a batch") {
 TEST_CASE("sums, discarded steps, and parameters that are trained later") {
     How how{.discards = true};
     how.training.reducer = {.averaging = Averaging::sum, .compare_weights_every = never};
-    for (int ranks = 1; ranks <= 4; ++ranks) CHECK(collectives_of(ranks, how).size() == 3);
+    for (const int ranks : rank_counts()) CHECK(collectives_of(ranks, how).size() == 3);
     How thawing{.thaws = true};
     thawing.training.reducer.compare_weights_every = never;
     check_inside(thawing, "11111");
@@ -293,7 +293,7 @@ TEST_CASE("steps in the backward have the bits of stage 2") {
     weighing.weighs = true;
     weighing.training.reducer.averaging = Averaging::weighted_mean;
     thawing.thaws = true;
-    for (int ranks = 1; ranks <= 4; ++ranks) {
+    for (const int ranks : rank_counts()) {
         CAPTURE(ranks);
         for (const auto parameters : {ParameterStorage::in_buckets, ParameterStorage::borrowed}) {
             how.parameters = weighing.parameters = thawing.parameters = parameters;
