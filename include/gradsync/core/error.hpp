@@ -37,7 +37,7 @@ constexpr bool is_errc(int number) noexcept {
 struct ErrorContext {
     std::string operation = {};  ///< "all_reduce", "finish", ...
     int rank = -1;               ///< the rank that throws
-    int peer = -1;               ///< the rank that is to blame, if it is another one
+    int peer = -1;               ///< the rank to blame, possibly the one that throws
     std::ptrdiff_t bucket = -1;  ///< index into the plan
     std::string parameter = {};  ///< name of the first parameter concerned
 };
