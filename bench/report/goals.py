@@ -25,7 +25,7 @@ def goals(results):
 
 def row(what, found, least=None, most=None, form=ratio):
     """`found`: {label: Estimate or None}; each must be at least `least` or at most `most`. The row shows the one that is furthest from the goal, and
-    names the others of the same verdict."""
+    names two others of the same verdict."""
     met = (lambda value: value >= least) if most is None else (lambda value: value <= most)
     goal = f"at least {form(least)}" if most is None else f"at most {form(most)}"
     measured = {label: case for label, case in found.items() if case}
@@ -35,6 +35,7 @@ def row(what, found, least=None, most=None, form=ratio):
     verdict = next(v for v in (*BAD, *verdicts.values()) if v in verdicts.values())
     same = [label for label in found if label != worst and verdicts[label] == verdict]
     others = [f"{label} {form(measured[label].value)}" if label in measured else label for label in same]
+    if len(others) > 2: others[2:] = [f"{len(others) - 2} more"]
     said = measured[worst].text(form) + (f": {worst}" if worst else "")
     if others and verdict != MET: said += f". {verdict}{'' if verdict == NOT_MEASURED else ' also'}: {'; '.join(others)}"
     return [what, goal, said, verdict]
