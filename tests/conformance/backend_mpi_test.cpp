@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: MPI RANKS 1 2 3 4 TIMEOUT 300
+// ctest: MPI RANKS 1 2 4 TIMEOUT 300
 // A program of n ranks runs the suite at 1 to n.
 #include <algorithm>
 #include <chrono>
