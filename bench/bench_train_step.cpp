@@ -28,11 +28,12 @@
 // Times are medians over the rounds, of the slowest rank. Counters, times in seconds: independent_ratio, the time of
 // `independent` over this one's, and exposed_against_independent, this one's less that of `independent`: medians over the
 // pairs, and their quartiles as ..._q1 and ..._q3 (of `timeline`: unwatched_ratio and exposed_against_unwatched); zero1_ratio,
-// of `fused` and `fused_shared`, the time of `zero1` in the same round over this one's; exposed and communication, of a step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed /
-// communication; samples_per_second and tokens_per_second, of all ranks together; state_bytes, of weights, gradients and
-// the optimizer on one rank; time_min, time_max, samples; handoff_ns, the state of the machine. `forward` and `zero3` are
-// without communication and overlap_ratio: what they gather for the next step is under way while others take their turns,
-// so that it would count the steps of these. In JSON, a benchmark's label holds the pairs: "pairs STEP/REFERENCE ...",
+// of `fused` and `fused_shared`, the time of `zero1` in the same round over this one's; exposed and communication, of a
+// step (StepStatistics, medians, of the rank where it is most); overlap_ratio, 1 - exposed / communication;
+// samples_per_second and tokens_per_second, of all ranks together; state_bytes, of weights, gradients and the optimizer on
+// one rank; time_min, time_max, samples; handoff_ns, the state of the machine. `forward` and `zero3` are without
+// communication and overlap_ratio: what they gather for the next step is under way while others take their turns, so that
+// it would count the steps of these. In JSON, a benchmark's label holds the pairs: "pairs STEP/REFERENCE ...",
 // seconds.
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 #   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS
 #   TIMEOUT SECONDS 60 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
 #                   test case that it is in, and exits
-#   PROCESSORS N    how many cores ctest -j reckons with; 1 by default, with RANKS that count
+#   PROCESSORS N    how many cores ctest -j reckons with; 1 by default, as ranks wait more than they compute, and 2 with RANKS 4
 #   SERIAL          no other test runs at the same time (for what measures time)
 #   LABELS LABEL...
 #
@@ -148,7 +148,9 @@ function(gradsync_register_test target prefix file)
     if(NOT count STREQUAL "none")
       set(test ${name}.ranks${count})
       list(APPEND environment GRADSYNC_TEST_RANKS=${count})
-      set(processors ${count})
+      if(count GREATER 3)
+        set(processors 2)
+      endif()
       if(test_MPI)
         set(launcher ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${count})
         list(APPEND environment ${gradsync_mpi_test_environment})

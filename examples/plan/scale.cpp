@@ -158,12 +158,14 @@ Answer answer(const Flags& f) {
         const plan::CommunicationBound bound =
             plan::communication_bound(compute, bytes, bytes, f.cluster.chosen(), f.cluster.cluster(f.cluster.ranks_per_node), growth);
         const bool weak = growth == plan::Growth::weak;
-        a.json["communication_bound"][weak ? "weak" : "strong"] = {{"data_parallel", bound_json(bound.data_parallel)},
-                                                                   {"fsdp_forward", bound_json(bound.fsdp_forward)},
-                                                                   {"fsdp_backward", bound_json(bound.fsdp_backward)}};
+        Json& json = a.json["communication_bound"][weak ? "weak" : "strong"];
+        json = {{"data_parallel", bound_json(bound.data_parallel)}, {"fsdp_backward", bound_json(bound.fsdp_backward)}};
+        if (f.forward_ms > 0) json["fsdp_forward"] = bound_json(bound.fsdp_forward);
         bounds.rows.push_back({weak ? "the same batch a rank" : "the same global batch, these times on one rank",
-                               bound_text(bound.data_parallel), bound_text(bound.fsdp_forward), bound_text(bound.fsdp_backward)});
+                               bound_text(bound.data_parallel), f.forward_ms > 0 ? bound_text(bound.fsdp_forward) : "?",
+                               bound_text(bound.fsdp_backward)});
     }
+    if (f.forward_ms == 0) bounds.notes.push_back("FSDP's forward: give --forward-ms.");
     if (f.cluster.latency_us > 0) {
         const double wall = plan::ring_latency_wall(f.cluster.cluster(f.cluster.ranks_per_node).between, 25 << 20);
         a.json["ring_latency_wall_25_mib"] = wall;

@@ -265,6 +265,7 @@ class Scale(PlanTest):
     def test_the_wall_at_512(self):
         answer = self.ask("scale --gradients 10 --bytes 1000000 --backward-ms 1 --latency-us 5.12 --bandwidth 10 --worlds 8")
         self.assertAlmostEqual(answer["ring_latency_wall_25_mib"], 512)
+        self.assertNotIn("fsdp_forward", answer["communication_bound"]["weak"])  # of a forward that takes no time
 
     def test_refused(self):
         self.refused("scale --gradients 10 --bytes 100 --backward-ms 3", "--bandwidth")

@@ -11,10 +11,9 @@ int prepare_tests() {
     const int code = gradsync_test::fork_ranks();
     if (code < 0) {
         gradsync_test::repetitions = 1;  // a communicator of NCCL's takes long to make
-        gradsync_test::only_size = gradsync_test::gpu_ranks().size;
-        gradsync_test::thinning = gradsync_test::only_size == 1   ? 1
-                                  : gradsync_test::only_size == 2 ? 8
-                                                                  : 40;  // ranks take turns on the device
+        const int size = gradsync_test::gpu_ranks().size;
+        gradsync_test::sizes_here = {.from = size, .to = size};
+        gradsync_test::thinning = size == 1 ? 1 : size == 2 ? 8 : 40;  // ranks take turns on the device
     }
     return code;
 }

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Rows of a gradient that few batches touch, against a dense sum.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // One all-reduce of several tensors, without a Reducer.
 #include <doctest/doctest.h>
 

@@ -21,10 +21,10 @@ struct Boom : std::runtime_error {
     int code = 42;
 };
 
-/// `f(backend, findings)` on worlds of 2 ranks and more. It catches what it expects; an error that it lets out is a finding.
+/// `f(backend, findings)` on worlds of `least` ranks and more. It catches what it expects; an error that it lets out is a finding.
 template <Launcher L, class F>
-void each_larger_world(std::chrono::nanoseconds limit, F&& f) {
-    for (const int size : sizes_up_to(L::largest, 2)) {
+void each_larger_world(std::chrono::nanoseconds limit, F&& f, int least = 2) {
+    for (const int size : sizes_up_to(L::largest, least)) {
         Findings findings;
         const auto error = error_of([&] { L::run(size, limit, [&](typename L::Backend backend) { f(backend, findings); }); });
         findings.check(!error, std::string("an error left the rank that should have caught it: ") + (error ? error->what() : ""));
@@ -282,11 +282,14 @@ void check_failures() {
     }
     SUBCASE("a rank that never calls: so do others that test, and never wait") {
         if constexpr (requires { requires !L::tests_have_a_limit; }) return;
-        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
-            const std::string where = at(backend.rank(), backend.size());
-            stay_away_or_wait(backend, backend.rank() == 1, findings, where, 1, ": rank 1 did not start it", true);
-            check_dead<L>(backend, findings, where);
-        });
+        each_larger_world<L>(
+            ample,
+            [&](Backend backend, Findings& findings) {
+                const std::string where = at(backend.rank(), backend.size());
+                stay_away_or_wait(backend, backend.rank() == 1, findings, where, 1, ": rank 1 did not start it", true);
+                check_dead<L>(backend, findings, where);
+            },
+            3);
     }
     SUBCASE("no time limit: the longest that there is") {
         each_larger_world<L>(ample, [&](Backend backend, Findings&) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <algorithm>
 
 #include <chrono>
 #include <concepts>
@@ -24,7 +25,7 @@ using namespace std::chrono_literals;
 /// How the suite runs a function on the ranks of a backend. A model has
 ///
 /// - `Backend`: the type under test. `Memory`: a buffer in the memory that it reads (`HostMemory`, or alike).
-/// - `largest`: the largest world that it can make; the suite runs at 1, 2, 3, 4 ranks up to that (with sanitizers at 3 at most).
+/// - `largest`: the largest world that it can make; the suite runs at those of `sizes_here` up to that.
 /// - `one_order`: whether sums have the bits of the tree over the ranks (core/math.hpp); else they are compared with a tolerance, those of 8-bit
 ///   types with inputs for which they are the same in any order.
 /// - `run(size, limit, f)`: makes a new communicator of `size` ranks whose waits are limited to `limit`, runs
@@ -76,11 +77,14 @@ private:
 /// How often a case is repeated that makes a new world each time. A program whose worlds take a second each sets it to 1.
 inline int repetitions = slow_build ? 8 : 40;
 
-/// Of cases that there are very many of, every so many-th. A program whose collectives take milliseconds each sets it higher.
-inline std::size_t thinning = 1;
+/// Of cases that there are very many of, every so many-th. A program whose collectives take long sets it higher.
+inline std::size_t thinning = slow_build ? 3 : 1;
 
-/// If not 0, worlds of this size only.
-inline int only_size = 0;
+/// The sizes of the worlds that this program runs the suite at.
+struct Sizes {
+    int from = 1, to = slow_build ? 3 : 4;
+};
+inline Sizes sizes_here;
 
 /// The limit of waits that are not meant to reach it, and of those that are.
 inline constexpr auto ample = 60s;
@@ -88,8 +92,7 @@ inline constexpr auto scant = 300ms;
 
 inline std::vector<int> sizes_up_to(int largest, int least = 1) {
     std::vector<int> sizes;
-    for (int size = least; size <= (slow_build ? 3 : 4) && size <= largest; ++size)
-        if (only_size == 0 || size == only_size) sizes.push_back(size);
+    for (int size = std::max(least, sizes_here.from); size <= std::min(largest, sizes_here.to); ++size) sizes.push_back(size);
     return sizes;
 }
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // What goes wrong on a backend of faults is what would go wrong without it: each failure has its name on every rank, and ranks that are
 // merely late change nothing.
 #include <gradsync/backend/faulty.hpp>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 #include <gradsync/compress/error_feedback.hpp>
 
 #include <doctest/doctest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // Compressors in a program whose flags let the compiler think that there is neither NaN nor infinity: both reach every rank all the same.
-// ctest: PROCESSORS 2 COMPILE_OPTIONS -ffast-math
+// ctest: COMPILE_OPTIONS -ffast-math
 #include <doctest/doctest.h>
 
 #include <bit>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // What all compressors promise is in conformance/compressor.hpp.
 #include <gradsync/compress/top_k.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: COMPILE_OPTIONS -O0 PROCESSORS 2 LIBRARIES gradsync_torch
+// ctest: COMPILE_OPTIONS -O0 LIBRARIES gradsync_torch
 
 #include <gradsync/interop/torch_reducer.hpp>
 #include <gradsync/interop/torch_sharded.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // libtorch's tensors and modules. One translation unit for all headers: libtorch's own take 15 s to compile.
-// ctest: COMPILE_OPTIONS -O0 PROCESSORS 2 LIBRARIES gradsync_torch
+// ctest: COMPILE_OPTIONS -O0 LIBRARIES gradsync_torch
 
 #include <gradsync/interop/torch_memory.hpp>
 #include <gradsync/interop/torch_module.hpp>

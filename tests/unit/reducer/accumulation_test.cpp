@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Micro-batches: no_sync(), and who adds up what in which precision.
 #include <doctest/doctest.h>
 

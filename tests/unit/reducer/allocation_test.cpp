@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2 ALONE
+// ctest: ALONE
 // In the steady state a step allocates nothing: operator new counts, while all ranks are in their steps.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Gradients that lie side by side in memory of the trainer, which is then a bucket.
 #include <gradsync/backend/tcp.hpp>
 #include <gradsync/gradsync.hpp>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Mean, sum, weighted mean, mean over a count.
 #include <doctest/doctest.h>
 

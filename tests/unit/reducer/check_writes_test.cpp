@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // ReducerOptions::check_writes: gradients that are written after their mark; and parameters that nobody filled in.
 #include <doctest/doctest.h>
 

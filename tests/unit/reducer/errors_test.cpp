@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // What goes wrong on one rank is a typed error on every rank, within the time limit.
 #include <doctest/doctest.h>
 

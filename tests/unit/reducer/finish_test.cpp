@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // finish() and try_finish().
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // OverlapForward: reduce-scatters in the backward, all-gathers under the next forward.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // A training with several communicators: dense layers over all ranks, experts over those that hold the same ones.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Uneven inputs: ranks that have run out of data keep the others going, and stay in step.
 #include <doctest/doctest.h>
 

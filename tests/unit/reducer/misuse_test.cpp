@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Mistakes in a trainer that would train on in silence with wrong weights, and what is said of them.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // What an observer is told: the truth, in order, and nothing else.
 #include <doctest/doctest.h>
 

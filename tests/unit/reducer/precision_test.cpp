@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // The dtype on the wire, of the accumulation and of the gradient.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Buckets planned anew from the order in which gradients became ready.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // PyTorch parity: the logging fields. No time is asserted, but what holds of any times.
 #include <doctest/doctest.h>
 

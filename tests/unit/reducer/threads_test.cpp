@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Marks from many threads of one rank.
 #include <doctest/doctest.h>
 

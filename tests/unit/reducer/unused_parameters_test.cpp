@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Parameters without a gradient, tied weights, control flow that differs.
 #include <doctest/doctest.h>
 

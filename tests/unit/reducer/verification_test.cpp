@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Ranks that construct different Reducers: every rank throws the same text, and may go on.
 #include <doctest/doctest.h>
 

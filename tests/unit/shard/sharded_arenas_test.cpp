@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Sharded training of arenas: the bits are those of tensors that lie apart, whatever lies side by side, and on which ranks.
 #include <gradsync/gradsync.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>

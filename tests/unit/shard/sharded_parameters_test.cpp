@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 #include <doctest/doctest.h>
 
 #include <cmath>

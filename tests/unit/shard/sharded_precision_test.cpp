@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // Sharded gradients that travel in another type than their own: the type on the wire, of the shards and of the gradient.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: PROCESSORS 2
 // The optimizer inside the reduction: the bits of stage 1, whatever the step needs, and one collective a bucket.
 #include <doctest/doctest.h>
 
