@@ -12,7 +12,7 @@
 #   ALONE           a program of its own
 #   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS. Ranks wait
 #                   more than they compute: ctest -j reckons with one core, and with two for more than three ranks
-#   TIMEOUT SECONDS 60 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
+#   TIMEOUT SECONDS 120 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
 #                   test case that it is in, and exits
 #   SERIAL          no other test runs at the same time (for what measures time)
 #   LABELS LABEL...
@@ -132,7 +132,7 @@ function(gradsync_register_test target prefix file)
   gradsync_name_of_test(name ${prefix} ${file})
   file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR}/tests ${file})
   if(NOT test_TIMEOUT)
-    set(test_TIMEOUT 60)
+    set(test_TIMEOUT 120)
   endif()
   math(EXPR limit "${test_TIMEOUT} * ${GRADSYNC_TEST_TIMEOUT_FACTOR}")
   math(EXPR hard_limit "${limit} + 5")
