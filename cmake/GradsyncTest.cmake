@@ -10,10 +10,10 @@
 #   TYPE TYPE       left out if one of its LIBRARIES is no target, or if it needs none and the compiler does not know TYPE
 #   MPI             links MPI (LIBRARIES gradsync::mpi: Boost.MPI, too), and runs as so many processes under mpiexec
 #   ALONE           a program of its own
-#   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS
-#   TIMEOUT SECONDS 60 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
+#   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS. Ranks wait
+#                   more than they compute: ctest -j reckons with one core, and with two for more than three ranks
+#   TIMEOUT SECONDS 120 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
 #                   test case that it is in, and exits
-#   PROCESSORS N    how many cores ctest -j reckons with; 1 by default, as ranks wait more than they compute, and 2 with RANKS 4
 #   SERIAL          no other test runs at the same time (for what measures time)
 #   LABELS LABEL...
 #
@@ -82,7 +82,7 @@ macro(gradsync_parse_test file)
   string(REGEX REPLACE "// ctest: " "" options "${options}")
   separate_arguments(options)
   # The file's options come last; where a keyword with one value stands twice, the last one counts, and lists grow.
-  cmake_parse_arguments(test "SERIAL;MPI;ALONE" "TIMEOUT;PROCESSORS;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
+  cmake_parse_arguments(test "SERIAL;MPI;ALONE" "TIMEOUT;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
   endif()
@@ -132,7 +132,7 @@ function(gradsync_register_test target prefix file)
   gradsync_name_of_test(name ${prefix} ${file})
   file(RELATIVE_PATH source ${PROJECT_SOURCE_DIR}/tests ${file})
   if(NOT test_TIMEOUT)
-    set(test_TIMEOUT 60)
+    set(test_TIMEOUT 120)
   endif()
   math(EXPR limit "${test_TIMEOUT} * ${GRADSYNC_TEST_TIMEOUT_FACTOR}")
   math(EXPR hard_limit "${limit} + 5")
@@ -159,9 +159,6 @@ function(gradsync_register_test target prefix file)
     set(labels ${test_LABELS})
     if(NOT "gpu" IN_LIST labels AND NOT (launcher AND count GREATER 3))
       list(APPEND labels quick)
-    endif()
-    if(test_PROCESSORS)
-      set(processors ${test_PROCESSORS})
     endif()
     add_test(NAME ${test} COMMAND ${launcher} ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:${target}> --source-file=*${source})
     set_tests_properties(

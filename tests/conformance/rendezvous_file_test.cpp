@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 60
 #include <filesystem>
 
 #include <gradsync/bootstrap/file_rendezvous.hpp>

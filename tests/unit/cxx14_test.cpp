@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync::cxx14 TIMEOUT 120
+// ctest: LIBRARIES gradsync::cxx14
 // The facade for programs in C++14: each function, and what its errors say. examples/adopt/cxx14.cpp is compiled as C++14.
 #include <gradsync/cxx14.hpp>
 

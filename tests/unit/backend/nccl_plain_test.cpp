@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl TIMEOUT 60
+// ctest: LIBRARIES gradsync_fake_nccl
 // A program without the library's kernels: everything works but means, which say what is missing.
 #include <gradsync/backend/nccl.hpp>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 60
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
 
 #include <doctest/doctest.h>

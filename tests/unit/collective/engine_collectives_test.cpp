@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 120
 // What handles do in a forked child of a rank: nothing that the other ranks notice.
 #include <gradsync/backend/tcp.hpp>
 #include <gradsync/backend/thread_backend.hpp>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 60
 // What hierarchical_engine.hpp does when a rank dies or stops, and where machines have different numbers of ranks, more than one each; the
 // conformance suites over MpiBackend and TcpBackend show the rest.
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>

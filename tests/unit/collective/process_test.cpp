@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +28,9 @@ struct Child {
             if (::write(ends[1], &own, sizeof own) < 0) ::_exit(1);
             for (;;) ::pause();
         }
-        REQUIRE(::read(ends[0], &identity, sizeof identity) == sizeof identity);
+        char bytes[sizeof identity];  // g++ 12 takes &identity for its first member's address
+        REQUIRE(::read(ends[0], bytes, sizeof bytes) == sizeof bytes);
+        std::memcpy(&identity, bytes, sizeof identity);
         for (const int end : ends) ::close(end);
     }
     void kill() const { ::kill(process, SIGKILL); }

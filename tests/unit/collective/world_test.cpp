@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 60
 #include <gradsync/collective/world.hpp>
 
 #include <doctest/doctest.h>

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 120
 #include <gradsync/kernel/elementwise.hpp>
 
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 120
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes
 // The Reducer on device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
 #include <gradsync/backend/faulty.hpp>
 #include <gradsync/backend/nccl.hpp>

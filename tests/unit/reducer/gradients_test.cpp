@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 120
 // Every layout, overlap, storage and type, at 1 to 4 ranks: bit for bit the sum in the order of the tree, times 1/n.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 120
 // The end of a world whose owners are gone, and news of a failure. The tests of the engine and of the backends cover departures.
 #include <gradsync/collective/messages/message_world.hpp>
 
