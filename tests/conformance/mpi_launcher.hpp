@@ -20,7 +20,7 @@ struct MpiEnvironment {
         MPI_Init(nullptr, nullptr);
         MPI_Comm_rank(MPI_COMM_WORLD, &rank);
         MPI_Comm_size(MPI_COMM_WORLD, &size);
-        sizes_here.from = std::min(size, 3);  // those of 1 and 2 ranks have programs of their own
+        sizes_here.from = std::min(size, 3);  // MpiBackend has programs of 1 and 2 ranks; TcpBackend runs at these over threads
     }
     ~MpiEnvironment() { MPI_Finalize(); }
 };

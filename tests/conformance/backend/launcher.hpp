@@ -77,7 +77,7 @@ private:
 /// How often a case is repeated that makes a new world each time. A program whose worlds take a second each sets it to 1.
 inline int repetitions = slow_build ? 8 : 40;
 
-/// Of cases that there are very many of, every so many-th. A program whose collectives take long sets it higher.
+/// Loops over very many cases run every `thinning`-th. A program with slow collectives sets it higher.
 inline std::size_t thinning = slow_build ? 3 : 1;
 
 /// The sizes of the worlds that this program runs the suite at.
