@@ -107,7 +107,7 @@ public:
     /// Collective. Throws Error(parameter_mismatch), with the same text on every rank, if parameters, policies or options differ.
     template <class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
     Reducer(const B& backend, Range&& parameters, First first = {}, More... more)
-        : engine_(backend, "this Reducer", detail::view_parameters<B::memory_space>(parameters),
+        : engine_(backend, "this Reducer", detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
                   detail::choose<ReducerOptions, detail::Role::other, B>(first, more...),
                   detail::make_policies<B>(detail::choose<Buckets, detail::Role::buckets, B>(first, more...),
                                            detail::choose<Overlap, detail::Role::overlap, B>(first, more...),

@@ -2,6 +2,7 @@
 // expect 1: gradsync: pass a range of parameters, e.g. .gs::parameter
 // expect 2: gradsync: pass a range of parameters, e.g. .gs::parameter
 // expect 3: gradsync: pass a range of parameters, e.g. .* a range of numbers is one gradient
+// expect 4: gradsync: give this range a name that outlives the object: its gradients are gone with the temporary
 // errors: 1
 #include <span>
 #include <vector>
@@ -14,7 +15,7 @@
 
 namespace gs = gradsync;
 
-void f(gs::ThreadBackend comm, [[maybe_unused]] std::vector<float>& weights, std::vector<float>& gradient) {
+void f(gs::ThreadBackend comm, [[maybe_unused]] std::vector<float>& weights, [[maybe_unused]] std::vector<float>& gradient) {
 #if GRADSYNC_EXPECT_FAILURE == 1
     gs::Reducer sync(comm, gs::parameter("w", weights, gradient));
 #elif GRADSYNC_EXPECT_FAILURE == 2
@@ -22,6 +23,8 @@ void f(gs::ThreadBackend comm, [[maybe_unused]] std::vector<float>& weights, std
     gs::Reducer sync(comm, w);
 #elif GRADSYNC_EXPECT_FAILURE == 3
     gs::Reducer sync(comm, gradient);
+#elif GRADSYNC_EXPECT_FAILURE == 4
+    gs::Reducer sync(comm, std::vector<std::vector<float>>(2));
 #else
     gs::Reducer braces(comm, {gs::parameter("w", weights, gradient)});
     gs::Reducer one(comm, std::vector{std::span(gradient)});

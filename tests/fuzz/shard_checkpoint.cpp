@@ -10,10 +10,16 @@ namespace {
 
 using gradsync::BufferView;
 
-/// A training of two parameters, of which this rank has all of the first and a slice of the second.
+/// A training of two parameters, of which this rank has all of the first and a slice of the second, and of a frozen one.
 struct Sharded {
-    std::vector<float> values = std::vector<float>(11);  // two arrays of a, and one of b
-    std::vector<gradsync::ParameterView> views = {view("a", 3), view("b", 9)};
+    std::vector<float> values = std::vector<float>(11);                 // two arrays of a, and one of b
+    std::vector<std::uint16_t> frozen = std::vector<std::uint16_t>(4);  // in bf16
+    std::vector<gradsync::ParameterView> views = {view("a", 3), view("b", 9), view("c", 4)};
+
+    Sharded() {
+        views[2].value = gradsync::detail::typed_view(frozen.data(), 4, gradsync::DType::bf16);
+        views[2].requires_grad = false;
+    }
 
     static gradsync::ParameterView view(const char* name, std::size_t count) {
         gradsync::ParameterView result;

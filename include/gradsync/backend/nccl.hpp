@@ -44,6 +44,7 @@ struct NcclOptions {
     /// Consecutive buckets of a Reducer's backward are launched together if they have at most this many bytes in all (32 buckets at most),
     /// and so are their gathers (OverlapForward). 0: each bucket is launched on its own. The same on all ranks.
     std::size_t group_bytes = std::size_t{1} << 20;
+    std::string bind = {};  ///< see ProcessOptions::bind; each rank has its own
 };
 
 /// Ranks have one device each; NCCL moves data between the devices.
@@ -101,7 +102,7 @@ public:
         cuda::check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
         if (options.device < 0) options.device = job.local_rank % devices;
         cuda::check(cudaSetDevice(options.device), "cudaSetDevice");
-        TcpRendezvous rendezvous(job, {.timeout = options.timeout});
+        TcpRendezvous rendezvous(job, {.timeout = options.timeout, .bind = options.bind});
         return NcclBackend(rendezvous, options);
     }
 
@@ -166,8 +167,8 @@ private:
     /// Connects the ranks by messages alone.
     template <Rendezvous R>
     static detail::Connection connect(R& rendezvous, const NcclOptions& options) {
-        detail::Connection connection =
-            TcpBackend::connect(rendezvous, {.timeout = options.timeout, .shared_memory = false}, "NcclBackend", "NcclOptions");
+        detail::Connection connection = TcpBackend::connect(
+            rendezvous, {.timeout = options.timeout, .shared_memory = false, .bind = options.bind}, "NcclBackend", "NcclOptions");
         connection.paths.problem = "they serve NCCL";
         return connection;
     }

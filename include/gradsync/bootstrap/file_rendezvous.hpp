@@ -106,16 +106,24 @@ private:
     std::string path(const std::string& exchange, int rank) const { return bootstrap::text(folder_, "/", exchange, ".", rank); }
 
     void post(const std::string& exchange, std::span<const std::byte> bytes) {
-        if (!write(exchange, bytes))
-            refuse(Errc::peer_failed,
-                   bootstrap::text("cannot write a file: ", std::strerror(errno), "; check that the folder exists and has space"));
+        if (write(exchange, bytes)) return;
+        const int error = errno;
+        refuse_if_gone();
+        refuse(Errc::peer_failed,
+               bootstrap::text("cannot write a file: ", std::strerror(error), "; check that the folder exists and has space"));
     }
 
     bool is_gone() const noexcept { return ::access(folder_.c_str(), F_OK) != 0; }
+    void refuse_if_gone() const {
+        if (job_ != 0 && rank() != 0 && is_gone())
+            refuse(Errc::peer_left, "the folder is gone: rank 0 gave up, or somebody removed it; look at rank 0's output", 0);
+    }
     /// Never follows a link, and never waits for the other end of a pipe.
     static std::FILE* open(const std::string& name, int flags, const char* mode) noexcept {
         const int descriptor = ::open(name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-        return descriptor < 0 ? nullptr : ::fdopen(descriptor, mode);
+        std::FILE* const file = descriptor < 0 ? nullptr : ::fdopen(descriptor, mode);
+        if (file == nullptr && descriptor >= 0) ::close(descriptor);
+        return file;
     }
 
     /// Writes a file that appears with its whole content or not at all.
@@ -133,7 +141,11 @@ private:
     /// Returns false while the file does not exist.
     bool read(const std::string& exchange, int rank, Blob& blob) {
         std::FILE* const file = open(path(exchange, rank), O_RDONLY, "rb");
-        if (file == nullptr) return false;
+        if (file == nullptr && (errno == ENOENT || errno == ESTALE)) return false;  // ESTALE: a network file system's, of a new folder
+        if (file == nullptr)
+            fail({Errc::peer_failed, this->rank(),
+                  bootstrap::text("cannot open ", path(exchange, rank), ": ", std::strerror(errno),
+                                  "; check whose the folder is, and how many files this process may open (ulimit -n)")});
         Header header;
         bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
                     header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
@@ -180,8 +192,7 @@ private:
             });
             if (missing.empty()) return;
             if (Blob words; rank() != 0 && read(failure, 0, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), 0);
-            if (job_ != 0 && rank() != 0 && is_gone())
-                refuse(Errc::peer_left, "the folder is gone: rank 0 gave up, or somebody removed it; look at rank 0's output", 0);
+            refuse_if_gone();
             if (looked >= deadline)
                 fail({Errc::timeout, missing.front(),
                       bootstrap::text(bootstrap::list_ranks(missing),

@@ -295,17 +295,18 @@ struct Answer {
     return false;
 }
 
-/// Connects this rank: it calls the ranks `called` at their contacts, and the `callers` call `reception`, for up to `limit`; each call may
-/// take `limit_each`. Returns the connections that were made. `secret`: that of the rendezvous.
+/// Connects this rank: it calls the ranks `called` at their contacts, one after the other, and the `callers` call `reception`. That takes up
+/// to `limit`, and each call up to `limit_each`. Returns the connections that were made. `secret`: that of the rendezvous.
 [[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank, std::string_view secret,
                                         const List<int>& called, List<int> callers, std::chrono::nanoseconds limit,
                                         std::chrono::nanoseconds limit_each) {
     List<Link> links, heard;
     links.reserve(called.size() + callers.size());
     heard.reserve(callers.size());
-    auto answer = [&, deadline = Clock::now() + limit] {
+    const auto end = Clock::now() + limit;
+    auto answer = [&] {
         while (!callers.empty()) {
-            Link link = reception.answer(deadline, callers);
+            Link link = reception.answer(end, callers);
             if (!link.channel) return;
             callers.erase_if([&](int caller) { return caller == link.rank; });
             heard.push_back(std::move(link));
@@ -323,7 +324,7 @@ struct Answer {
                           .to = static_cast<std::uint32_t>(r)};
         List<Address> addresses;
         for (std::size_t i = 0; i < contact.count && i < std::size(contact.addresses); ++i) addresses.push_back(contact.addresses[i]);
-        const auto deadline = Clock::now() + limit_each;
+        const auto deadline = gradsync::detail::smaller(end, Clock::now() + limit_each);
         Answer one;
         do one = call(addresses, hello, contact.key(secret), deadline);
         while (one.hung_up && Clock::now() < deadline && ::usleep(20'000) == 0);

@@ -198,8 +198,11 @@ struct Question {
     if (host == "localhost") question->hints.ai_family = AF_INET;
     int ends[2] = {-1, -1};
     // A name server may not answer: a thread asks, and is abandoned at the deadline.
-    if (question->ask(AI_PASSIVE | AI_NUMERICHOST) != 0 &&
-        ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0) {
+    if (question->ask(AI_PASSIVE | AI_NUMERICHOST) != 0) {
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+            problem = std::strerror(errno);
+            return {};
+        }
         const Socket answer(ends[0]);
         question->asker = Socket(ends[1]);
         const auto run = [](void* argument) -> void* {
@@ -212,16 +215,16 @@ struct Question {
         };
         Owner<gradsync::detail::Shared<Question>> share(new gradsync::detail::Shared<Question>(question));
         pthread_t thread;
-        if (::pthread_create(&thread, nullptr, run, share.get()) == 0) {
-            (void)share.release();
-            ::pthread_detach(thread);
-            answer.await(POLLIN, deadline);
-            if (!question->over) {
-                problem = "the name server does not answer";
-                return {};
-            }
-        } else {
-            question->ask(0);
+        if (const int error = ::pthread_create(&thread, nullptr, run, share.get()); error != 0) {
+            problem = std::strerror(error);
+            return {};
+        }
+        (void)share.release();
+        ::pthread_detach(thread);
+        answer.await(POLLIN, deadline);
+        if (!question->over) {
+            problem = "the name server does not answer";
+            return {};
         }
     }
     problem = question->code == 0 ? "" : ::gai_strerror(question->code);

@@ -92,8 +92,14 @@ public:
     using WorkType = NumberedWork<Engine>;
     static constexpr MemorySpace memory_space = space;
 
-    int rank() const noexcept { return engine_->rank(); }
-    int size() const noexcept { return engine_->size(); }
+    int rank() const {
+        if (!engine_) refuse_moved_from();
+        return engine_->rank();
+    }
+    int size() const {
+        if (!engine_) refuse_moved_from();
+        return engine_->size();
+    }
 
     WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
         return start(reduction(Operation::all_reduce, buffer, buffer, op, contribution));

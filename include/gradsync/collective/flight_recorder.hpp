@@ -60,8 +60,12 @@ public:
         const char* const prefix = std::getenv("GRADSYNC_FLIGHT_RECORDER");
         if (prefix == nullptr || written_.exchange(true)) return;
         try {
-            std::FILE* const file = std::fopen(text(prefix, ".", rank).c_str(), "ae");
-            if (file == nullptr) return;
+            const std::string name = text(prefix, ".", rank);
+            std::FILE* const file = std::fopen(name.c_str(), "ae");
+            if (file == nullptr)
+                return gradsync::detail::write_debug_line(
+                    gradsync::detail::DebugLevel::info, rank,
+                    {"GRADSYNC_FLIGHT_RECORDER: cannot write ", name, ": ", std::strerror(errno), "; name a folder that you may write to"});
             for (const Entry& entry : entries_)
                 if (entry.number != 0) std::fprintf(file, "%s\n", describe(entry).c_str());
             std::fclose(file);

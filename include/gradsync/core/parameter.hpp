@@ -168,13 +168,25 @@ ParameterView parameter_view(T& t) {
     }
 }
 
+/// The extents of a tensor: integers, or a range of them.
+struct Extents {
+    Extents() = default;
+    template <std::integral... I>
+        requires(sizeof...(I) != 0)
+    Extents(I... of_each) : extents{static_cast<std::size_t>(of_each)...} {}  // NOLINT: converts
+    template <detail::Range R>
+    Extents(const R& range) : extents(detail::extents(range)) {}  // NOLINT: converts
+
+    std::vector<std::size_t> extents;
+};
+
 /// Makes a parameter of a value and a gradient, each a tensor or contiguous range.
 template <class Value, class Gradient>
-ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, std::vector<std::size_t> shape = {}) {
+ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, Extents shape = {}) {
     using Traits = buffer_traits<std::remove_cvref_t<Value>>;
     if constexpr (requires { Traits::shape(value); })
-        if (shape.empty()) shape = detail::extents(Traits::shape(value));
-    ParameterView view{.name = std::move(name), .value = buffer(std::forward<Value>(value)), .shape = std::move(shape)};
+        if (shape.extents.empty()) shape = Traits::shape(value);
+    ParameterView view{.name = std::move(name), .value = buffer(std::forward<Value>(value)), .shape = std::move(shape.extents)};
     detail::set_gradient(view, std::forward<Gradient>(gradient));
     return view;
 }

@@ -14,13 +14,14 @@ namespace gradsync::inline v0_2::detail {
 template <class B>
 class GradientEngine final : public Marking<B> {
     using Base = Marking<B>;
-    using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_between_steps, Base::check_index, Base::check_limit,
-        Base::check_root, Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name,
-        Base::obtain, Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_,
-        Base::set_has_batch, Base::step_, Base::watch_marks;
+    using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_index, Base::check_limit, Base::check_root,
+        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain,
+        Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_, Base::set_has_batch,
+        Base::step_, Base::watch_marks;
 
 public:
-    using Base::between_steps, Base::failed, Base::gradient_view, Base::mark_ready, Base::plan;
+    using Base::between_steps, Base::check_between_steps, Base::check_micro_batches, Base::failed, Base::gradient_view, Base::mark_ready,
+        Base::plan;
 
     /// `owner`: the public object as errors name it. Collective.
     GRADSYNC_SETUP GradientEngine(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
@@ -81,7 +82,6 @@ public:
     }
 
     void finish() {
-        check_usable("finish");
         const auto alone = end_marks("finish");
         auto held = step_.watch().hold(Activity::finish);
         guard([&] {
@@ -93,7 +93,6 @@ public:
 
     /// The first part of `finish()`, for callers that finish later: no marks may follow.
     void settle() {
-        check_usable("finish");
         const auto alone = end_marks("finish");
         guard([&] { settle_marks(); });
     }
@@ -101,6 +100,7 @@ public:
     /// Ends a step after `settle()` without its reductions.
     void drop_step() {
         readiness_.reset();
+        ready_order_.forget();
         step_.forget_weight();
         set_has_batch(true);
         settled_ = false;
@@ -222,7 +222,6 @@ public:
     /// The stopwatch behind the statistics.
     Watch& watch() noexcept { return step_.watch(); }
     std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that the library owns
-
     const Statistics& statistics() const noexcept { return statistics_; }
     AnyExchange<B>& exchange() noexcept { return step_.exchange(); }
 
@@ -284,6 +283,7 @@ private:
 
     /// A mark is an error while the result lives.
     typename Base::Finishing end_marks(const char* operation) {
+        check_usable(operation);
         check_gathered(operation);
         this->check_micro_batches(operation);
         for (std::size_t i = 0; this->tracks_ && i < gradients_.parameters().size(); ++i) this->check_place(i, operation);

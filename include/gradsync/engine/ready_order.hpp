@@ -51,6 +51,8 @@ public:
         recorded_[count_.fetch_add(1, std::memory_order_relaxed) % recorded_.size()] = i;
         if (timed_) stamps_.set(i);
     }
+    /// Forgets what was recorded of the current step.
+    void forget() noexcept { count_.store(0, std::memory_order_relaxed); }
     /// Waits for the device, if there is one.
     void end_step() {
         if (timed_) add_up_times();
@@ -111,7 +113,6 @@ private:
         return times;
     }
 
-    void forget() noexcept { count_.store(0, std::memory_order_relaxed); }
     std::span<const std::size_t> recorded() const noexcept {
         const std::size_t n = count_.load(std::memory_order_relaxed);
         return {recorded_.data(), n < recorded_.size() ? n : recorded_.size()};

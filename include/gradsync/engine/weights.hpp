@@ -39,7 +39,10 @@ public:
     /// Does the environment ask for it?
     static bool asked_for() noexcept {
         const char* const value = std::getenv("GRADSYNC_CHECKS");
-        return value != nullptr && std::string_view(value) == "1";
+        const std::string_view name = value == nullptr ? "" : value;
+        if (name.size() > 1 || (name.size() == 1 && name != "0" && name != "1"))
+            write_debug_line(DebugLevel::info, -1, {"GRADSYNC_CHECKS=", value, " checks nothing; set it to 1 to check, or to 0"});
+        return name == "1";
     }
     /// `parameters`: their number, or 0 to check nothing.
     explicit WrittenGradients(std::size_t parameters) : checksums_(parameters) {}
@@ -60,9 +63,15 @@ private:
 template <Backend Host>
 class WeightComparison {
 public:
-    /// Reads the weights through `passes`. `backend` works on host memory.
+    /// `read`, then `compare`.
     template <class Passes>
     void start(Host& backend, Passes&& passes, ListView<const ParameterView> parameters) {
+        read(passes, parameters);
+        compare(backend);
+    }
+    /// Reads this rank's weights through `passes`.
+    template <class Passes>
+    void read(Passes&& passes, ListView<const ParameterView> parameters) {
         constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // copied from a device at a time
         List<std::byte> piece;
         own_.clear();
@@ -83,6 +92,17 @@ public:
             own_.push_back(digest);
         }
         digest_ = digest_of(reinterpret_cast<const std::byte*>(own_.data()), own_.size() * sizeof own_[0], 0);
+    }
+    void forget() noexcept { own_.clear(); }
+    /// Compares what was read, if anything was, and forgets it. Throws as `finish` does. Collective.
+    void settle(Host& backend, ListView<const ParameterView> parameters) {
+        if (own_.empty()) return;
+        compare(backend);
+        finish(backend, parameters);
+        forget();
+    }
+    /// Starts to compare what was read with the other ranks' weights. `backend` works on host memory.
+    void compare(Host& backend) {
         all_.resize(static_cast<std::size_t>(backend.size()));
         work_ = backend.all_gather(ConstBufferView(&digest_, 1), BufferView(all_.data(), all_.size()));
     }

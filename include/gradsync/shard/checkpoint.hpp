@@ -55,16 +55,16 @@ ShardManifest agree_on_manifest(B& backend, const std::filesystem::path& directo
     }
 }
 
-/// Calls `use` with consecutive parts of a view that fit into `room`.
+/// Calls `use` with consecutive parts of a view that fit into `room`, in any element type.
 template <class Use>
 void in_pieces(BufferView view, List<std::byte>& room, Use&& use) {
     constexpr std::size_t most = std::size_t{1} << 20;
     room.resize(most);
     for (std::size_t n, first = 0; first < view.count; first += n)
-        use(view.subview(first, n = smaller(view.count - first, most / size_of(view.dtype))));
+        use(view.subview(first, n = smaller(view.count - first, most / sizeof(double))));
 }
 
-/// Reads this rank's shards, and checks the digests of its part of the files.
+/// Reads this rank's shards and all frozen parameters, and checks the digests of its part of the files.
 template <class Sharded, class Passes>
 void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, int rank, int size,
                  const Passes& passes) {
@@ -73,14 +73,18 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
 
     struct Wanted {
         std::size_t parameter = 0, first = 0;
-        List<BufferView> arrays;
+        List<BufferView> arrays = {};
         std::size_t found = 0;
     };
-    List<std::byte> room;
+    List<std::byte> room, converted;
     std::unordered_map<std::string, Wanted> wanted;  // this rank has at most one slice of a parameter
+    for (std::size_t i = 0; i < sharded.parameters().size(); ++i) {
+        const ParameterView& p = sharded.parameters()[i];
+        wanted[p.name] = {.parameter = i};
+        if (!p.requires_grad) wanted[p.name].arrays.push_back(p.value);  // whole, of its own type
+    }
     sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t, BufferView view) {
         Wanted& w = wanted[sharded.parameters()[i].name];
-        w.parameter = i;
         w.first = first;
         w.arrays.push_back(view);
     });
@@ -96,13 +100,16 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
             const std::uint64_t width = size_of(static_cast<DType>(dtype));
             if (arrays > most || count > most / width / arrays) in.torn();
             std::uint64_t skip = count * width * arrays;
-            if (const auto found = wanted.find(name); found != wanted.end()) {
-                Wanted& w = found->second;
+            const auto found = wanted.find(name);
+            if (found == wanted.end()) refuse_file(path, text("has '", name, "', and this training has no parameter of that name"));
+            if (Wanted& w = found->second; !w.arrays.empty()) {
                 const ParameterView& p = sharded.parameters()[w.parameter];
-                if (p.gradient.count != whole || static_cast<std::uint64_t>(w.arrays[0].dtype) != dtype || w.arrays.size() != arrays)
-                    refuse_file(path,
-                                text("has '", name, "' with ", whole, " elements of ", static_cast<DType>(dtype), " and ", arrays,
-                                     " arrays; this training has ", p.gradient.count, " of ", w.arrays[0].dtype, " and ", w.arrays.size()));
+                const DType own = p.requires_grad ? w.arrays[0].dtype : accumulator_of(w.arrays[0].dtype);
+                if (p.gradient.count != whole || static_cast<std::uint64_t>(own) != dtype || (p.requires_grad && w.arrays.size() != arrays))
+                    refuse_file(path, text("has '", name, "' with ", whole, " elements of ", static_cast<DType>(dtype), " and ", arrays,
+                                           " arrays; this training has ", p.gradient.count, " of ", own, " and ", w.arrays.size()));
+                if (!p.requires_grad && p.value.data == nullptr)
+                    refuse_file(path, text("has '", name, "', which is frozen here, and has no value to load it into"));
                 const std::uint64_t from = larger<std::uint64_t>(first, w.first);
                 const std::uint64_t to = smaller<std::uint64_t>(first + count, w.first + w.arrays[0].count);
                 if (from < to) {
@@ -112,20 +119,24 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
                         const BufferView part = array.subview(from - w.first, to - from);
                         in.skip((from - first) * width);
                         in_pieces(part, room, [&](BufferView piece) {
-                            in.bytes(room.data(), piece.bytes());
-                            passes.write(room.data(), piece);
+                            const BufferView read = typed_view(room.data(), piece.count, own);
+                            in.bytes(room.data(), read.bytes());
+                            if (own == piece.dtype) return passes.write(room.data(), piece);
+                            converted.resize(piece.bytes());
+                            kernel::copy(read, typed_view(converted.data(), piece.count, piece.dtype));
+                            passes.write(converted.data(), piece);
                         });
                         in.skip((first + count - to) * width);
                     }
                     w.found += to - from;
-                    skip = 0;
+                    skip = count * width * (arrays - w.arrays.size());  // the optimizer's arrays of a frozen parameter
                 }
             }
             in.skip(skip);
         }
     }
     for (const auto& [name, w] : wanted)
-        if (w.found != w.arrays[0].count)
+        if (!w.arrays.empty() && w.found != w.arrays[0].count && (w.found != 0 || sharded.parameters()[w.parameter].requires_grad))
             refuse_file(ShardManifest::path(directory), text("is of other parameters: it does not have all of '", name, "'"));
 }
 
@@ -202,8 +213,9 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
 }
 
 /// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may differ: parameters
-/// are found by name. Throws Error(storage) on every rank if a file is missing or damaged, or if the checkpoint belongs to other
-/// parameters; the state is then undefined. Collective.
+/// are found by name. A parameter that is frozen now gets the weights it was saved with, if it was trained then. No `broadcast_parameters()`
+/// is needed before or after. Throws Error(storage) on every rank if a file is missing or damaged, or if the checkpoint has a parameter that
+/// this training has not, or the other way round; the state is then undefined. Collective.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     auto backend = sharded.backend();

@@ -57,8 +57,10 @@ public:
 
 private:
     [[noreturn, gnu::cold]] void fail() const {
-        refuse_file(path_, detail::text("cannot be written: ", std::strerror(errno),
-                                        errno == ENOENT ? "; all ranks must see the directory" : "; the last checkpoint is still valid"));
+        refuse_file(path_,
+                    detail::text("cannot be written: ", std::strerror(errno),
+                                 errno == ENOENT ? "; all ranks must see the directory"
+                                                 : "; look at its owner and the space left (an older checkpoint there stays valid)"));
     }
 
     std::filesystem::path path_;
@@ -71,7 +73,9 @@ class ShardReader {
 public:
     explicit ShardReader(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb"), &std::fclose) {
         if (!file_ || ::fseeko(file_.get(), 0, SEEK_END) != 0)
-            refuse_file(path_, detail::text("cannot be read: ", std::strerror(errno), "; all ranks must see the same directory"));
+            refuse_file(path_, detail::text("cannot be read: ", std::strerror(errno),
+                                            errno == ENOENT ? "; save there first, and let all ranks see the same directory"
+                                                            : "; let this user read it on all ranks"));
         size_ = static_cast<std::uint64_t>(::ftello(file_.get()));
         std::rewind(file_.get());
     }

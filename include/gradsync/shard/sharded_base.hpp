@@ -9,9 +9,7 @@
 #include "../overlap/no_overlap.hpp"
 #include "step_inside.hpp"
 
-namespace gradsync::inline v0_2 {
-
-namespace detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
 /// which moves between ranks only for saving or loading.
@@ -82,7 +80,9 @@ public:
             refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
         if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
             refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
+        engine_->check_micro_batches("finish");
         guard([&] {
+            given_.settle(host_of(backend_), parameters_);
             deferred_ = inside_.possible() && !steps_in_backward() && !engine_->compares_weights();
             if (deferred_) engine_->settle();
             else reduce();
@@ -107,6 +107,7 @@ public:
     double gradient_norm() {
         check_averaged("gradient_norm");
         refuse_in_backward("gradient_norm");
+        if (!deferred_) engine_->check_between_steps("gradient_norm");
         return guard([&] {
             if (std::exchange(deferred_, false)) reduce();
             return engine_->gradient_norm() / divisor();
@@ -124,7 +125,7 @@ public:
                 .master_weights = state_.master_bytes(),
                 .optimizer_state = state_.state_bytes()};
     }
-    /// The parameters as registered, also frozen ones. In ShardedParameters trainable ones have no value after `broadcast_parameters()`.
+    /// The parameters as registered, also frozen ones. In ShardedParameters trainable ones have no value after a broadcast, load or step.
     std::span<const ParameterView> parameters() const noexcept { return parameters_; }
 
     /// Calls `use(parameter, first element, array, view)` for each slice and each array of this rank's state. Array 0 holds the master
@@ -219,7 +220,7 @@ protected:
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
-        auto made = std::make_unique<Engine>(backend_, "this Reducer", std::move(views), engine_options_, policies());
+        auto made = std::make_unique<Engine>(backend_, "this object", std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
@@ -389,12 +390,11 @@ protected:
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<Engine> engine_;
     DeferredGather<B> gathers_;
-    bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
-    std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
+    bool deferred_ = false;              ///< `finish()` was called, but gradients are not reduced yet
+    std::size_t micro_batches_ = 0;      ///< micro-batches reduced since the last step
+    WeightComparison<HostOf<B>> given_;  ///< the weights that were copied at construction, until all ranks have the same
     StepStatistics step_;
     Statistics statistics_;
 };
 
-}  // namespace detail
-
-}  // namespace gradsync::inline v0_2
+}  // namespace gradsync::inline v0_2::detail

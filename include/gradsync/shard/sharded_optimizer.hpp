@@ -87,8 +87,8 @@ class ShardedOptimizer
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::copy, Base::engine_, Base::engine_options_,
-        Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse, Base::start_gather,
-        Base::state_, Base::step_bucket, Base::values_, Base::watch;
+        Base::gathers_, Base::given_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse,
+        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
@@ -103,7 +103,7 @@ public:
     /// Error(invalid_argument) if a trainable parameter has no value. Collective.
     template <class Range = std::initializer_list<ParameterView>, class First = ShardingOptions, class... More>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, First first = {}, More... more)
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)), std::move(optimizer),
                detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).reducer,
                detail::choose<Buckets, detail::Role::buckets, B>(first, more...), first, more...),
           storage_(detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).parameters) {
@@ -136,6 +136,8 @@ public:
         make_engine();
         gathers_.attach(backend_);
         make_state();
+        if (storage_ == ParameterStorage::in_buckets && backend_.size() != 1 && engine_options_.compare_weights_every != never)
+            given_.read(detail::passes_of(backend_), parameters_);
     }
 
     /// Gives every rank the root's weights, including those of frozen parameters. Collective.
@@ -158,9 +160,11 @@ public:
         return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
     }
 
-    /// Updates the master weights after you have changed the weights yourself, in the same way on all ranks. Local.
+    /// Updates the master weights after you have written the weights yourself, in the same way on all ranks; otherwise the next `step()`
+    /// undoes that. Local.
     void adopt_values() {
         flush();
+        given_.forget();
         for (std::size_t b = 0; b < plan().size(); ++b) {
             if (!in_buckets())
                 for (std::size_t i : plan().bucket(b)) copy(parameters_[i].value, values_.value(i));
@@ -175,6 +179,8 @@ public:
         check_usable("finish");
         if (gathers_.pending() != 0)
             refuse("finish", "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+        if (B::memory_space == MemorySpace::host && !in_buckets() && !Base::steps_in_backward() && Base::statistics().steps == 0)
+            check_values();
         Base::finish();
     }
 
@@ -271,6 +277,18 @@ private:
                           in_buckets());
     }
 
+    /// Refuses weights that were written since this object copied them: `step()` would undo that.
+    [[gnu::cold]] void check_values() const {
+        for (std::size_t b = 0; b < plan().size(); ++b)
+            for (std::size_t i : plan().bucket(b))
+                if (const BufferView now = parameters_[i].value, taken = values_.value(i);
+                    now.data != taken.data && now.count != 0 && std::memcmp(now.data, taken.data, now.bytes()) != 0)
+                    refuse("finish",
+                           detail::text("the weights of '", parameters_[i].name, "' were written after this ", name,
+                                        " was made, and step() would undo that; then call adopt_values() on all ranks, or "
+                                        "broadcast_parameters()"),
+                           parameters_[i].name);
+    }
     void check_no_gradients(const char* operation) const {
         if (micro_batches_ != 0) refuse(operation, "gradients of this step are averaged already; call step() first");
         if (!engine_->between_steps()) refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");

@@ -44,8 +44,8 @@ class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Ove
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
-        Base::engine_options_, Base::exchange_, Base::gathers_, Base::guard, Base::make_engine, Base::parameters_, Base::refuse,
-        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
+        Base::engine_options_, Base::exchange_, Base::gathers_, Base::given_, Base::guard, Base::make_engine, Base::parameters_,
+        Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
 
 public:
     static constexpr const char* name = "ShardedParameters";
@@ -56,7 +56,7 @@ public:
     /// (`ShardedParametersOptions`), an overlap policy and an exchange, in any order; see Reducer. Collective.
     template <class Range = std::initializer_list<ParameterView>, class First = ShardedParametersOptions, class... More>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, First first = {}, More... more)
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(parameters), std::move(optimizer),
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)), std::move(optimizer),
                detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units, first, more...),
           options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
           given_units_(units) {
@@ -75,6 +75,8 @@ public:
                     true);
         gathers_.attach(gathering_);
         make_state();
+        reads_values_ = true;
+        if (backend_.size() != 1 && engine_options_.compare_weights_every != never) given_.read(detail::passes_of(backend_), parameters_);
     }
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the same units as the
@@ -82,13 +84,14 @@ public:
     using Base::begin_step;
     using Base::plan;
 
-    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. Call it once only: it reads the values that the
-    /// root gave at construction. Collective.
+    /// Gives every rank its shards of the root's weights at construction, and the root's frozen parameters. After a load, a step or another
+    /// broadcast the shards are those of one model already, and stay as they are. Collective.
     void broadcast_parameters(int root = 0) {
         check_broadcast(root);
         guard([&] {
             for (const ParameterView& p : parameters_)
                 if (!p.requires_grad) this->broadcast_buffers({&p.value, 1}, root);
+            if (!reads_values_) return;
             detail::StateTransfer<B>(backend_, plan(), state_, parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
                     const ParameterView& p = parameters_[i];
@@ -99,8 +102,6 @@ public:
             exchange_.with_replicas([&](B& replicas) {
                 for (std::size_t b = 0; b < plan().size(); ++b) replicas.broadcast(state_.array(b, 0), 0).wait();
             });
-            for (ParameterView& p : parameters_)  // the trainer may free them now
-                if (p.requires_grad) p.value.data = nullptr;
             renew_values();
         });
     }
@@ -243,6 +244,10 @@ private:
 
     /// After a change of the master weights: drops gathered copies, or gathers them again if they are in use.
     void renew_values() {
+        given_.forget();
+        if (std::exchange(reads_values_, false))
+            for (ParameterView& p : parameters_)  // the trainer may free them now
+                if (p.requires_grad) p.value.data = nullptr;
         for (std::size_t u = 0; u < values_.size(); ++u) {
             Unit& unit = values_[u];
             wait(unit);
@@ -257,6 +262,7 @@ private:
     }
 
     ShardedParametersOptions options_;
+    bool reads_values_ = false;           ///< the weights are still those that each rank gave at construction
     Units given_units_;                   ///< the user's, without the replicated one
     B gathering_ = backend_.duplicate();  ///< separate communicator: marks from other threads start collectives, too
     std::size_t number_ = detail::next_owner(backend_);

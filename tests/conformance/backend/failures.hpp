@@ -343,6 +343,8 @@ void check_failures() {
                     error && error->errc() == Errc::invalid_argument && std::string(error->what()).find("moved from") != std::string::npos,
                     where + what + " is not refused");
             };
+            refuses("rank", [&] { (void)backend.rank(); });
+            refuses("size", [&] { (void)backend.size(); });
             refuses("barrier", [&] { (void)backend.barrier(); });
             refuses("all_reduce", [&] { (void)backend.all_reduce({}, gradsync::ReduceOp::sum); });
             refuses("all_gather", [&] { (void)backend.all_gather({}, {}); });

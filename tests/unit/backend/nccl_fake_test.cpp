@@ -249,6 +249,18 @@ TEST_CASE("NcclBackend: communicators that are there already") {
     CHECK(gradsync_fake::misuses() == 0);
 }
 
+TEST_CASE("NcclBackend: the ranks' control connections listen where they are told") {
+    Findings findings;
+    run_rank_threads(
+        2,
+        [&](auto& rendezvous) {
+            const auto error = error_of([&] { (void)NcclBackend(rendezvous, {.timeout = 60s, .bind = "no-such-net"}); });
+            findings.check(error && mentions(*error, "rank 0 cannot listen for connections"), error ? error->what() : "not refused");
+            return NcclBackend(rendezvous, {.timeout = 60s, .bind = "127.0.0.1"});
+        },
+        [&](NcclBackend comm) { findings.check(comm.size() == 2, "not 2 ranks"); });
+}
+
 TEST_CASE("NcclBackend: host() is a backend of the same origin") {
     const Nothing left;
     Findings findings;

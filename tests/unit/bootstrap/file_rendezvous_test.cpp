@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/no_descriptors.hpp"
 #include "support/says.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -97,7 +98,8 @@ TEST_CASE("FileRendezvous: the folder stays until all have said good-bye; whoeve
         std::filesystem::rename(path, path + "-elsewhere");
     });
     FileRendezvous alone(path, 1, 2, {.timeout = 4s});
-    CHECK(says(error_of([&] { (void)alone.all_gather({}); }), "the folder is gone"));
+    for (int again = 0; again < 2; ++again)  // while it waits, and before it could write
+        CHECK(says(error_of([&] { (void)alone.all_gather({}); }), "the folder is gone"));
     stays.join();
 }
 
@@ -161,6 +163,20 @@ TEST_CASE("FileRendezvous: a folder that others may write into is refused") {
 TEST_CASE("FileRendezvous: what cannot be meant is refused") {
     CHECK(says(error_of([] { FileRendezvous("x", 2, 2); }), "rank 2 is not one of 2"));
     CHECK(says(error_of([] { FileRendezvous("x", 0, 2, {.timeout = 0s}); }), "time limit must be positive"));
+}
+
+TEST_CASE("FileRendezvous: a file that cannot be opened is not one that has not come") {
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string path = folder.file("meeting");
+    REQUIRE(::mkdir(path.c_str(), 0700) == 0);
+    std::string error;
+    {
+        const gradsync_test::NoDescriptors none;
+        error = error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); });
+    }
+    CHECK(says(error, "Too many open files; check whose the folder is, and how many files this process may open"));
+    std::filesystem::create_symlink("elsewhere", path + "/arrival.0");
+    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "arrival.0: Too many levels of symbolic links"));
 }
 
 TEST_CASE("FileRendezvous: a pipe in the folder blocks no rank") {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/forked.hpp"
+#include "support/no_descriptors.hpp"
 #include "support/ports.hpp"
 #include "support/says.hpp"
 
@@ -427,6 +428,15 @@ TEST_CASE("resolve: the limit holds, whatever the name server does") {
         CHECK(address.text() == "127.0.0.1");  // nobody can answer at ::1 in rank 0's place
         CHECK(address.port() == 77);
     }
+}
+
+TEST_CASE("resolve: the name server is not blamed for a lack of file descriptors") {
+    std::string problem;
+    {
+        const gradsync_test::NoDescriptors none;
+        (void)gradsync::net::resolve("localhost", 77, Clock::now() + 1s, problem);
+    }
+    CHECK(problem == "Too many open files");
 }
 
 TEST_CASE("TcpRendezvous: rank 0 binds where it is told") {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/ranks.hpp"
+#include "support/standard_error.hpp"
 #include "support/temporary_directory.hpp"
 
 namespace gs = gradsync;
@@ -59,4 +60,13 @@ TEST_CASE("FlightRecorder: an error says what its rank was in, and the environme
     REQUIRE(lines.size() == 2);
     CHECK(lines[0].find("#0 all_reduce") == 0);
     CHECK(lines[1].find("#1 broadcast") == 0);
+}
+
+TEST_CASE("FlightRecorder: a file that cannot be written is named") {
+    ::setenv("GRADSYNC_FLIGHT_RECORDER", "/no/such/folder/flights", 1);
+    const std::string said = gradsync_test::written_by([] { gs::collective::FlightRecorder(7).write(7); });
+    ::unsetenv("GRADSYNC_FLIGHT_RECORDER");
+    CAPTURE(said);
+    CHECK(said.find("cannot write /no/such/folder/flights.7: No such file or directory; name a folder that you may write to") !=
+          std::string::npos);
 }

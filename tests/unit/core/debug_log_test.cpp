@@ -3,35 +3,15 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <regex>
 #include <string>
 
-#include "support/temporary_directory.hpp"
+#include "support/standard_error.hpp"
 
 using gradsync::detail::DebugLevel;
+using gradsync_test::written_by;
 
 namespace {
-
-/// What `f()` writes to standard error.
-template <class F>
-std::string written_by(F&& f) {
-    const gradsync_test::TemporaryDirectory directory;
-    const std::string name = directory.file("errors");
-    std::FILE* const file = std::fopen(name.c_str(), "w");
-    REQUIRE(file != nullptr);
-    std::fflush(stderr);
-    const int kept = ::dup(STDERR_FILENO);
-    ::dup2(::fileno(file), STDERR_FILENO);
-    f();
-    ::dup2(kept, STDERR_FILENO);
-    ::close(kept);
-    std::fclose(file);
-    std::ifstream in(name);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
 
 /// The level that GRADSYNC_DEBUG=value names, and what is said about it.
 DebugLevel level_of(const char* value, std::string& said) {

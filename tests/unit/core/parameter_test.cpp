@@ -164,6 +164,10 @@ TEST_CASE("buffer_traits: the tensor serves as buffer, as parameter, and as part
         CHECK(p.shape == std::vector<std::size_t>{2, 3});
     }
     CHECK(parameter("t", t, t, {6}).shape == std::vector<std::size_t>{6});  // what is said counts
+    const int rows = 3;
+    const std::size_t columns = 2;
+    CHECK(parameter("t", t, t, {rows, columns}).shape == std::vector<std::size_t>{3, 2});
+    CHECK(parameter("t", t, t, std::vector<std::int64_t>{6, 1}).shape == std::vector<std::size_t>{6, 1});
 }
 
 TEST_CASE("buffer views are buffers and parameters themselves") {

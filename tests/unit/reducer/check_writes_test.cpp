@@ -14,6 +14,7 @@
 
 #include "support/optimizers.hpp"
 #include "support/ranks.hpp"
+#include "support/standard_error.hpp"
 #include "support/tensor.hpp"
 
 using namespace gradsync;
@@ -78,14 +79,19 @@ TEST_CASE("a gradient that is written after its mark is named on every rank, whe
 }
 
 TEST_CASE("the environment asks for the checks, too, and only with GRADSYNC_CHECKS=1") {
-    for (const std::string value : {"1", "0", ""}) {
+    for (const std::string value : {"1", "0", "", "true", "2"}) {
         const Asked asked(value.c_str());
-        const auto seen = outcomes(2, [&](ThreadBackend comm) {
-            auto model = tensors({10, 20, 30});
-            Reducer sync(comm, model, PerParameter{}, ReducerOptions{.unused = UnusedParameters::find_unused});  // copied
-            marks(sync, model, comm.rank(), 0, static_cast<std::size_t>(comm.rank()), 0, true);
-            sync.finish();
+        std::vector<Outcome> seen;
+        const std::string said = written_by([&] {
+            seen = outcomes(2, [&](ThreadBackend comm) {
+                auto model = tensors({10, 20, 30});
+                Reducer sync(comm, model, PerParameter{}, ReducerOptions{.unused = UnusedParameters::find_unused});  // copied
+                marks(sync, model, comm.rank(), 0, static_cast<std::size_t>(comm.rank()), 0, true);
+                sync.finish();
+            });
         });
+        const bool wrong = value == "true" || value == "2";
+        CHECK((said.find("GRADSYNC_CHECKS=" + value + " checks nothing; set it to 1") != std::string::npos) == wrong);
         CHECK(seen[1].says(told) == (value == "1"));
         CHECK(seen[1].text.empty() == (value != "1"));
     }

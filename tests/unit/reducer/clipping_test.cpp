@@ -179,6 +179,8 @@ TEST_CASE("norms that are not finite, and integers") {
     CHECK(gradsync::clip_factor(2, 1) == 0.5);
     CHECK(gradsync::clip_factor(1, 2) == 1);
     CHECK(gradsync::clip_factor(0, 0) == 1);
+    for (const double limit : {-1.0, std::numeric_limits<double>::quiet_NaN()})
+        CHECK(outcome_of([&] { (void)gradsync::clip_factor(4, limit); }).says("clip_factor: a limit must be 0 or more, not "));
     // One bad element must not spoil all others.
     CHECK(gradsync::clip_factor(std::numeric_limits<double>::quiet_NaN(), 1) == 1);
     CHECK(gradsync::clip_factor(std::numeric_limits<double>::infinity(), 1) == 1);

@@ -377,6 +377,19 @@ TEST_CASE("tied weights that are registered twice are refused") {
     CHECK(refused(all, all, true).text == "");
 }
 
+TEST_CASE("a gradient in the memory of its own weights is refused") {
+    std::vector<float> memory(15);
+    const std::span<float> all(memory);
+    const auto outcome_with = [&](std::span<float> weights, std::span<float> gradient) {
+        return outcomes(1, [&](ThreadBackend comm) { Reducer sync(comm, {parameter("w", weights, gradient)}); })[0];
+    };
+    for (const Outcome& outcome :
+         {outcome_with(all, all), outcome_with(all.first(9), all.last(9)), outcome_with(all.last(9), all.first(9))})
+        CHECK(outcome.says("parameter 'w' has a gradient that shares memory with its value; give each its own"));
+    CHECK(outcome_with(all.first(7), all.subspan(7, 7)).text == "");
+    CHECK(outcome_with(all.subspan(7, 7), all.first(7)).text == "");
+}
+
 TEST_CASE("two parameters of one value, with a gradient each, are fine where values are not written") {
     CHECK(findings(2, [](ThreadBackend comm, Finding&) {
               std::vector<float> weights(10), one(10), other(10);

@@ -127,6 +127,45 @@ TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to th
     }
 }
 
+TEST_CASE("broadcast_parameters() after a load keeps what was loaded, in every stage, however often it is called") {
+    const TemporaryDirectory directory;
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(awkward_sizes, DType::f32), one = model, three = model;
+              One trained = make_one(comm, model, 0);
+              train(trained, 0, 2);
+              save_shards(directory.path(), trained);
+              const auto expected = weights(trained);
+              const auto check = [&](auto loaded, const char* stage) {
+                  (void)load_shards(directory.path(), loaded);
+                  for (int k = 0; k < 2; ++k) loaded.broadcast_parameters();
+                  finding.check(first_difference(expected, weights(loaded)).empty(), stage);
+              };
+              check(make_one(comm, one, 0), "stage 1 differs");
+              check(make_three(comm, three, 0), "stage 3 differs");
+          }) == "");
+}
+
+TEST_CASE("a parameter that was trained and is frozen gets its saved weights on all ranks; one of another training is named") {
+    const TemporaryDirectory directory;
+    for (const DType dtype : {DType::f32, DType::bf16})
+        CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors({4000, 300000}, dtype), frozen = model, fewer = initial_tensors({4000}, dtype);
+                  One trained = make_one(comm, model, 0);
+                  train(trained, 0, 2);
+                  save_shards(directory.path(), trained);
+                  std::vector<ParameterView> views = {parameter_view(frozen[0]), parameter_view(frozen[1])};
+                  views[1].requires_grad = false;
+                  ShardedOptimizer<ThreadBackend, AdamW> loaded(comm, views, AdamW{});
+                  (void)load_shards(directory.path(), loaded);
+                  for (std::size_t i = 0; i < 2; ++i) finding.check(frozen[i].value == model[i].value, model[i].name + " differs");
+                  ShardedOptimizer<ThreadBackend, AdamW> other(comm, fewer, AdamW{});
+                  finding.check(outcome_of([&] {
+                                    (void)load_shards(directory.path(), other);
+                                }).says("has '" + model[1].name + "', and this training has no parameter of that name"),
+                                "not refused");
+              }) == "");
+}
+
 TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint stands, training goes on") {
     const TemporaryDirectory directory;
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
@@ -178,7 +217,7 @@ TEST_CASE("a full disk: every rank is told, and nothing is left but the last che
                   if (comm.rank() == 0) std::filesystem::create_symlink("/dev/full", directory.path() / name);
                   comm.barrier().wait();
                   const Outcome outcome = outcome_of([&] { save_shards(directory.path(), sharded, "bad"); });
-                  finding.check(outcome.is(Errc::storage) && outcome.says("No space left on device; the last checkpoint is still valid"),
+                  finding.check(outcome.is(Errc::storage) && outcome.says("No space left on device; look at its owner and the space left"),
                                 "it says: " + outcome.text);
                   comm.barrier().wait();
                   finding.check(files_in(directory) == 3, std::to_string(files_in(directory)) + " files");

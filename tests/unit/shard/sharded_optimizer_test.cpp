@@ -1257,6 +1257,92 @@ TEST_CASE("stage 1: calls at the wrong time, and with wrong arguments, are refus
     }
 }
 
+TEST_CASE("what the engine refuses leaves a sharded optimizer usable: finish() of an early micro-batch, and a norm in a backward") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors({30, 40}, DType::f32);
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(
+                  comm, model, Sgd{}, ShardingOptions{.reducer = {.accumulation = Accumulation::in_buckets, .micro_batches = 4}});
+              const auto backward = [&] {
+                  for (std::size_t i = 2; i-- > 0;) {
+                      write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), 0, i, false);
+                      sharded.mark_ready(i);
+                  }
+              };
+              check_refused(
+                  finding, [&] { sharded.finish(); }, "this is micro-batch 1 of the step, and not the last of 2");
+              {
+                  const auto guard = sharded.no_sync();
+                  backward();
+              }
+              backward();
+              sharded.finish();
+              sharded.mark_ready(1);
+              check_refused(
+                  finding, [&] { (void)sharded.gradient_norm(); }, "gradients of this step are marked ready already");
+              sharded.step();
+              finding.check(sharded.statistics().steps == 1, "no step");
+          }) == "");
+}
+
+namespace {
+
+/// The outcome on two ranks whose weights differ, of steps of which the first comes with no broadcast.
+template <class Make>
+std::vector<Outcome> without_broadcast(Make&& make) {
+    return outcomes(2, [&](ThreadBackend comm) {
+        auto model = initial_tensors({30, 40}, DType::f32);
+        write(model[1].value_view(), constant_bytes(DType::f32, 40, comm.rank()));
+        auto sharded = make(comm, model);
+        for (std::size_t i = 2; i-- > 0;) {
+            write(sharded->acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), 0));
+            sharded->mark_ready(i);
+        }
+        sharded->finish();
+        sharded->step();
+    });
+}
+
+}  // namespace
+
+TEST_CASE("weights that live with the library, and that differ between ranks, are found in the first finish()") {
+    using InBuckets = ShardedOptimizer<ThreadBackend, Sgd>;
+    using Parts = ShardedParameters<ThreadBackend, Sgd>;
+    for (const std::size_t every : {std::size_t{0}, never}) {
+        const ReducerOptions options{.compare_weights_every = every};
+        for (const auto& seen :
+             {without_broadcast([&](ThreadBackend comm, auto& model) {
+                  return std::make_unique<InBuckets>(comm, model, Sgd{},
+                                                     ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets});
+              }),
+              without_broadcast([&](ThreadBackend comm, auto& model) {
+                  return std::make_unique<Parts>(comm, model, Sgd{}, Units({0, 1}), ShardedParametersOptions{.reducer = options});
+              })})
+            for (const Outcome& outcome : seen) {
+                INFO(outcome.text);
+                CHECK(outcome.is(Errc::parameter_mismatch) == (every != never));
+                CHECK(outcome.says("call broadcast_parameters() before the first step") == (every != never));
+            }
+    }
+}
+
+TEST_CASE("weights that were written after the object was made are refused, not undone") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors({30, 40}, DType::f32);
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+              write(model[1].value_view(), constant_bytes(DType::f32, 40, 5));
+              for (std::size_t i = 2; i-- > 0;) {
+                  write(sharded.acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), 0));
+                  sharded.mark_ready(i);
+              }
+              check_refused(
+                  finding, [&] { sharded.finish(); }, "were written after this ShardedOptimizer was made", model[1].name);
+              sharded.adopt_values();
+              sharded.finish();
+              sharded.step();
+              finding.check(holds(model[1].value_view(), constant_bytes(DType::f32, 40, 5)), "the weights are not those written");
+          }) == "");
+}
+
 TEST_CASE("with OverlapForward finish() before weights were waited for is refused, and works after flush()") {
     const Training t;
     const auto expected = weights_of_whole(2, t);

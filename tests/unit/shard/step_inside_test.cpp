@@ -257,6 +257,30 @@ TEST_CASE("an optimizer that throws is heard of on its rank, blamed on the other
     }
 }
 
+TEST_CASE("a first step that is discarded does not count in the order of readiness") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              std::vector<float> w[3], gradient[3];
+              std::vector<ParameterView> parameters;
+              for (std::size_t i = 0; i < 3; ++i) {
+                  w[i].resize(8), gradient[i].resize(8);
+                  parameters.push_back(parameter(std::to_string(i), w[i], gradient[i]));
+              }
+              parameters[0].requires_grad = false;
+              ShardedOptimizer sharded(comm, parameters, Sgd{}, StepInside{}, ShardingOptions{.reducer = {.compare_weights_every = never}});
+              const auto backward = [&](std::size_t first, std::size_t second) {
+                  sharded.mark_ready(first);
+                  sharded.mark_ready(second);
+                  sharded.finish();
+              };
+              backward(2, 1);
+              sharded.discard();
+              backward(1, 2);
+              sharded.step();
+              finding.check(sharded.rebuild_buckets(), "the plan is not that of the second step");
+              finding.check(sharded.plan().bucket(0).front() == 1, "1 does not come first");
+          }) == "");
+}
+
 TEST_CASE("a mark that is missing is found by finish(), and micro-batches between finish() and step() are refused") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         std::vector<float> w(10), gradient(10);

@@ -5,11 +5,13 @@
 #include <doctest/doctest.h>
 
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <chrono>
 #include <cstddef>
+#include <cstring>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,6 +20,7 @@
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
 
 #include "support/forked.hpp"
+#include "support/no_descriptors.hpp"
 #include "support/ports.hpp"
 
 using gradsync::message_passing::TcpTransport;
@@ -77,23 +80,59 @@ TEST_CASE("TcpTransport: a rank without file descriptors is named, and not a fir
     const std::uint16_t port = gradsync_test::free_port();
     const auto reports = gradsync_test::forked(2, [&](int rank) -> std::string {
         gradsync::TcpRendezvous meeting({.rank = rank, .size = 2, .port = port}, {.timeout = 20s});
-        struct Limit {  // restored before anybody looks at the error: sanitizers need descriptors, too
-            rlimit before{};
-            ~Limit() { ::setrlimit(RLIMIT_NOFILE, &before); }
-        } limit;
-        ::getrlimit(RLIMIT_NOFILE, &limit.before);
-        if (rank == 1) {
-            const int next = ::dup(0);
-            ::close(next);
-            const rlimit no_more{static_cast<rlim_t>(next), limit.before.rlim_max};
-            ::setrlimit(RLIMIT_NOFILE, &no_more);
-        }
+        std::optional<gradsync_test::NoDescriptors> limit;
+        if (rank == 1) limit.emplace();
         (void)gradsync::message_passing::make_tcp_transport(meeting, 1s);
         return "connected";
     });
     for (const auto& report : reports) {
         INFO(report.text);
         CHECK(report.says("rank 1 has no file descriptors left"));
+    }
+}
+
+namespace {
+
+/// A meeting after which rank 3 finds the others behind a firewall that drops packets: a listener whose queue is full.
+struct Behind : gradsync::TcpRendezvous {
+    Behind(gradsync::Job job, gradsync::TcpRendezvousOptions options, gradsync::net::Address at)
+        : TcpRendezvous(std::move(job), options), firewall(at) {}
+    std::vector<gradsync::Blob> all_gather(std::span<const std::byte> own) {
+        auto all = TcpRendezvous::all_gather(own);
+        gradsync::net::Contact contact;
+        for (std::size_t r = 0; rank() == 3 && own.size() == sizeof contact && r < 3; ++r) {
+            std::memcpy(&contact, all[r].data(), sizeof contact);
+            contact.count = 1;
+            contact.addresses[0] = firewall;
+            std::memcpy(all[r].data(), &contact, sizeof contact);
+        }
+        return all;
+    }
+    gradsync::net::Address firewall;
+};
+
+}  // namespace
+
+TEST_CASE("TcpTransport: a rank that reaches no other gives up in time, and every rank names the network") {
+    const gradsync::net::Address loopback = gradsync_test::loopback(0);
+    const gradsync::net::Socket listener = gradsync::net::Socket::of_family(AF_INET);
+    REQUIRE(::bind(listener.get(), loopback.get(), loopback.size()) == 0);
+    REQUIRE(::listen(listener.get(), 0) == 0);
+    const gradsync::net::Address firewall = gradsync::net::address_of(listener);
+    std::vector<gradsync::net::Socket> queue(4);
+    for (gradsync::net::Socket& caller : queue) {
+        caller = gradsync::net::Socket::of_family(AF_INET);
+        REQUIRE(caller.connect(firewall.get(), firewall.size()));
+    }
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto reports = gradsync_test::forked(4, [&](int rank) -> std::string {
+        Behind meeting({.rank = rank, .size = 4, .port = port}, {.timeout = 1500ms}, firewall);
+        (void)gradsync::message_passing::make_tcp_transport(meeting, 1s);
+        return "connected";
+    });
+    for (const auto& report : reports) {
+        INFO(report.text);
+        CHECK(report.says("ranks 0 and 3 cannot reach one another over TCP within 1 s"));
     }
 }
 
