@@ -165,7 +165,10 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
             if (!names.insert(sharded.parameters()[i].name).second)
                 throw std::invalid_argument(
                     detail::text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint finds them by name"));
-        std::filesystem::create_directories(directory);
+        std::error_code problem;
+        std::filesystem::create_directories(directory, problem);
+        if (problem)
+            detail::refuse_file(directory, detail::text("cannot be made: ", problem.message(), "; choose one where this user may write"));
         locked = detail::ShardManifest::lock(directory);
         if (std::filesystem::exists(detail::ShardManifest::path(directory)))
             manifest.generation = detail::ShardManifest::read(directory).generation + 1;

@@ -192,20 +192,20 @@ TEST_CASE("the error shows the options and policies that differ, and no other") 
     CHECK(text_of([](ThreadBackend comm) {
               auto model = tensors({10, 20});
               Reducer sync(comm, model, {.averaging = comm.rank() == 0 ? Averaging::mean : Averaging::sum});
-          }) == "the Reducer's setting differs: rank 0 has averaging=mean, rank 1 has averaging=sum" + remedy);
+          }) == "a setting differs: rank 0 has averaging=mean, rank 1 has averaging=sum" + remedy);
     CHECK(text_of([](ThreadBackend comm) {
               auto model = tensors({10, 20});
               Reducer sync(comm, model, {.reduce_dtype = comm.rank() == 0 ? OptionalDType() : DType::bf16},
                            SizeCappedBuckets(comm.rank() == 0 ? 40 : 80));
           }) ==
-          "the Reducer's setting differs: rank 0 has SizeCappedBuckets{cap=40, first_cap=40} reduce_dtype=own, rank 1 has "
+          "a setting differs: rank 0 has SizeCappedBuckets{cap=40, first_cap=40} reduce_dtype=own, rank 1 has "
           "SizeCappedBuckets{cap=80, first_cap=80} reduce_dtype=bf16" +
               remedy);
     CHECK(text_of([](ThreadBackend comm) {
               auto model = tensors({10, 20});
               Reducer sync(comm, model, PowerSgd{.rank = comm.rank() == 0 ? 1u : 2u});
           }) ==
-          "the Reducer's setting differs: rank 0 has PowerSgd{rank=1, start_step=1000, min_compression_rate=2, seed=0}, rank 1 has "
+          "a setting differs: rank 0 has PowerSgd{rank=1, start_step=1000, min_compression_rate=2, seed=0}, rank 1 has "
           "PowerSgd{rank=2, start_step=1000, min_compression_rate=2, seed=0}" +
               remedy);
 }
