@@ -145,7 +145,7 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
                     : "has no elements; register it when it has its size, or set may_be_empty if it is empty on purpose");
         check_alignment(g, "gradient");
         if (const auto distance = reinterpret_cast<std::uintptr_t>(g.data) - reinterpret_cast<std::uintptr_t>(p.value.data);
-            g.data != nullptr && p.value.data != nullptr && (distance < p.value.bytes() || -distance < g.bytes()))
+            borrowed && g.data != nullptr && p.value.data != nullptr && (distance < p.value.bytes() || -distance < g.bytes()))
             refuse_it("has a gradient that shares memory with its value; give each its own");
         if (g.space != space) refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
         if (!is_floating(g.dtype)) {

@@ -304,6 +304,7 @@ private:
     }
 
     void renew_values() {
+        given_.forget();
         if (shared()) backend_.barrier().wait();  // no rank reads them any more
         for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
         flush();
