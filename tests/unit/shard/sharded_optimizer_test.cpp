@@ -1286,13 +1286,14 @@ TEST_CASE("what the engine refuses leaves a sharded optimizer usable: finish() o
 
 namespace {
 
-/// The outcome on two ranks whose weights differ, of steps of which the first comes with no broadcast.
+/// The outcome of a step on two ranks whose weights differ, with no broadcast. If it `publishes`, all ranks get those of the shards' owners.
 template <class Make>
-std::vector<Outcome> without_broadcast(Make&& make) {
-    return outcomes(2, [&](ThreadBackend comm) {
+void check_without_broadcast(std::size_t every, bool publishes, Make&& make) {
+    const auto seen = outcomes(2, [&](ThreadBackend comm) {
         auto model = initial_tensors({30, 40}, DType::f32);
         write(model[1].value_view(), constant_bytes(DType::f32, 40, comm.rank()));
-        auto sharded = make(comm, model);
+        auto sharded = make(comm, model, ReducerOptions{.compare_weights_every = every});
+        if (publishes) sharded->publish();
         for (std::size_t i = 2; i-- > 0;) {
             write(sharded->acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), 0));
             sharded->mark_ready(i);
@@ -1300,6 +1301,13 @@ std::vector<Outcome> without_broadcast(Make&& make) {
         sharded->finish();
         sharded->step();
     });
+    const bool expected = every != never && !publishes;
+    for (const Outcome& outcome : seen) {
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::parameter_mismatch) == expected);
+        CHECK(outcome.says("call broadcast_parameters() before the first step") == expected);
+        CHECK(outcome.text.empty() == !expected);
+    }
 }
 
 }  // namespace
@@ -1307,21 +1315,14 @@ std::vector<Outcome> without_broadcast(Make&& make) {
 TEST_CASE("weights that live with the library, and that differ between ranks, are found in the first finish()") {
     using InBuckets = ShardedOptimizer<ThreadBackend, Sgd>;
     using Parts = ShardedParameters<ThreadBackend, Sgd>;
-    for (const std::size_t every : {std::size_t{0}, never}) {
-        const ReducerOptions options{.compare_weights_every = every};
-        for (const auto& seen :
-             {without_broadcast([&](ThreadBackend comm, auto& model) {
-                  return std::make_unique<InBuckets>(comm, model, Sgd{},
-                                                     ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets});
-              }),
-              without_broadcast([&](ThreadBackend comm, auto& model) {
-                  return std::make_unique<Parts>(comm, model, Sgd{}, Units({0, 1}), ShardedParametersOptions{.reducer = options});
-              })})
-            for (const Outcome& outcome : seen) {
-                INFO(outcome.text);
-                CHECK(outcome.is(Errc::parameter_mismatch) == (every != never));
-                CHECK(outcome.says("call broadcast_parameters() before the first step") == (every != never));
-            }
+    for (const auto& [every, publishes] : {std::pair(std::size_t{0}, false), std::pair(never, false), std::pair(std::size_t{0}, true)}) {
+        check_without_broadcast(every, publishes, [](ThreadBackend comm, auto& model, const ReducerOptions& options) {
+            return std::make_unique<InBuckets>(comm, model, Sgd{},
+                                               ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets});
+        });
+        check_without_broadcast(every, publishes, [](ThreadBackend comm, auto& model, const ReducerOptions& options) {
+            return std::make_unique<Parts>(comm, model, Sgd{}, Units({0, 1}), ShardedParametersOptions{.reducer = options});
+        });
     }
 }
 
