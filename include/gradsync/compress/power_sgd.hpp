@@ -99,7 +99,7 @@ public:
             gradients += contents[b].parts.size();
         }
         detail::debug(detail::DebugLevel::info, backend.rank(), settings_.describe(), " compresses ", matrices, " of ", gradients,
-                      " gradients; those without a shape of two dimensions travel whole");
+                      " gradients; vectors, gradients without a shape, and matrices that would not shrink travel whole");
         left_ = backend.allocate(lefts * sizeof(float));
         right_.adopt(std::move(rights), backend.allocate(right_numbers * sizeof(float)));
         product_ = kernel::HostBuffer(largest * sizeof(float));

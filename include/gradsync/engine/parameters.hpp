@@ -23,8 +23,9 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
     if constexpr (Range<std::remove_reference_t<Parameters>>) {
         using T = range_element_t<std::remove_reference_t<Parameters>>;
         static_assert(require_parameter<T>());
-        static_assert(std::is_lvalue_reference_v<Parameters> || !ContiguousRange<T> || HasBufferTraits<T> || !owns_memory<T>(),
-                      "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
+        if constexpr (!std::is_lvalue_reference_v<Parameters> && requires { traits_of<T>::is_range; })
+            static_assert(!owns_memory<Parameters>() || !owns_memory<T>(),
+                          "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
         if constexpr (Parameter<T>) {
             using Traits = traits_of<std::remove_pointer_t<T>>;
             if constexpr (requires { Traits::space; })
