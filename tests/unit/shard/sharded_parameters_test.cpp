@@ -262,7 +262,7 @@ TEST_CASE("a rank without a batch, of many units: nobody waits for memory that o
                       double sum = 0;
                       std::size_t count = 0;
                       sharded.for_each_gradient([&](const auto& slice) {
-                          for (const float g : slice.gradient) sum += g;
+                          for (const auto g : slice.gradient) sum += static_cast<double>(g);
                           count += slice.gradient.size();
                       });
                       finding.check(sum == static_cast<double>(count), "the means are not those of the rank with a batch");
