@@ -799,7 +799,7 @@ TEST_CASE("an option without effect is refused") {
                   ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = stored});
               }).says("leave ReducerOptions::gradients out, and see shard_gradients"));
         const ReducerOptions often{.compare_weights_every = 10};
-        const std::string not_compared = "weights that live with the library are not compared";
+        const std::string not_compared = "weights that live with the library are compared once only";
         CHECK(outcome_of([&] {
                   ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = often});
               }).says(not_compared));
