@@ -212,8 +212,8 @@ TEST_CASE("the error shows the options and policies that differ, and no other") 
 
 TEST_CASE("policies and options are arguments in any order, and parameters may stand in braces") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-              std::vector<float> one(300, static_cast<float>(comm.rank())), other(5), weights(300);
-              Reducer sync(comm, {parameter("one", weights, one), parameter("other", other, other)}, OverlapForward{}, PerParameter{},
+              std::vector<float> one(300, static_cast<float>(comm.rank())), other(5), weights(300), bias(5);
+              Reducer sync(comm, {parameter("one", weights, one), parameter("other", bias, other)}, OverlapForward{}, PerParameter{},
                            ReducerOptions{.averaging = Averaging::sum});
               finding.check(sync.plan().size() == 2 && sync.parameters()[1].name == "other", "it has other parameters or buckets");
               sync.mark_ready(1);
