@@ -281,7 +281,7 @@ TEST_CASE("a first step that is discarded does not count in the order of readine
 
               ShardedOptimizer later(comm, parameters, Sgd{}, StepInside{}, ShardingOptions{.reducer = {.compare_weights_every = never}});
               for (const bool discards : {false, true}) {  // what was recorded before a step that is discarded stays
-                  for (const std::size_t i : {1, 2}) later.mark_ready(i);
+                  for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) later.mark_ready(i);
                   later.finish();
                   if (discards) later.discard();
                   else later.step();
