@@ -29,5 +29,7 @@ void f(gs::ThreadBackend comm, [[maybe_unused]] std::vector<float>& weights, [[m
     gs::Reducer braces(comm, {gs::parameter("w", weights, gradient)});
     gs::Reducer one(comm, std::vector{std::span(gradient)});
     gs::Reducer sync(comm, std::vector{gs::parameter("w", weights, gradient)});
+    std::vector<std::vector<float>> gradients(2);
+    gs::Reducer view(comm, std::span(gradients));
 #endif
 }

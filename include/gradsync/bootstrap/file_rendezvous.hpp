@@ -141,11 +141,10 @@ private:
     /// Returns false while the file does not exist.
     bool read(const std::string& exchange, int rank, Blob& blob) {
         std::FILE* const file = open(path(exchange, rank), O_RDONLY, "rb");
-        if (file == nullptr && (errno == ENOENT || errno == ESTALE)) return false;  // ESTALE: a network file system's, of a new folder
-        if (file == nullptr)
-            fail({Errc::peer_failed, this->rank(),
-                  bootstrap::text("cannot open ", path(exchange, rank), ": ", std::strerror(errno),
-                                  "; check whose the folder is, and how many files this process may open (ulimit -n)")});
+        if (file == nullptr) {
+            if (errno != ENOENT) trouble_ = bootstrap::text("cannot open ", path(exchange, rank), ": ", std::strerror(errno));
+            return false;
+        }
         Header header;
         bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
                     header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
@@ -176,6 +175,7 @@ private:
         auto deadline = Clock::now() + timeout() + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
         for (bool leader_is_here = rank() == 0;; ::usleep(2'000)) {
             const auto looked = Clock::now();  // after a stop since then, look again before naming others
+            trouble_.clear();
             missing.erase_if([&](int r) {
                 Blob words;
                 if (read(failure, r, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), r);
@@ -193,6 +193,9 @@ private:
             if (missing.empty()) return;
             if (Blob words; rank() != 0 && read(failure, 0, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), 0);
             refuse_if_gone();
+            if (looked >= deadline && !trouble_.empty())  // no other rank is to blame
+                fail({Errc::peer_failed, rank(),
+                      bootstrap::text(trouble_, "; check whose the folder is, and how many files this process may open (ulimit -n)")});
             if (looked >= deadline)
                 fail({Errc::timeout, missing.front(),
                       bootstrap::text(bootstrap::list_ranks(missing),
@@ -217,6 +220,7 @@ private:
     const std::string folder_;
     std::uint64_t job_ = 0;
     std::uint64_t next_ = 0;  ///< number of the next exchange
+    std::string trouble_;     ///< why a file could not be opened, since `collect` last looked
     int exceptions_ = std::uncaught_exceptions();
     gradsync::detail::Maker maker_;
 };

@@ -215,16 +215,16 @@ struct Question {
         };
         Owner<gradsync::detail::Shared<Question>> share(new gradsync::detail::Shared<Question>(question));
         pthread_t thread;
-        if (const int error = ::pthread_create(&thread, nullptr, run, share.get()); error != 0) {
-            problem = std::strerror(error);
-            return {};
-        }
-        (void)share.release();
-        ::pthread_detach(thread);
-        answer.await(POLLIN, deadline);
-        if (!question->over) {
-            problem = "the name server does not answer";
-            return {};
+        if (::pthread_create(&thread, nullptr, run, share.get()) == 0) {
+            (void)share.release();
+            ::pthread_detach(thread);
+            answer.await(POLLIN, deadline);
+            if (!question->over) {
+                problem = "the name server does not answer";
+                return {};
+            }
+        } else {
+            question->ask(0);
         }
     }
     problem = question->code == 0 ? "" : ::gai_strerror(question->code);

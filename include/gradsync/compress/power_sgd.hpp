@@ -82,7 +82,7 @@ public:
         Base::adopt(contents);
         buckets_.assign(contents.size(), {});
         std::vector<detail::NumbersOf> rights(detail::parameters_of(contents));
-        std::size_t lefts = 0, right_numbers = 0, largest = 0;
+        std::size_t lefts = 0, right_numbers = 0, largest = 0, matrices = 0, gradients = 0;
         for (std::size_t b = 0; b < contents.size(); ++b) {
             Bucket& bucket = buckets_[b] = split(contents[b]);
             bucket.left = lefts;
@@ -95,7 +95,11 @@ public:
             }
             lefts += detail::in_lines_of_floats(bucket.left_count);
             right_numbers += detail::in_lines_of_floats(bucket.right_count);
+            matrices += bucket.matrices.size();
+            gradients += contents[b].parts.size();
         }
+        detail::debug(detail::DebugLevel::info, backend.rank(), settings_.describe(), " compresses ", matrices, " of ", gradients,
+                      " gradients; vectors, gradients without a shape, and matrices that would not shrink travel whole");
         left_ = backend.allocate(lefts * sizeof(float));
         right_.adopt(std::move(rights), backend.allocate(right_numbers * sizeof(float)));
         product_ = kernel::HostBuffer(largest * sizeof(float));

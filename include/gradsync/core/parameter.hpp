@@ -61,6 +61,7 @@ template <class T>
     requires(detail::ContiguousRange<T> && !detail::HasBufferTraits<T>)
 struct parameter_traits<T> {
     static constexpr MemorySpace space = MemorySpace::host;
+    static constexpr bool is_range = true;
     static T& gradient(T& range) { return range; }
 };
 

@@ -69,6 +69,11 @@ public:
         for (std::size_t b = 0; b < gathers_.size(); ++b)
             if (gathers_[b].under_way && naming_bucket(b, [&] { return poll_work(gathers_[b].work); })) arrive(b);
     }
+    /// Has bucket b arrived? Repeated tests time out, as those of a Work do.
+    bool test(std::size_t b) {
+        if (gathers_[b].under_way && naming_bucket(b, [&] { return gathers_[b].work.test(); })) arrive(b);
+        return !gathers_[b].under_way;
+    }
     /// Returns when bucket b has arrived.
     void wait(std::size_t b) {
         Gather& gather = gathers_[b];

@@ -100,7 +100,7 @@ public:
     /// Ends a step after `settle()` without its reductions.
     void drop_step() {
         readiness_.reset();
-        ready_order_.forget();
+        if (ready_order_.recording()) ready_order_.forget();
         step_.forget_weight();
         set_has_batch(true);
         settled_ = false;
@@ -205,6 +205,8 @@ public:
     /// Does a bucket have several sums in a step?
     bool sums_apart() const noexcept { return gradients_.dealt().several(); }
     bool compares_weights() const noexcept { return step_.compares_weights(); }
+    void give_weights(auto&& value_of) { step_.give_weights(value_of); }  ///< see Step, also for `launch_empty`
+    bool launch_empty() { return step_.launch_empty(readiness_); }
     const Deal& deal() const noexcept { return gradients_.dealt().deal(); }
     /// See GradientBuckets::end_round.
     void end_round(bool ends_step) { gradients_.end_round(ends_step); }
@@ -217,11 +219,9 @@ public:
     /// The position of each parameter in its bucket, and the length of the buckets, in elements.
     const BucketLayout& layout() const noexcept { return gradients_.layout(); }
     ListView<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
-    /// The tag of bucket b's collectives.
-    CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }
-    /// The stopwatch behind the statistics.
-    Watch& watch() noexcept { return step_.watch(); }
-    std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that the library owns
+    CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }  ///< of bucket b's collectives
+    Watch& watch() noexcept { return step_.watch(); }                         ///< the stopwatch behind the statistics
+    std::size_t bytes() const noexcept { return gradients_.bytes(); }         ///< of gradient memory that the library owns
     const Statistics& statistics() const noexcept { return statistics_; }
     AnyExchange<B>& exchange() noexcept { return step_.exchange(); }
 

@@ -107,7 +107,7 @@ struct ReducerOptions {
     OptionalDType reduce_dtype = {};
     /// Compares the weights of all ranks in the first `finish()`, and then every so many steps. Throws Error(parameter_mismatch) if they
     /// differ, because averages do not make them equal again. 0: only in the first. `never`: for weights that differ on purpose. Reads all
-    /// weights that parameters name, once. Weights that live with the library (sharded training) are not compared.
+    /// weights that parameters name, once. Those that live with the library (sharded training) are compared once only.
     std::size_t compare_weights_every = 0;
     /// For debugging: takes a checksum of each gradient at its mark, and compares it when the bucket is full and in `finish()`, which
     /// throws Error(invalid_argument) with the parameter's name if the gradient was written in between. No bucket is launched before

@@ -23,8 +23,9 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
     if constexpr (Range<std::remove_reference_t<Parameters>>) {
         using T = range_element_t<std::remove_reference_t<Parameters>>;
         static_assert(require_parameter<T>());
-        static_assert(std::is_lvalue_reference_v<Parameters> || !ContiguousRange<T> || HasBufferTraits<T> || !owns_memory<T>(),
-                      "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
+        if constexpr (!std::is_lvalue_reference_v<Parameters> && requires { traits_of<T>::is_range; })
+            static_assert(!owns_memory<Parameters>() || !owns_memory<T>(),
+                          "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
         if constexpr (Parameter<T>) {
             using Traits = traits_of<std::remove_pointer_t<T>>;
             if constexpr (requires { Traits::space; })
@@ -145,7 +146,7 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
                     : "has no elements; register it when it has its size, or set may_be_empty if it is empty on purpose");
         check_alignment(g, "gradient");
         if (const auto distance = reinterpret_cast<std::uintptr_t>(g.data) - reinterpret_cast<std::uintptr_t>(p.value.data);
-            g.data != nullptr && p.value.data != nullptr && (distance < p.value.bytes() || -distance < g.bytes()))
+            borrowed && g.data != nullptr && p.value.data != nullptr && (distance < p.value.bytes() || -distance < g.bytes()))
             refuse_it("has a gradient that shares memory with its value; give each its own");
         if (g.space != space) refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
         if (!is_floating(g.dtype)) {

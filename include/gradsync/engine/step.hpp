@@ -216,6 +216,12 @@ public:
     /// Does this step compare weights?
     bool compares_weights() const noexcept { return !is_single_rank() && is_due(options_.compare_weights_every); }
 
+    /// If this step compares weights: those that parameters have no address of are `value_of(i)`. See WeightComparison::give.
+    template <class ValueOf>
+    void give_weights(ValueOf&& value_of) {
+        if (compares_weights()) weights_.give(passes_of(backend_), gradients_.parameters().size(), value_of);
+    }
+
     /// Starts the gathers of all buckets, once all collectives of the step are complete. The last bucket goes first, because the next
     /// forward starts with the parameters whose gradients came last. The launch groups are those of the buckets. All gathers start before
     /// any is waited for, so its own group at most delays a gather.
@@ -237,6 +243,16 @@ public:
         watch_.add(now - worked, now);
         watch_.begin(Activity::progress, Observer::no_index, now - worked);
         watch_.end(Activity::progress, Observer::no_index, now);
+    }
+
+    /// On a rank without a batch: launches the pooled buckets that get memory, because others may wait for that memory before this rank
+    /// finishes. Never blocks. False once there is nothing to do. `readiness`: this step's.
+    bool launch_empty(Readiness& readiness) {
+        if (has_batch_ || !gradients_.pooled() || launched() == times_.size()) return false;
+        poll(true);
+        for (std::size_t b = launched(); b < times_.size() && gradients_.obtain(b); ++b) readiness.fill_all(b, gradients_.plan().bucket(b));
+        launch_full_buckets(true);
+        return true;
     }
 
     /// Waits for the oldest collective in flight; false if there is none.

@@ -180,7 +180,7 @@ template <Backend B>
     report("the number of parameters", same_order,
            text(parameters.size(), " parameters", more ? text(", of which ", describe(parameters[common]), " is the first extra") : ""),
            more ? parameters[common].name : "");
-    report("the Reducer's setting", "all ranks must construct it with the same policies and options", settings, {}, false);
+    report("a setting", "all ranks must construct it with the same policies and options", settings, {}, false);
     report("the bucket plan", "a bucket policy must plan alike on all ranks", text("the plan with the digest ", digest_of(plan)), {});
 }
 

@@ -41,7 +41,7 @@ public:
         const char* const value = std::getenv("GRADSYNC_CHECKS");
         const std::string_view name = value == nullptr ? "" : value;
         if (name.size() > 1 || (name.size() == 1 && name != "0" && name != "1"))
-            write_debug_line(DebugLevel::info, -1, {"GRADSYNC_CHECKS=", value, " checks nothing; set it to 1 to check, or to 0"});
+            write_debug_line(DebugLevel::info, -1, {"GRADSYNC_CHECKS=", value, " is neither 1 nor 0; set it to 1 to check marks"});
         return name == "1";
     }
     /// `parameters`: their number, or 0 to check nothing.
@@ -63,48 +63,23 @@ private:
 template <Backend Host>
 class WeightComparison {
 public:
-    /// `read`, then `compare`.
+    /// Reads the weights through `passes`. `backend` works on host memory.
     template <class Passes>
     void start(Host& backend, Passes&& passes, ListView<const ParameterView> parameters) {
-        read(passes, parameters);
-        compare(backend);
-    }
-    /// Reads this rank's weights through `passes`.
-    template <class Passes>
-    void read(Passes&& passes, ListView<const ParameterView> parameters) {
-        constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // copied from a device at a time
-        List<std::byte> piece;
         own_.clear();
-        for (const ParameterView& p : parameters) {
-            std::uint64_t digest = 0;
-            if (p.value.data == nullptr || p.value.count == 0) {  // some ranks may have an address for an empty one
-            } else if (p.value.space == MemorySpace::host) {
-                digest = digest_of(static_cast<const std::byte*>(p.value.data), p.value.bytes(), 0);
-            } else {
-                const std::size_t count = piece_bytes / size_of(p.value.dtype);
-                piece.resize(piece_bytes);
-                for (std::size_t first = 0; first < p.value.count; first += count) {
-                    const BufferView part = p.value.subview(first, smaller(count, p.value.count - first));
-                    passes.read(part, piece.data());
-                    digest = digest_of(piece.data(), part.bytes(), digest);
-                }
-            }
-            own_.push_back(digest);
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+            const bool is_given = parameters[i].value.data == nullptr && !given_.empty();
+            own_.push_back(is_given ? given_[i] : digest_of_value(passes, parameters[i].value));
         }
         digest_ = digest_of(reinterpret_cast<const std::byte*>(own_.data()), own_.size() * sizeof own_[0], 0);
-    }
-    void forget() noexcept { own_.clear(); }
-    /// Compares what was read, if anything was, and forgets it. Throws as `finish` does. Collective.
-    void settle(Host& backend, ListView<const ParameterView> parameters) {
-        if (own_.empty()) return;
-        compare(backend);
-        finish(backend, parameters);
-        forget();
-    }
-    /// Starts to compare what was read with the other ranks' weights. `backend` works on host memory.
-    void compare(Host& backend) {
         all_.resize(static_cast<std::size_t>(backend.size()));
         work_ = backend.all_gather(ConstBufferView(&digest_, 1), BufferView(all_.data(), all_.size()));
+    }
+    /// `start` then compares, of each of the `count` parameters that has no value, `value_of(i)` as it is now.
+    template <class Passes, class ValueOf>
+    void give(Passes&& passes, std::size_t count, ValueOf&& value_of) {
+        given_.clear();
+        for (std::size_t i = 0; i < count; ++i) given_.push_back(digest_of_value(passes, value_of(i)));
     }
     bool test() { return work_.test(); }
 
@@ -132,6 +107,22 @@ public:
     }
 
 private:
+    template <class Passes>
+    static std::uint64_t digest_of_value(Passes& passes, const BufferView& value) {
+        constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // copied from a device at a time
+        if (value.data == nullptr || value.count == 0) return 0;   // some ranks may have an address for an empty one
+        if (value.space == MemorySpace::host) return digest_of(static_cast<const std::byte*>(value.data), value.bytes(), 0);
+        std::uint64_t digest = 0;
+        const std::size_t count = piece_bytes / size_of(value.dtype);
+        List<std::byte> piece(piece_bytes);
+        for (std::size_t first = 0; first < value.count; first += count) {
+            const BufferView part = value.subview(first, smaller(count, value.count - first));
+            passes.read(part, piece.data());
+            digest = digest_of(piece.data(), part.bytes(), digest);
+        }
+        return digest;
+    }
+
     /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal.
     [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks) const {
         const auto of = [&](std::size_t r) { return table[r * own_.size() + i]; };
@@ -147,7 +138,7 @@ private:
         return who.empty() ? who : text("those of ", who, " are not those of rank ", usual);
     }
 
-    List<std::uint64_t> own_;  ///< digest by parameter
+    List<std::uint64_t> own_, given_;  ///< digest by parameter
     std::uint64_t digest_ = 0;
     List<std::uint64_t> all_;  ///< digest by rank; empty when no comparison is in flight
     typename Host::WorkType work_;

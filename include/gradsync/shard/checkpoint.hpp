@@ -165,7 +165,10 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
             if (!names.insert(sharded.parameters()[i].name).second)
                 throw std::invalid_argument(
                     detail::text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint finds them by name"));
-        std::filesystem::create_directories(directory);
+        std::error_code problem;
+        std::filesystem::create_directories(directory, problem);
+        if (problem)
+            detail::refuse_file(directory, detail::text("cannot be made: ", problem.message(), "; choose one where this user may write"));
         locked = detail::ShardManifest::lock(directory);
         if (std::filesystem::exists(detail::ShardManifest::path(directory)))
             manifest.generation = detail::ShardManifest::read(directory).generation + 1;
@@ -213,9 +216,9 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
 }
 
 /// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may differ: parameters
-/// are found by name. A parameter that is frozen now gets the weights it was saved with, if it was trained then. No `broadcast_parameters()`
-/// is needed before or after. Throws Error(storage) on every rank if a file is missing or damaged, or if the checkpoint has a parameter that
-/// this training has not, or the other way round; the state is then undefined. Collective.
+/// are found by name. A parameter that is frozen now gets the weights that it was saved with, if it was trained then. Other frozen
+/// parameters are not restored: call `broadcast_parameters()` first. Throws Error(storage) on every rank if a file is missing or damaged, or
+/// if the checkpoint has a parameter that this training does not have, or lacks one that is trained; the state is then undefined. Collective.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     auto backend = sharded.backend();

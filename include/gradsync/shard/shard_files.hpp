@@ -120,7 +120,7 @@ public:
         }
         if (actual.value() != digest || number() != digest) torn();
     }
-    [[noreturn]] void torn() const { refuse_file(path_, "is torn or damaged; use another checkpoint"); }
+    [[noreturn]] void torn() const { refuse_file(path_, "is torn or damaged; load another checkpoint, or save to another directory"); }
 
 private:
     std::filesystem::path path_;

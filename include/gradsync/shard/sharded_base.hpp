@@ -82,7 +82,6 @@ public:
             refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
         engine_->check_micro_batches("finish");
         guard([&] {
-            given_.settle(host_of(backend_), parameters_);
             deferred_ = inside_.possible() && !steps_in_backward() && !engine_->compares_weights();
             if (deferred_) engine_->settle();
             else reduce();
@@ -210,7 +209,8 @@ protected:
     /// that parameters name are copied, and not read again. Collective.
     GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
         if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
-            refuse(Derived::name, "weights that live with the library are not compared; leave ReducerOptions::compare_weights_every out");
+            refuse(Derived::name,
+                   "weights that live with the library are compared once only; leave ReducerOptions::compare_weights_every out");
         for (const ParameterView& p : parameters_)
             if (const char* const why = p.requires_grad ? refusal_of_f64<O, B::memory_space>(p) : nullptr)
                 refuse(Derived::name, text("parameter '", p.name, "' ", why), p.name);
@@ -390,9 +390,8 @@ protected:
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<Engine> engine_;
     DeferredGather<B> gathers_;
-    bool deferred_ = false;              ///< `finish()` was called, but gradients are not reduced yet
-    std::size_t micro_batches_ = 0;      ///< micro-batches reduced since the last step
-    WeightComparison<HostOf<B>> given_;  ///< the weights that were copied at construction, until all ranks have the same
+    bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
+    std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
     StepStatistics step_;
     Statistics statistics_;
 };

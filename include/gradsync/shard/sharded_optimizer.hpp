@@ -87,8 +87,8 @@ class ShardedOptimizer
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::copy, Base::engine_, Base::engine_options_,
-        Base::gathers_, Base::given_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse,
-        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
+        Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse, Base::start_gather,
+        Base::state_, Base::step_bucket, Base::values_, Base::watch;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
@@ -136,8 +136,7 @@ public:
         make_engine();
         gathers_.attach(backend_);
         make_state();
-        if (storage_ == ParameterStorage::in_buckets && backend_.size() != 1 && engine_options_.compare_weights_every != never)
-            given_.read(detail::passes_of(backend_), parameters_);
+        as_constructed_ = true;
     }
 
     /// Gives every rank the root's weights, including those of frozen parameters. Collective.
@@ -164,12 +163,12 @@ public:
     /// undoes that. Local.
     void adopt_values() {
         flush();
-        given_.forget();
         for (std::size_t b = 0; b < plan().size(); ++b) {
             if (!in_buckets())
                 for (std::size_t i : plan().bucket(b)) copy(parameters_[i].value, values_.value(i));
             copy(own_values(b), state_.array(b, 0));
         }
+        note_weights();
     }
 
     /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. With Zero2 further calls
@@ -179,16 +178,18 @@ public:
         check_usable("finish");
         if (gathers_.pending() != 0)
             refuse("finish", "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
-        if (B::memory_space == MemorySpace::host && !in_buckets() && !Base::steps_in_backward() && Base::statistics().steps == 0)
-            check_values();
         Base::finish();
     }
 
     /// Steps this rank's shards with the gradients times `gradient_scale`, then gives all ranks the new weights. Parameters that no rank
-    /// used (UnusedParameters::find_unused) do not change. Call it after `finish()`. Collective.
+    /// used (UnusedParameters::find_unused) do not change. The first step is refused if weights in host memory were written since
+    /// construction, and not adopted. Call it after `finish()`. Collective.
     void step(double gradient_scale = 1) {
         if (gradient_scale != 1 && Base::steps_in_backward())
             refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
+        Base::check_averaged("step");
+        if (B::memory_space == MemorySpace::host && as_constructed_ && !in_buckets() && !Base::steps_in_backward()) check_values();
+        as_constructed_ = false;
         Base::step([&] {
             if (Base::step_inside(gradient_scale)) {
                 for (std::size_t i = 0; !in_buckets() && i < parameters_.size(); ++i)
@@ -277,16 +278,22 @@ private:
                           in_buckets());
     }
 
+    /// For the comparison of the ranks' weights.
+    void note_weights() {
+        as_constructed_ = false;
+        if (storage_ == ParameterStorage::in_buckets)
+            engine_->give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? values_.value(i) : BufferView(); });
+    }
     /// Refuses weights that were written since this object copied them: `step()` would undo that.
     [[gnu::cold]] void check_values() const {
         for (std::size_t b = 0; b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b))
                 if (const BufferView now = parameters_[i].value, taken = values_.value(i);
                     now.data != taken.data && now.count != 0 && std::memcmp(now.data, taken.data, now.bytes()) != 0)
-                    refuse("finish",
+                    refuse("step",
                            detail::text("the weights of '", parameters_[i].name, "' were written after this ", name,
-                                        " was made, and step() would undo that; then call adopt_values() on all ranks, or "
-                                        "broadcast_parameters()"),
+                                        " was made, and this step would undo that; after you write weights call adopt_values() on all "
+                                        "ranks, or broadcast_parameters()"),
                            parameters_[i].name);
     }
     void check_no_gradients(const char* operation) const {
@@ -307,6 +314,7 @@ private:
         if (shared()) backend_.barrier().wait();  // no rank reads them any more
         for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
         flush();
+        note_weights();
     }
 
     /// Allocates values and state for the current plan. Collective.
@@ -339,6 +347,7 @@ private:
     }
 
     ParameterStorage storage_;
+    bool as_constructed_ = false;  ///< the weights are those that the ranks had at construction
 };
 
 template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardingOptions, class... More>

@@ -9,7 +9,7 @@ namespace gradsync::inline v0_2 {
 
 /// Options of ShardedParameters; equal on all ranks, like ReducerOptions.
 struct ShardedParametersOptions {
-    ReducerOptions reducer = {};        ///< without `gradients`, for which see `shard_gradients`, and `compare_weights_every`
+    ReducerOptions reducer = {};        ///< without `gradients` (see `shard_gradients`) and `compare_weights_every` (except `never`)
     bool shard_gradients = true;        ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
     std::size_t prefetch = 1;           ///< number of units that are gathered ahead of the one in use
     bool reshard_after_forward = true;  ///< false: a gathered unit stays until the end of the step, so its backward need not gather
@@ -44,8 +44,8 @@ class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Ove
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
-        Base::engine_options_, Base::exchange_, Base::gathers_, Base::given_, Base::guard, Base::make_engine, Base::parameters_,
-        Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
+        Base::engine_options_, Base::exchange_, Base::gathers_, Base::guard, Base::make_engine, Base::parameters_, Base::refuse,
+        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
 
 public:
     static constexpr const char* name = "ShardedParameters";
@@ -76,7 +76,7 @@ public:
         gathers_.attach(gathering_);
         make_state();
         reads_values_ = true;
-        if (backend_.size() != 1 && engine_options_.compare_weights_every != never) given_.read(detail::passes_of(backend_), parameters_);
+        engine_->give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
     }
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the same units as the
@@ -84,8 +84,8 @@ public:
     using Base::begin_step;
     using Base::plan;
 
-    /// Gives every rank its shards of the root's weights at construction, and the root's frozen parameters. After a load, a step or another
-    /// broadcast the shards are those of one model already, and stay as they are. Collective.
+    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. It reads the memory that the root named at
+    /// construction. After a load, `publish()`, a step or another broadcast the shards stay as they are. Collective.
     void broadcast_parameters(int root = 0) {
         check_broadcast(root);
         guard([&] {
@@ -238,16 +238,21 @@ private:
     void wait(Unit& unit) {
         if (!unit.gathering) return gathers_.poll();
         detail::follow_stream(gathering_, backend_);
-        for (const std::size_t b : unit.buckets) gathers_.wait(b);
+        for (const std::size_t b : unit.buckets) {
+            if constexpr (B::memory_space == MemorySpace::host)  // on devices this thread does not wait
+                while (engine_->launch_empty() && !gathers_.test(b)) ::sched_yield();
+            gathers_.wait(b);
+        }
         unit.gathering = false;
     }
 
     /// After a change of the master weights: drops gathered copies, or gathers them again if they are in use.
     void renew_values() {
-        given_.forget();
-        if (std::exchange(reads_values_, false))
+        if (std::exchange(reads_values_, false)) {
             for (ParameterView& p : parameters_)  // the trainer may free them now
                 if (p.requires_grad) p.value.data = nullptr;
+            engine_->give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
+        }
         for (std::size_t u = 0; u < values_.size(); ++u) {
             Unit& unit = values_[u];
             wait(unit);

@@ -91,7 +91,7 @@ TEST_CASE("the environment asks for the checks, too, and only with GRADSYNC_CHEC
             });
         });
         const bool wrong = value == "true" || value == "2";
-        CHECK((said.find("GRADSYNC_CHECKS=" + value + " checks nothing; set it to 1") != std::string::npos) == wrong);
+        CHECK((said.find("GRADSYNC_CHECKS=" + value + " is neither 1 nor 0; set it to 1") != std::string::npos) == wrong);
         CHECK(seen[1].says(told) == (value == "1"));
         CHECK(seen[1].text.empty() == (value != "1"));
     }

@@ -192,28 +192,28 @@ TEST_CASE("the error shows the options and policies that differ, and no other") 
     CHECK(text_of([](ThreadBackend comm) {
               auto model = tensors({10, 20});
               Reducer sync(comm, model, {.averaging = comm.rank() == 0 ? Averaging::mean : Averaging::sum});
-          }) == "the Reducer's setting differs: rank 0 has averaging=mean, rank 1 has averaging=sum" + remedy);
+          }) == "a setting differs: rank 0 has averaging=mean, rank 1 has averaging=sum" + remedy);
     CHECK(text_of([](ThreadBackend comm) {
               auto model = tensors({10, 20});
               Reducer sync(comm, model, {.reduce_dtype = comm.rank() == 0 ? OptionalDType() : DType::bf16},
                            SizeCappedBuckets(comm.rank() == 0 ? 40 : 80));
           }) ==
-          "the Reducer's setting differs: rank 0 has SizeCappedBuckets{cap=40, first_cap=40} reduce_dtype=own, rank 1 has "
+          "a setting differs: rank 0 has SizeCappedBuckets{cap=40, first_cap=40} reduce_dtype=own, rank 1 has "
           "SizeCappedBuckets{cap=80, first_cap=80} reduce_dtype=bf16" +
               remedy);
     CHECK(text_of([](ThreadBackend comm) {
               auto model = tensors({10, 20});
               Reducer sync(comm, model, PowerSgd{.rank = comm.rank() == 0 ? 1u : 2u});
           }) ==
-          "the Reducer's setting differs: rank 0 has PowerSgd{rank=1, start_step=1000, min_compression_rate=2, seed=0}, rank 1 has "
+          "a setting differs: rank 0 has PowerSgd{rank=1, start_step=1000, min_compression_rate=2, seed=0}, rank 1 has "
           "PowerSgd{rank=2, start_step=1000, min_compression_rate=2, seed=0}" +
               remedy);
 }
 
 TEST_CASE("policies and options are arguments in any order, and parameters may stand in braces") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-              std::vector<float> one(300, static_cast<float>(comm.rank())), other(5), weights(300);
-              Reducer sync(comm, {parameter("one", weights, one), parameter("other", other, other)}, OverlapForward{}, PerParameter{},
+              std::vector<float> one(300, static_cast<float>(comm.rank())), other(5), weights(300), bias(5);
+              Reducer sync(comm, {parameter("one", weights, one), parameter("other", bias, other)}, OverlapForward{}, PerParameter{},
                            ReducerOptions{.averaging = Averaging::sum});
               finding.check(sync.plan().size() == 2 && sync.parameters()[1].name == "other", "it has other parameters or buckets");
               sync.mark_ready(1);

@@ -181,6 +181,8 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
               const Outcome outcome = outcome_of([&] { save_shards(directory.path(), sharded, "bad"); });
               finding.check(outcome.is(Errc::storage) && outcome.says("rank 1: ") && outcome.says("cannot be written"),
                             "it says: " + outcome.text);
+              const Outcome below = outcome_of([&] { save_shards(directory.path() / "shard-0-0-of-3.gradsync" / "below", sharded); });
+              finding.check(below.says("cannot be made: Not a directory; choose one where this user may write"), "it says: " + below.text);
               train(sharded, 2, 3);
               finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
               finding.check(weights(sharded) == good, "the weights are not those that were saved");

@@ -799,7 +799,7 @@ TEST_CASE("an option without effect is refused") {
                   ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = stored});
               }).says("leave ReducerOptions::gradients out, and see shard_gradients"));
         const ReducerOptions often{.compare_weights_every = 10};
-        const std::string not_compared = "weights that live with the library are not compared";
+        const std::string not_compared = "weights that live with the library are compared once only";
         CHECK(outcome_of([&] {
                   ShardedParameters<ThreadBackend, Sgd>(comm, model, Sgd{}, Units({0, 1}), {.reducer = often});
               }).says(not_compared));
@@ -1286,13 +1286,14 @@ TEST_CASE("what the engine refuses leaves a sharded optimizer usable: finish() o
 
 namespace {
 
-/// The outcome on two ranks whose weights differ, of steps of which the first comes with no broadcast.
+/// The outcome of a step on two ranks whose weights differ, with no broadcast. If it `publishes`, all ranks get those of the shards' owners.
 template <class Make>
-std::vector<Outcome> without_broadcast(Make&& make) {
-    return outcomes(2, [&](ThreadBackend comm) {
+void check_without_broadcast(std::size_t every, bool publishes, Make&& make) {
+    const auto seen = outcomes(2, [&](ThreadBackend comm) {
         auto model = initial_tensors({30, 40}, DType::f32);
         write(model[1].value_view(), constant_bytes(DType::f32, 40, comm.rank()));
-        auto sharded = make(comm, model);
+        auto sharded = make(comm, model, ReducerOptions{.compare_weights_every = every});
+        if (publishes) sharded->publish();
         for (std::size_t i = 2; i-- > 0;) {
             write(sharded->acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), 0));
             sharded->mark_ready(i);
@@ -1300,6 +1301,13 @@ std::vector<Outcome> without_broadcast(Make&& make) {
         sharded->finish();
         sharded->step();
     });
+    const bool expected = every != never && !publishes;
+    for (const Outcome& outcome : seen) {
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::parameter_mismatch) == expected);
+        CHECK(outcome.says("call broadcast_parameters() before the first step") == expected);
+        CHECK(outcome.text.empty() == !expected);
+    }
 }
 
 }  // namespace
@@ -1307,39 +1315,77 @@ std::vector<Outcome> without_broadcast(Make&& make) {
 TEST_CASE("weights that live with the library, and that differ between ranks, are found in the first finish()") {
     using InBuckets = ShardedOptimizer<ThreadBackend, Sgd>;
     using Parts = ShardedParameters<ThreadBackend, Sgd>;
-    for (const std::size_t every : {std::size_t{0}, never}) {
-        const ReducerOptions options{.compare_weights_every = every};
-        for (const auto& seen :
-             {without_broadcast([&](ThreadBackend comm, auto& model) {
-                  return std::make_unique<InBuckets>(comm, model, Sgd{},
-                                                     ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets});
-              }),
-              without_broadcast([&](ThreadBackend comm, auto& model) {
-                  return std::make_unique<Parts>(comm, model, Sgd{}, Units({0, 1}), ShardedParametersOptions{.reducer = options});
-              })})
-            for (const Outcome& outcome : seen) {
-                INFO(outcome.text);
-                CHECK(outcome.is(Errc::parameter_mismatch) == (every != never));
-                CHECK(outcome.says("call broadcast_parameters() before the first step") == (every != never));
-            }
+    for (const auto& [every, publishes] : {std::pair(std::size_t{0}, false), std::pair(never, false), std::pair(std::size_t{0}, true)}) {
+        check_without_broadcast(every, publishes, [](ThreadBackend comm, auto& model, const ReducerOptions& options) {
+            return std::make_unique<InBuckets>(comm, model, Sgd{},
+                                               ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets});
+        });
+        check_without_broadcast(every, publishes, [](ThreadBackend comm, auto& model, const ReducerOptions& options) {
+            return std::make_unique<Parts>(comm, model, Sgd{}, Units({0, 1}), ShardedParametersOptions{.reducer = options});
+        });
     }
 }
 
-TEST_CASE("weights that were written after the object was made are refused, not undone") {
+TEST_CASE("ranks with equal weights need no broadcast, even if one has no batch or leaves a gradient unused in the first step") {
+    for (const bool finds_unused : {false, true})
+        for (const bool stage3 : {false, true})
+            CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = initial_tensors({30, 40, 50}, DType::f32);
+                      model[2].requires_grad = false;  // its memory is filled later
+                      write(model[2].value_view(), constant_bytes(DType::f32, 50, comm.rank()));
+                      const ReducerOptions options{.unused = finds_unused ? UnusedParameters::find_unused : UnusedParameters::error};
+                      const bool is_second = comm.rank() == 1;
+                      const auto step = [&](auto&& sharded) {
+                          write(model[2].value_view(), constant_bytes(DType::f32, 50, 3));
+                          if (!finds_unused) (void)sharded.begin_step(!is_second);
+                          for (std::size_t i = 2; i-- > (finds_unused && is_second ? 1u : 0u);) {
+                              if (!finds_unused && is_second) break;
+                              write(sharded.acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), 1));
+                              sharded.mark_ready(i);
+                          }
+                          sharded.finish();
+                          sharded.step();
+                          finding.check(sharded.statistics().steps == 1, "no step");
+                      };
+                      if (stage3)
+                          step(ShardedParameters(comm, model, Sgd{}, Units({0, 1, 1}), ShardedParametersOptions{.reducer = options}));
+                      else
+                          step(ShardedOptimizer<ThreadBackend, Sgd>(
+                              comm, model, Sgd{}, ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets}));
+                  }) == "");
+}
+
+TEST_CASE("weights that were written after the object was made are refused by the first step, not undone") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors({30, 40}, DType::f32);
               ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+              const Bytes before = model[1].value;
+              const auto backward = [&] {
+                  for (std::size_t i = 2; i-- > 0;) {
+                      write(sharded.acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), 0));
+                      sharded.mark_ready(i);
+                  }
+                  sharded.finish();
+              };
               write(model[1].value_view(), constant_bytes(DType::f32, 40, 5));
-              for (std::size_t i = 2; i-- > 0;) {
-                  write(sharded.acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), 0));
-                  sharded.mark_ready(i);
-              }
+              backward();
               check_refused(
-                  finding, [&] { sharded.finish(); }, "were written after this ShardedOptimizer was made", model[1].name);
+                  finding, [&] { sharded.step(); }, "were written after this ShardedOptimizer was made", model[1].name);
               sharded.adopt_values();
-              sharded.finish();
               sharded.step();
-              finding.check(holds(model[1].value_view(), constant_bytes(DType::f32, 40, 5)), "the weights are not those written");
+              finding.check(model[1].value == constant_bytes(DType::f32, 40, 5), "the weights are not those written");
+
+              auto other = initial_tensors({30, 40}, DType::f32);  // weights that are perturbed for the backward only
+              ShardedOptimizer<ThreadBackend, Sgd> restored(comm, other, Sgd{});
+              write(other[1].value_view(), constant_bytes(DType::f32, 40, 5));
+              for (std::size_t i = 2; i-- > 0;) {
+                  write(restored.acquire_gradient(i), constant_bytes(DType::f32, other[i].count(), 0));
+                  restored.mark_ready(i);
+              }
+              restored.finish();
+              write(other[1].value_view(), before);
+              restored.step();
+              finding.check(restored.statistics().steps == 1, "no step");
           }) == "");
 }
 

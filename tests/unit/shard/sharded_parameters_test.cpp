@@ -240,6 +240,37 @@ TEST_CASE("an exception of the trainer's, while units are gathered ahead: nobody
     for (const std::size_t r : {0u, 2u}) CHECK(seen[r].says("rank 1"));
 }
 
+TEST_CASE("a rank without a batch, of many units: nobody waits for memory that only its finish() would free") {
+    const Training t{.counts = {500, 400, 300, 200, 100}, .steps = 3};
+    for (const int size : {2, 3})
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  comm.set_timeout(std::chrono::seconds(20));
+                  auto model = initial_tensors(t.counts, t.dtype);
+                  ShardedParameters<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, Units({0, 1, 2, 3, 4}));
+                  sharded.broadcast_parameters();
+                  for (int s = 0; s < t.steps; ++s) {
+                      const bool has_batch = comm.rank() == s % size;
+                      (void)sharded.begin_step(has_batch);
+                      for (std::size_t i = 0; i < model.size(); ++i) (void)sharded.gather(i);
+                      for (std::size_t i = model.size(); i-- > 0;) {
+                          const auto use = sharded.gather(i);
+                          if (!has_batch) continue;
+                          write(sharded.acquire_gradient(i), constant_bytes(t.dtype, model[i].count(), 1));
+                          sharded.mark_ready(i);
+                      }
+                      sharded.finish();
+                      double sum = 0;
+                      std::size_t count = 0;
+                      sharded.for_each_gradient([&](const auto& slice) {
+                          for (const auto g : slice.gradient) sum += static_cast<double>(g);
+                          count += slice.gradient.size();
+                      });
+                      finding.check(sum == static_cast<double>(count), "the means are not those of the rank with a batch");
+                      sharded.step();
+                  }
+              }) == "");
+}
+
 TEST_CASE("small parameters that stay whole cost no more than their size") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto given = initial_tensors({100000, 10, 100000, 10, 100000, 10}, DType::f32);

@@ -278,6 +278,15 @@ TEST_CASE("a first step that is discarded does not count in the order of readine
               sharded.step();
               finding.check(sharded.rebuild_buckets(), "the plan is not that of the second step");
               finding.check(sharded.plan().bucket(0).front() == 1, "1 does not come first");
+
+              ShardedOptimizer later(comm, parameters, Sgd{}, StepInside{}, ShardingOptions{.reducer = {.compare_weights_every = never}});
+              for (const bool discards : {false, true}) {  // what was recorded before a step that is discarded stays
+                  for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) later.mark_ready(i);
+                  later.finish();
+                  if (discards) later.discard();
+                  else later.step();
+              }
+              finding.check(later.rebuild_buckets() && later.plan().bucket(0).front() == 1, "what was recorded is lost");
           }) == "");
 }
 
