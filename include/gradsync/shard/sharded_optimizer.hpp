@@ -126,7 +126,7 @@ public:
             refuse(name, "with StepInBackward other ranks may still read weights that are stepped; use ParameterStorage::in_buckets");
         if (in_backward && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != never)
             refuse(name, "with StepInBackward weights change while they would be compared; leave compare_weights_every out");
-        if (in_backward) engine_options_.compare_weights_every = never;
+        if (in_backward && !in_buckets()) engine_options_.compare_weights_every = never;
         engine_options_ =
             detail::with_storage(engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
