@@ -210,7 +210,8 @@ struct Answer {
         if (refused) answer.refusal = Refusal::read(bootstrap::text_of(words));
         else if (got == Channel::Got::nothing) {
             answer.silent = true;
-            answer.problem = text("the process that listens there ", errno == ETIMEDOUT ? "does not answer" : "hung up");
+            answer.problem =
+                errno == ETIMEDOUT ? "the process that listens there does not answer" : "the process that listens there hung up";
         } else answer.refusal = {.code = Errc::peer_failed, .why = "it is not a rank of gradsync"};
         return false;
     };
