@@ -15,6 +15,7 @@
 #   TIMEOUT SECONDS 120 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
 #                   test case that it is in, and exits
 #   SERIAL          no other test runs at the same time (for what measures time)
+#   NIGHTLY         left out without GRADSYNC_NIGHTLY_TESTS
 #   LABELS LABEL...
 #
 # The label quick marks the tests that scripts/test runs without --all: unit tests and conformance suites, except those for a GPU and those
@@ -36,6 +37,9 @@ function(gradsync_add_tests prefix)
   set(programs)
   foreach(file IN LISTS arg_FILES)
     gradsync_parse_test(${file} ${arg_DEFAULTS})
+    if(test_NIGHTLY AND NOT GRADSYNC_NIGHTLY_TESTS)
+      continue()
+    endif()
     if(test_TYPE)
       gradsync_knows_type(known ${file})
       if(NOT known)
@@ -82,7 +86,7 @@ macro(gradsync_parse_test file)
   string(REGEX REPLACE "// ctest: " "" options "${options}")
   separate_arguments(options)
   # The file's options come last; where a keyword with one value stands twice, the last one counts, and lists grow.
-  cmake_parse_arguments(test "SERIAL;MPI;ALONE" "TIMEOUT;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
+  cmake_parse_arguments(test "SERIAL;MPI;ALONE;NIGHTLY" "TIMEOUT;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
   endif()

@@ -1466,7 +1466,7 @@ while peer.recv(100):
     def test_nothing_is_left_of_a_cluster(self):
         interfaces = lambda: sorted(path.name for path in pathlib.Path("/sys/class/net").iterdir() if path.name.startswith(("port", "bridge")))
         before = interfaces()
-        job = subprocess.Popen([*self.launcher(), *self.program(*TRANSFORMER, "--steps", 100000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        job = subprocess.Popen([*self.launcher(), *self.program(*TRANSFORMER, "--steps", 10000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         job.stdout.readline()
         job.terminate()
         job.communicate(timeout=60)
@@ -1474,7 +1474,7 @@ while peer.recv(100):
         self.assertTrue(wait_for(lambda: not any(map(self.process_of, range(4)))))
         self.assertEqual(interfaces(), before)
         # Also where it cannot clean up itself.
-        job = subprocess.Popen([*self.launcher(), *self.program(*TRANSFORMER, "--steps", 100000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        job = subprocess.Popen([*self.launcher(), *self.program(*TRANSFORMER, "--steps", 10000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         job.stdout.readline()
         job.kill()
         job.communicate(timeout=60)

@@ -19,7 +19,6 @@
 
 #include "conformance/backend.hpp"
 #include "conformance/mpi_launcher.hpp"
-#include "support/available_memory.hpp"
 
 using gradsync_test::MpiInTurns;
 using gradsync_test::MpiMachines;
@@ -190,30 +189,6 @@ TEST_CASE("MpiBackend: a mean of 16-bit numbers does not overflow on the way, wh
             CHECK(std::all_of(values.begin(), values.end(), [](gradsync::Float16 x) { return static_cast<float>(x) == 40000.0f; }));
         }
     });
-}
-
-TEST_CASE("MpiBackend: more elements than an int can count") {
-    if (MpiProcesses::largest != 2) return;
-    // Both ranks ask for the same machine, at about the same time: rank 0 decides.
-    int enough = gradsync_test::available_memory() > (std::size_t{6} << 30);
-    MPI_Bcast(&enough, 1, MPI_INT, 0, MPI_COMM_WORLD);
-    if (!enough) {
-        MESSAGE("left out: it takes 6 GiB of memory");
-        return;
-    }
-    const std::size_t count = (std::size_t{1} << 31) + 4097;
-    const auto all_are = [&](const gradsync::kernel::HostBuffer& buffer, unsigned char value) {
-        const auto* const bytes = static_cast<const unsigned char*>(buffer.data());
-        return bytes[0] == value && std::memcmp(bytes, bytes + 1, count - 1) == 0;
-    };
-    const auto reduce = [&](gradsync::MpiBackend comm) {
-        const gradsync::kernel::HostBuffer buffer(count);
-        std::memset(buffer.data(), 3 + comm.rank(), count);
-        comm.all_reduce({buffer.data(), count, gradsync::DType::u8}, gradsync::ReduceOp::sum).wait();
-        CHECK(all_are(buffer, 7));
-    };
-    MpiProcesses::run(2, gradsync_test::ample, reduce);
-    MpiMessengers::run(2, gradsync_test::ample, reduce);
 }
 
 TEST_CASE("MpiBackend: options that differ are refused on every rank") {

@@ -192,8 +192,7 @@ struct Answer {
     Channel channel = {};
     Refusal refusal = {};
     std::string problem = {};
-    bool silent = false;   ///< the listener said nothing
-    bool hung_up = false;  ///< the listener hung up before it said anything: it may be closing, or have too many callers
+    bool silent = false;  ///< nobody answered, or hung up before a word: a process that is stopped, is closing, or has too many callers
 };
 
 /// Introduces the caller to the other end of `socket`, by the rules of channel.hpp.
@@ -210,9 +209,9 @@ struct Answer {
         if (got == Channel::Got::message && kind == expected && words.size() == bytes) return true;
         if (refused) answer.refusal = Refusal::read(bootstrap::text_of(words));
         else if (got == Channel::Got::nothing) {
-            answer.hung_up = errno != ETIMEDOUT;
             answer.silent = true;
-            answer.problem = answer.hung_up ? "the process that listens there hung up" : "the process that listens there does not answer";
+            answer.problem =
+                errno == ETIMEDOUT ? "the process that listens there does not answer" : "the process that listens there hung up";
         } else answer.refusal = {.code = Errc::peer_failed, .why = "it is not a rank of gradsync"};
         return false;
     };
@@ -271,13 +270,16 @@ struct Answer {
             for (const Socket& other : trying) last &= !other;
             Answer one = introduce(std::move(socket), hello, key, last ? deadline : smaller(deadline, Clock::now() + patience));
             if (one.refusal.why.empty()) one.refusal = std::move(answer.refusal);
-            one.hung_up |= answer.hung_up;
+            one.silent |= answer.silent;
             answer = std::move(one);
         }
         if (answer.channel) return answer;
         trying.erase_if([](const Socket& socket) { return !socket; });
     }
-    if (!trying.empty()) answer.problem = std::strerror(ETIMEDOUT);
+    if (!trying.empty()) {
+        answer.problem = std::strerror(ETIMEDOUT);
+        answer.silent = true;
+    }
     return answer;
 }
 
@@ -295,11 +297,11 @@ struct Answer {
     return false;
 }
 
-/// Connects this rank: it calls the ranks `called` at their contacts, one after the other, and the `callers` call `reception`. That takes up
-/// to `limit`, and each call up to `limit_each`. Returns the connections that were made. `secret`: that of the rendezvous.
+/// Connects this rank: it calls the ranks `called` at their contacts, and the `callers` call `reception`. That takes up to `limit`. A rank
+/// that is silent is called again later, so that it holds up no other. Returns the connections that were made. `secret`: that of the
+/// rendezvous.
 [[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank, std::string_view secret,
-                                        const List<int>& called, List<int> callers, std::chrono::nanoseconds limit,
-                                        std::chrono::nanoseconds limit_each) {
+                                        List<int> called, List<int> callers, std::chrono::nanoseconds limit) {
     List<Link> links, heard;
     links.reserve(called.size() + callers.size());
     heard.reserve(callers.size());
@@ -317,19 +319,20 @@ struct Answer {
         answering.start(answer);
     } catch (const std::system_error&) {  // no thread: this rank answers after its calls
     }
-    for (const int r : called) {
+    const auto is_settled = [&](int r) {
         const Contact& contact = contacts[static_cast<std::size_t>(r)];
         const Hello hello{.size = static_cast<std::uint32_t>(contacts.size()),
                           .from = static_cast<std::uint32_t>(rank),
                           .to = static_cast<std::uint32_t>(r)};
         List<Address> addresses;
         for (std::size_t i = 0; i < contact.count && i < std::size(contact.addresses); ++i) addresses.push_back(contact.addresses[i]);
-        const auto deadline = gradsync::detail::smaller(end, Clock::now() + limit_each);
-        Answer one;
-        do one = call(addresses, hello, contact.key(secret), deadline);
-        while (one.hung_up && Clock::now() < deadline && ::usleep(20'000) == 0);
-        if (one.channel) links.push_back({r, std::move(one.channel)});
-    }
+        Answer one = call(addresses, hello, contact.key(secret), gradsync::detail::smaller(end, Clock::now() + limit / 4));
+        if (!one.channel) return !one.silent;
+        links.push_back({r, std::move(one.channel)});
+        return true;
+    };
+    do called.erase_if(is_settled);
+    while (!called.empty() && Clock::now() < end && ::usleep(20'000) == 0);
     if (answering.joinable()) answering.join();
     else answer();
     for (Link& link : heard) links.push_back(std::move(link));

@@ -110,7 +110,7 @@ public:
         check_usable("try_finish");
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
             guard([&] {
-                step_.try_test();
+                step_.try_test([&] { settle_unready(); });
                 if constexpr (abilities_of<B>.failed)
                     if (backend_.failed()) backend_.barrier().wait();  // throws the reason
             });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../collective/deadline.hpp"
 #include "deferred_gather.hpp"
 #include "gradient_buckets.hpp"
 #include "readiness.hpp"
@@ -280,10 +281,14 @@ public:
         if (const std::size_t b = completed(); b < launched())
             naming_bucket(b, [&] { return several_ ? dealt_.test(b) : exchange_->test(b); });
     }
-    /// The same, but a no-op if another thread is advancing collectives.
-    void try_test() {
-        const std::unique_lock lock(polling_, std::try_to_lock);
-        if (lock) test();
+    /// The same while marks are missing, but a no-op if another thread is advancing collectives. Calls `on_limit()` if no bucket was
+    /// launched for twice the time limit: by then ranks that wait for these marks have thrown.
+    template <class OnLimit>
+    void try_test(OnLimit&& on_limit) {
+        if (const std::unique_lock lock(polling_, std::try_to_lock); lock) test();
+        if (std::exchange(launched_before_, launched()) != launched()) unmarked_ = {};
+        unmarked_.look(
+            2 * backend_.timeout(), [&](std::chrono::nanoseconds) { on_limit(); }, [] {});
     }
     /// Returns when bucket b is complete. Call it for all earlier buckets first.
     void complete(std::size_t b) {
@@ -310,6 +315,7 @@ public:
         started_.store(0, std::memory_order_relaxed);
         completed_.store(0, std::memory_order_relaxed);
         weight_.reset();
+        unmarked_ = {};
         ++steps_;
         return step;
     }
@@ -370,6 +376,8 @@ private:
     std::size_t steps_ = 0;         ///< completed steps
     std::optional<double> weight_;  ///< for this step
     bool has_batch_ = true;
+    collective::Deadline unmarked_;    ///< of tests while marks are missing
+    std::size_t launched_before_ = 0;  ///< buckets, at the last of these tests
     // No spin locks: a thread that holds one may wait for a collective, or compress for milliseconds at a launch.
     std::mutex polling_, launching_;
 };

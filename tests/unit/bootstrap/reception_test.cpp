@@ -113,6 +113,22 @@ TEST_CASE("Reception: who does not know the secret, has a wrong number or size, 
     CHECK(rank.reception.turned_away() == 5);
 }
 
+TEST_CASE("connect: a rank that was stopped for longer than a caller waits for its first words is reached all the same") {
+    Rank0 rank;
+    const List<Contact> contacts{rank.reception.contact(), Contact{}, Contact{}, Contact{}};
+    List<Link> links;
+    std::thread caller([&] {
+        Reception none;
+        links = gradsync::net::connect(none, contacts, 1, "a secret", List<int>{0}, List<int>{}, 60s);
+    });
+    std::this_thread::sleep_for(gradsync::net::patience + 1s);
+    const Link link = rank.reception.answer(Clock::now() + 10s, List<int>{1});
+    caller.join();
+    CHECK(link.rank == 1);
+    REQUIRE(links.size() == 1);
+    CHECK(links[0].rank == 0);
+}
+
 TEST_CASE("call: a stranger at one address that answers, and then says nothing, leaves time for the others") {
     Rank0 rank;
     const Socket listener = gradsync::net::listen(gradsync_test::loopback(0), 1);

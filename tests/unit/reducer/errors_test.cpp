@@ -388,6 +388,20 @@ TEST_CASE("try_finish, called again and again, throws as finish does: where a ra
         }
 }
 
+TEST_CASE("try_finish, called again and again, names what no rank has marked") {
+    for (const int ranks : rank_counts(1, 3)) {
+        CAPTURE(ranks);
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            auto model = tensors(model_sizes);
+            Reducer<ThreadBackend, Flat> sync(comm, model);
+            comm.set_timeout(std::chrono::milliseconds(300));
+            for (const std::size_t i : {3u, 2u, 0u}) sync.mark_ready(i);
+            while (!sync.try_finish()) std::this_thread::yield();
+        });
+        for (const Outcome& outcome : result) CHECK((outcome.is(Errc::gradient_not_ready) && outcome.says("'p1'")));
+    }
+}
+
 TEST_CASE("after a failure every call says so") {
     for (const int ranks : rank_counts(1, 3)) {
         std::vector<std::string> wrong(static_cast<std::size_t>(ranks));

@@ -32,9 +32,8 @@ public:
         return reception_.contact();
     }
 
-    /// Connects this rank with others. `all`: the addresses by rank. `apart(r)`: can only a connection watch rank r? Takes up to `limit`,
-    /// or a few times that if addresses are unreachable. Returns the number of connections that should exist; `lines()` is the number that
-    /// do. Collective.
+    /// Connects this rank with others. `all`: the addresses by rank. `apart(r)`: can only a connection watch rank r? Takes up to `limit`.
+    /// Returns the number of connections that should exist; `lines()` is the number that do. Collective.
     template <class Apart>
     std::size_t connect(int rank, const List<net::Contact>& all, std::string_view secret, std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
@@ -44,7 +43,7 @@ public:
             if (apart(next)) after.push_back(next);
             if (apart(previous)) before.push_back(previous);
         }
-        for (net::Link& link : net::connect(reception_, all, rank, secret, after, before, limit, limit / 4)) {
+        for (net::Link& link : net::connect(reception_, all, rank, secret, after, before, limit)) {
             lines_.push_back({link.rank, link.channel.take_socket()});
             lines_.back().socket.keep_alive();
             (void)!::send(lines_.back().socket.get(), &is_here, 1, MSG_NOSIGNAL | MSG_DONTWAIT);

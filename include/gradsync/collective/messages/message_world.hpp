@@ -264,7 +264,8 @@ private:
         const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
         const bool fails = message.kind == ControlMessage::has_failed;
         if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed || message.kind > ControlMessage::waits ||
-            message.communicator < 0 || !is_rank(message.sender) || (fails && !is_errc(message.code)) ||
+            message.communicator < 0 || !is_rank(message.sender) || message.sender == transport_->rank() ||
+            (fails && !is_errc(message.code)) ||
             ((fails || message.kind == ControlMessage::waits) && message.culprit != -1 && !is_rank(message.culprit)))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {

@@ -367,7 +367,7 @@ private:
                  r);
         if (r != rank) (r < rank ? below : above).push_back(r);
     }
-    for (net::Link& link : net::connect(reception, contacts, rank, rendezvous.secret(), below, above, limit, limit))
+    for (net::Link& link : net::connect(reception, contacts, rank, rendezvous.secret(), below, above, limit))
         sockets[at(link.rank)] = link.channel.take_socket();
 
     struct Finding {

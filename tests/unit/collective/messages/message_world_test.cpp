@@ -71,6 +71,21 @@ TEST_CASE("message_world: nonsense on the control stream is an error, and indexe
     sweep();
 }
 
+TEST_CASE("message_world: a good-bye in the name of the rank that it comes to is nonsense; its world would wait for good") {
+    const auto network = std::make_shared<LoopbackNetwork>(2);
+    auto first = world(network, 0);
+    const struct {
+        std::uint64_t next = 0;
+        std::int32_t kind = 2, sender = 0, communicator = 0, code = 0, culprit = 0;
+        char text[4] = {};
+    } gone;
+    network->send(1, 0, gradsync::message_passing::Transport::control_stream, &gone, sizeof gone);
+    poll(*first);
+    CHECK(first->failed());
+    first.reset();
+    sweep();
+}
+
 TEST_CASE("message_world: a forked child does not touch its parent's worlds") {
     const auto network = std::make_shared<LoopbackNetwork>(2);
     auto first = world(network, 0), second = world(network, 1);
