@@ -837,6 +837,33 @@ TEST_CASE("gradients that live with the library need no memory to be unfrozen") 
     }
 }
 
+TEST_CASE("after an unfreeze the ranks compare the weights in the buckets, not those in memory that they were copied from") {
+    const std::vector<std::size_t> sizes = {300, 50, 2000};
+    const auto check = [&](auto stage, int size) {
+        const auto expected = weights_of_thawed(size, sizes, {2, 0, 0}, 4);
+        return findings(size, [&](ThreadBackend comm, Finding& finding) {
+            auto model = initial_tensors(sizes, DType::f32);
+            model[0].requires_grad = false;
+            for (Tensor& p : model)
+                if (comm.rank() != 0) std::fill(p.value.begin(), p.value.end(), std::byte{1});
+            ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)> sharded(comm, model, Sgd{}, {.parameters = ParameterStorage::in_buckets});
+            sharded.broadcast_parameters();
+            for (int s = 0; s < 4; ++s) {
+                const std::size_t which[] = {0};
+                if (s == 2) sharded.unfreeze(which);
+                sharded_backward(sharded, s);
+                sharded.finish();
+                sharded.step();
+            }
+            finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+        });
+    };
+    for (const int size : rank_counts(1, 3)) {
+        CHECK(check(Zero1{}, size) == "");
+        CHECK(check(Zero2{}, size) == "");
+    }
+}
+
 TEST_CASE("while micro-batches wait for their step nothing is unfrozen; once they are discarded, or stepped, it is") {
     const std::vector<std::size_t> sizes = {300, 50, 2000};
     for (const int size : rank_counts(1, 3))
