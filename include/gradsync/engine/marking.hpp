@@ -201,7 +201,7 @@ protected:
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)
-            refuse("Reducer", "NonFinite::skip goes with AllReduce, not with shards or compressors; use NonFinite::error");
+            refuse("Reducer", "NonFinite::skip is for AllReduce; with shards, discard() steps whose gradient_norm() is not finite");
         if (options.check_writes && B::memory_space != MemorySpace::host)
             refuse("Reducer", "check_writes reads gradients in host memory only; leave it out");
         if (options.gradients == GradientStorage::pooled && !scatters_)
