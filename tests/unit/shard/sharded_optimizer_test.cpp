@@ -816,8 +816,9 @@ TEST_CASE("NonFinite::skip is refused, and what the message says instead skips t
             std::vector<float> w(count, 1), gradient(count);
             const std::vector model = {parameter("w", w, gradient)};
             using Sharded = ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)>;
-            finding.check(outcome_of([&] { Sharded(comm, model, Sgd{}, {.reducer = {.non_finite = NonFinite::skip}}); })
-                              .says("discard() steps whose gradient_norm() is not finite"),
+            finding.check(outcome_of([&] {
+                              Sharded(comm, model, Sgd{}, {.reducer = {.non_finite = NonFinite::skip}});
+                          }).says("discard() steps whose gradient_norm() is not finite"),
                           "not refused");
             Sharded sharded(comm, model, Sgd{});
             for (int s = 0; s < 3; ++s) {
