@@ -344,6 +344,7 @@ private:
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
+        note_weights();  // make_state() noted those of construction
     }
 
     ParameterStorage storage_;

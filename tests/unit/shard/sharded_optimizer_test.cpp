@@ -333,6 +333,27 @@ TEST_CASE("parameters that are unfrozen take part from then on, with fresh state
           }) == "");
 }
 
+TEST_CASE("weights that ranks had at construction do not matter to the comparison after unfreeze()") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({300, 50}, DType::f32);
+              model[0].requires_grad = false;
+              for (std::size_t i = 0; i < model.size(); ++i) model[i].value = random_gradient(model[i], comm.rank(), 0, i);
+              ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{}, {.parameters = ParameterStorage::in_buckets});
+              sharded.broadcast_parameters();
+              for (int s = 0; s < 3; ++s) {
+                  const std::size_t which[] = {0};
+                  if (s == 1) sharded.unfreeze(which);
+                  for (std::size_t i = model.size(); i-- > (s < 1 ? 1u : 0u);) {
+                      write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
+                      sharded.mark_ready(i);
+                  }
+                  sharded.finish();
+                  sharded.step();
+              }
+              finding.check(sharded.statistics().steps == 3, "the number of steps");
+          }) == "");
+}
+
 TEST_CASE("a parameter that no rank used is not stepped") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors({100, 200, 300}, DType::f32);
