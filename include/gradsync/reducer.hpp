@@ -224,7 +224,9 @@ public:
     /// `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets the latest times of all ranks, and their
     /// order. Gradients keep their values, accumulated ones included. Old and new buckets exist side by side during the call. Returns true
     /// if the plan changed; then call `gradient_view` again. Between steps. Collective.
-    [[nodiscard]] bool rebuild_buckets() { return engine_.rebuild_buckets(); }
+    [[nodiscard]] bool rebuild_buckets() {
+        return engine_.rebuild_buckets([](BufferView) {});
+    }
     /// Records when gradients become ready in the next `steps` steps, for `rebuild_buckets`: the order of the last step, and the mean
     /// times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }
