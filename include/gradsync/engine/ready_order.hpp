@@ -61,8 +61,7 @@ public:
 
     /// The order by which all ranks plan: by the latest times over all ranks if `timed`, otherwise rank 0's order. `present`: the
     /// parameters that take part, in the order of the current plan. That order decides among equal times and for gradients that were not
-    /// marked, and stays if nothing was recorded. `share(view)` gives the numbers of the first group of ranks to all groups that plan alike.
-    /// Collective.
+    /// marked, and stays if nothing was recorded. `share(view)` gives the first group's numbers to all groups that plan alike. Collective.
     List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present, auto&& share) {
         List<std::uint64_t> order(present.size());
         for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];

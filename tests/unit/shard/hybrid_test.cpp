@@ -218,3 +218,24 @@ TEST_CASE("hybrid sharding: all groups plan anew by the order of the first one")
               }) == "");
     }
 }
+
+TEST_CASE("hybrid sharding: gradients may lie in another order in each group") {
+    CHECK(findings(4, [](ThreadBackend comm, Finding& finding) {
+              auto [group, replicas] = hybrid_groups(comm, 2);
+              std::vector<float> w(128), g(128);
+              const std::size_t first = comm.rank() < 2 ? 0 : 64;
+              std::vector<ParameterView> model = {parameter("a", std::span(w).first(64), std::span(g).subspan(first, 64)),
+                                                  parameter("b", std::span(w).last(64), std::span(g).subspan(64 - first, 64))};
+              ShardedOptimizer<ThreadBackend, Sgd, Zero1, SizeCappedBuckets, OverlapBackward, Hybrid> sharded(
+                  group, model, Sgd{.rate = 1}, ShardingOptions{}, Hybrid(replicas));
+              for (std::size_t i = 2; i-- > 0;) {
+                  for (float& x : sharded.acquire_gradient(i).as<float>()) x = static_cast<float>(i + 1);
+                  sharded.mark_ready(i);
+              }
+              sharded.finish();
+              sharded.step();
+              for (std::size_t i = 0; i < model.size(); ++i)
+                  for (const float x : sharded.parameter_value(i).as<float>())
+                      finding.check(x == -static_cast<float>(i + 1), "weight " + std::to_string(i) + " is " + std::to_string(x));
+          }) == "");
+}
