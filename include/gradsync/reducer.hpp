@@ -148,7 +148,8 @@ public:
     [[nodiscard]] NoSync no_sync() { return engine_.no_sync(); }
 
     /// Forgets the micro-batches that were marked under `no_sync()`: after an exception, or to skip a step. Gradients that add up in your
-    /// memory (`Accumulation::in_gradients`) are yours to clear. Local, between steps; all ranks must do the same.
+    /// memory (`Accumulation::in_gradients`) are yours to clear. What `begin_step` and `set_weight` said stays. Local, between steps; all
+    /// ranks must do the same.
     void discard() { engine_.discard(); }
 
     /// Says that gradient i is final for this backward (at its `uses`-th mark). Thread-safe. May copy the gradient into its bucket, start
@@ -224,7 +225,9 @@ public:
     /// `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets the latest times of all ranks, and their
     /// order. Gradients keep their values, accumulated ones included. Old and new buckets exist side by side during the call. Returns true
     /// if the plan changed; then call `gradient_view` again. Between steps. Collective.
-    [[nodiscard]] bool rebuild_buckets() { return engine_.rebuild_buckets(); }
+    [[nodiscard]] bool rebuild_buckets() {
+        return engine_.rebuild_buckets([](BufferView) {});
+    }
     /// Records when gradients become ready in the next `steps` steps, for `rebuild_buckets`: the order of the last step, and the mean
     /// times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }

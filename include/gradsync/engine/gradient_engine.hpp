@@ -177,12 +177,12 @@ public:
         for_gradients([&](BufferView gradient) { passes_of(backend_).clamp(gradient, limit); });
     }
 
-    GRADSYNC_SETUP bool rebuild_buckets() {
+    GRADSYNC_SETUP bool rebuild_buckets(auto&& share) {
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
         flush();
         return guard([&] {
-            const List<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
+            const List<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order(), share);
             if (!ready_order_.seconds().empty()) bucket_policy_.set_ready_seconds(ready_order_.seconds());
             statistics_.ready_seconds = ready_order_.seconds();
             if (!gradients_.reorder(backend_, order)) return false;
