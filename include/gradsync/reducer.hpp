@@ -184,10 +184,10 @@ public:
 
     /// Non-blocking variant of `finish()`: false while gradients are not marked or collectives not complete; true when it has done all that
     /// `finish()` does. Call it until it returns true. Repeated calls time out as a wait does (a pause between two calls counts at most a
-    /// second, or a sixteenth of the limit if that is less). If marks are missing, and no rank waits for them, they throw what `finish()`
-    /// throws, after twice the limit. With UnusedParameters::find_unused the first call ends the backward: gradients that are not marked
-    /// by then count as unused. A gradient that was marked only under an earlier `no_sync()` counts as not marked. With OverlapForward it
-    /// returns PendingAverages, which are empty instead of false. The calls of a step together are one collective call.
+    /// second, or a sixteenth of the limit if that is less). If marks are missing, and no rank waits for them, they throw
+    /// Errc::gradient_not_ready after twice the limit. With UnusedParameters::find_unused the first call ends the backward: gradients that
+    /// are not marked by then count as unused. A gradient that was marked only under an earlier `no_sync()` counts as not marked. With
+    /// OverlapForward it returns PendingAverages, which are empty instead of false. The calls of a step together are one collective call.
     [[nodiscard]] auto try_finish() {
         const bool finished = engine_.try_finish();
         if constexpr (forward) return finished ? PendingAverages<B>(engine_) : PendingAverages<B>();
