@@ -224,8 +224,8 @@ protected:
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
-        exchange_.with_replicas(
-            [&](B& replicas) { verify(host_of(replicas), parameters_, plan(), text(all, " ", describe(engine_options_))); });
+        const std::string planning = text(all, " ", std::string(buckets_.describe()), " ", describe(engine_options_));
+        exchange_.with_replicas([&](B& replicas) { verify(host_of(replicas), parameters_, plan(), planning); });
     }
 
     /// Allocates the state of the current plan, after its values. Collective.

@@ -190,6 +190,15 @@ TEST_CASE("what hybrid sharding does not do is told") {
             group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, Hybrid(replicas));
     });
     CHECK(averaging[0].says("hybrid sharding goes with Averaging::mean and UnusedParameters::error only"));
+    // Costs that each group measured itself: before rebuild_buckets() the plans are equal, and afterwards they may not be.
+    const auto costs = outcomes(4, [](ThreadBackend world) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        auto [group, replicas] = hybrid_groups(world, 2);
+        const OptimalBuckets buckets(plan::CallCost{world.rank() < 2 ? 1e-6 : 2e-6, 1e-9});
+        ShardedOptimizer<ThreadBackend, Sgd, Zero1, OptimalBuckets, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, ShardingOptions{},
+                                                                                                     buckets, Hybrid(replicas));
+    });
+    for (const Outcome& one : costs) CHECK(one.says("a setting differs: rank 0 has OptimalBuckets{fixed="));
 }
 
 TEST_CASE("hybrid sharding: all groups plan anew by the order of the first one") {
