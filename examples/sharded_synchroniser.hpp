@@ -194,7 +194,7 @@ public:
                options(o, comm.size(), observer),
                std::move(overlap)} {
         // No rank ever has all weights, not even at first.
-        sharded_.for_each_shard([&](std::size_t i, std::size_t first, std::size_t array, gs::BufferView shard) {
+        sharded_.for_each_shard([&](std::size_t i, std::size_t array, std::size_t first, gs::BufferView shard) {
             if (array == 0)
                 ops.write(shard.count, static_cast<float*>(shard.data),
                           [&](std::span<float> out) { parameters.initialise(i, first, out); });

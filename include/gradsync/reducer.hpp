@@ -148,7 +148,8 @@ public:
     [[nodiscard]] NoSync no_sync() { return engine_.no_sync(); }
 
     /// Forgets the micro-batches that were marked under `no_sync()`: after an exception, or to skip a step. Gradients that add up in your
-    /// memory (`Accumulation::in_gradients`) are yours to clear. Local, between steps; all ranks must do the same.
+    /// memory (`Accumulation::in_gradients`) are yours to clear. What `begin_step` and `set_weight` said stays. Local, between steps; all
+    /// ranks must do the same.
     void discard() { engine_.discard(); }
 
     /// Says that gradient i is final for this backward (at its `uses`-th mark). Thread-safe. May copy the gradient into its bucket, start
@@ -183,10 +184,10 @@ public:
 
     /// Non-blocking variant of `finish()`: false while gradients are not marked or collectives not complete; true when it has done all that
     /// `finish()` does. Call it until it returns true. Repeated calls time out as a wait does (a pause between two calls counts at most a
-    /// second, or a sixteenth of the limit if that is less). If marks are missing, and no rank waits for them, they throw what `finish()`
-    /// throws, after twice the limit. With UnusedParameters::find_unused the first call ends the backward: gradients that are not marked
-    /// by then count as unused. A gradient that was marked only under an earlier `no_sync()` counts as not marked. With OverlapForward it
-    /// returns PendingAverages, which are empty instead of false. The calls of a step together are one collective call.
+    /// second, or a sixteenth of the limit if that is less). If marks are missing, and no rank waits for them, they throw
+    /// Errc::gradient_not_ready after twice the limit. With UnusedParameters::find_unused the first call ends the backward: gradients that
+    /// are not marked by then count as unused. A gradient that was marked only under an earlier `no_sync()` counts as not marked. With
+    /// OverlapForward it returns PendingAverages, which are empty instead of false. The calls of a step together are one collective call.
     [[nodiscard]] auto try_finish() {
         const bool finished = engine_.try_finish();
         if constexpr (forward) return finished ? PendingAverages<B>(engine_) : PendingAverages<B>();
@@ -224,7 +225,9 @@ public:
     /// `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets the latest times of all ranks, and their
     /// order. Gradients keep their values, accumulated ones included. Old and new buckets exist side by side during the call. Returns true
     /// if the plan changed; then call `gradient_view` again. Between steps. Collective.
-    [[nodiscard]] bool rebuild_buckets() { return engine_.rebuild_buckets(); }
+    [[nodiscard]] bool rebuild_buckets() {
+        return engine_.rebuild_buckets([](BufferView) {});
+    }
     /// Records when gradients become ready in the next `steps` steps, for `rebuild_buckets`: the order of the last step, and the mean
     /// times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }

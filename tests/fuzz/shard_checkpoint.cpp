@@ -31,8 +31,8 @@ struct Sharded {
     const auto& parameters() const { return views; }
     template <class F>
     void for_each_shard(F&& f) {
-        for (std::size_t array = 0; array < 2; ++array) f(0, 0, array, BufferView(values.data() + 3 * array, 3));
-        f(1, 2, 0, BufferView(values.data() + 6, 5));
+        for (std::size_t array = 0; array < 2; ++array) f(0, array, 0, BufferView(values.data() + 3 * array, 3));
+        f(1, 0, 2, BufferView(values.data() + 6, 5));
     }
 };
 

@@ -166,8 +166,16 @@ private:
             return refuse(caller, Errc::invalid_argument, text("there is no room for another rank ", hello.from));
         for (const int rank : expected)
             if (rank == static_cast<int>(hello.from))
-                return caller.channel.send(Channel::Kind::welcome, bootstrap::bytes_of(proof(key_, 'a', hello, caller.challenge)), soon());
+                return !has_given_up(caller) &&
+                       caller.channel.send(Channel::Kind::welcome, bootstrap::bytes_of(proof(key_, 'a', hello, caller.challenge)), soon());
         return refuse(caller, Errc::invalid_argument, text("rank ", hello.from, " has arrived already; give every process its own RANK"));
+    }
+
+    /// A caller that was kept waiting calls again, and must find its place free.
+    [[gnu::cold]] static bool has_given_up(const Caller& caller) noexcept {
+        char word = 0;
+        const ssize_t got = ::recv(caller.channel.socket().get(), &word, 1, MSG_PEEK);
+        return got == 0 || (got < 0 && !may_pass(errno));
     }
 
     [[gnu::cold]] bool refuse(Caller& caller, Errc code, const std::string& why) {

@@ -212,6 +212,7 @@ public:
         if (!engine_.maker().is_here()) return;
         const int self = engine_->own_world_rank(), peer = handled().peer;
         const bool known = peer >= 0 && peer < size() && engine_->world_rank(peer) == peer;
+        if constexpr (records) engine_->flights()->write(self);
         engine_->fail({Errc::peer_failed, known ? peer : self, text("rank ", self, " failed: ", what)});
     }
 

@@ -21,6 +21,7 @@ public:
           halves_(policies.exchange->traits.scatters),
           scattered_(halves_ && !policies.decoupled),
           consumed_(policies.consumes),
+          means_only_(policies.exchange->traits.means_only),
           size_(backend.size()),
           rank_(backend.rank()),
           policy_(policy),
@@ -329,7 +330,8 @@ private:
         bool several = false;
         for (std::size_t b = 0; b < plan_.size(); ++b) {
             const std::span<const std::size_t> bucket = plan_.bucket(b);
-            bool direct = true;
+            // Groups with replicas must lay out buckets alike, but each sees only its own memory.
+            bool direct = !means_only_ || bucket.size() == 1;
             const void* const arena = parameters_[bucket.front()].arena;
             // A bucket of several gradients in device memory cannot be detached, so gradients that are adjacent by chance do not form one.
             const bool by_chance = B::memory_space != MemorySpace::host && bucket.size() > 1 && arena == nullptr;
@@ -367,9 +369,10 @@ private:
     }
 
     ReducerOptions options_;
-    bool halves_;     ///< see `halves()`
-    bool scattered_;  ///< only the shards are used once a bucket's collective is complete
-    bool consumed_;   ///< the exchange consumes the results: no shards are kept
+    bool halves_;      ///< see `halves()`
+    bool scattered_;   ///< only the shards are used once a bucket's collective is complete
+    bool consumed_;    ///< the exchange consumes the results: no shards are kept
+    bool means_only_;  ///< see ExchangeTraits
     int size_, rank_;
     std::size_t least_direct_ = 0;  ///< bytes from which a range of several gradients in the trainer's memory is used as a bucket
     const AnyBuckets& policy_;

@@ -110,7 +110,7 @@ public:
         check_usable("try_finish");
         if (step_.has_batch() && options_.unused == UnusedParameters::error && !all_ready()) {
             guard([&] {
-                step_.try_test([&] { settle_unready(); });
+                step_.try_test([&] { settle_unready(true); });  // other threads may be marking
                 if constexpr (abilities_of<B>.failed)
                     if (backend_.failed()) backend_.barrier().wait();  // throws the reason
             });
@@ -177,12 +177,12 @@ public:
         for_gradients([&](BufferView gradient) { passes_of(backend_).clamp(gradient, limit); });
     }
 
-    GRADSYNC_SETUP bool rebuild_buckets() {
+    GRADSYNC_SETUP bool rebuild_buckets(auto&& share) {
         check_usable("rebuild_buckets");
         check_between_steps("rebuild_buckets");
         flush();
         return guard([&] {
-            const List<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order());
+            const List<std::uint64_t> order = ready_order_.agree(backend_, gradients_.order(), share);
             if (!ready_order_.seconds().empty()) bucket_policy_.set_ready_seconds(ready_order_.seconds());
             statistics_.ready_seconds = ready_order_.seconds();
             if (!gradients_.reorder(backend_, order)) return false;
@@ -300,13 +300,13 @@ private:
         }
     }
 
-    void settle_unready() {
+    void settle_unready(bool only_names = false) {
         List<std::size_t> missing;
         for (std::size_t i : gradients_.order()) {
             const std::uint32_t remaining = readiness_.remaining(i);
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
-            if (readiness_.used()[i] && !partly_marked) {  // its gradient comes from earlier micro-batches
+            if (!only_names && readiness_.used()[i] && !partly_marked) {  // its gradient comes from earlier micro-batches
                 if (gradients_.sums().holds(i)) gradients_.deposit_sum(i, {});
                 else if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {

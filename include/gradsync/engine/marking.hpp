@@ -132,11 +132,11 @@ public:
         return gradients_.gradient(i);
     }
     /// The memory to write gradient i to. With pooled gradients the call may wait for a slot.
-    BufferView acquire_gradient(std::size_t i) {
+    BufferView acquire_gradient(std::size_t i, bool more = false) {
         check_index(i, parameters().size(), "acquire_gradient");
         check_usable("acquire_gradient");
         if (gradients_.pooled() && gradients_.parameter(i).requires_grad) {
-            obtain(readiness_.bucket_of(i), "acquire_gradient");
+            obtain(readiness_.bucket_of(i), "acquire_gradient", more);
             gradients_.ask_for(i);
         }
         return gradients_.gradient(i);
@@ -201,7 +201,7 @@ protected:
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)
-            refuse("Reducer", "NonFinite::skip goes with AllReduce, not with shards or compressors; use NonFinite::error");
+            refuse("Reducer", "NonFinite::skip is for AllReduce; with shards, discard() steps whose gradient_norm() is not finite");
         if (options.check_writes && B::memory_space != MemorySpace::host)
             refuse("Reducer", "check_writes reads gradients in host memory only; leave it out");
         if (options.gradients == GradientStorage::pooled && !scatters_)
@@ -276,11 +276,11 @@ protected:
         Marking& marking_;
     };
 
-    /// Pooled gradients: gives bucket b a slot. If all are taken, it first waits for buckets in flight.
-    void obtain(std::size_t b, const char* operation) {
+    /// Pooled gradients: gives bucket b a slot. If all are taken, it adds one (`more`), or else first waits for buckets in flight.
+    void obtain(std::size_t b, const char* operation, bool more = false) {
         check_usable(operation);
         guard([&] {
-            while (!gradients_.obtain(b)) {
+            while (!gradients_.obtain(b, more)) {
                 step_.launch_full_buckets(true);
                 if (step_.complete_one()) continue;
                 // Nothing is in flight, so the slots are held by several threads at once, or by an unexpected order of marks.

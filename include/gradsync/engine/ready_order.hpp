@@ -61,8 +61,8 @@ public:
 
     /// The order by which all ranks plan: by the latest times over all ranks if `timed`, otherwise rank 0's order. `present`: the
     /// parameters that take part, in the order of the current plan. That order decides among equal times and for gradients that were not
-    /// marked, and stays if nothing was recorded. Collective.
-    List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present) {
+    /// marked, and stays if nothing was recorded. `share(view)` gives the first group's numbers to all groups that plan alike. Collective.
+    List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present, auto&& share) {
         List<std::uint64_t> order(present.size());
         for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];
         if (timed_) {
@@ -71,6 +71,7 @@ public:
             List<std::uint64_t> bits(seconds.size());
             for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = std::bit_cast<std::uint64_t>(seconds[i]);
             host_of(backend).all_reduce(BufferView(bits.data(), bits.size()), ReduceOp::max).wait();
+            share(BufferView(bits.data(), bits.size()));
             for (std::size_t i = 0; i < bits.size(); ++i) seconds[i] = std::bit_cast<double>(bits[i]);
             if (seconds.back() == 0) return order;
             seconds.resize(seconds.size() - 1);
@@ -79,6 +80,7 @@ public:
         } else {
             if (backend.rank() == 0) put_recorded_first(order, present);
             host_of(backend).broadcast(BufferView(order.data(), order.size()), 0).wait();
+            share(BufferView(order.data(), order.size()));
         }
         return order;
     }

@@ -83,7 +83,7 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
         wanted[p.name] = {.parameter = i};
         if (!p.requires_grad) wanted[p.name].arrays.push_back(p.value);  // whole, of its own type
     }
-    sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t, BufferView view) {
+    sharded.for_each_shard([&](std::size_t i, std::size_t, std::size_t first, BufferView view) {
         Wanted& w = wanted[sharded.parameters()[i].name];
         w.first = first;
         w.arrays.push_back(view);
@@ -185,9 +185,9 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
             List<std::byte> room;
             const auto passes = detail::passes_of(backend);
             std::uint64_t records = 0;
-            sharded.for_each_shard([&](std::size_t, std::size_t, std::size_t a, BufferView) { records += a == 0 ? 1 : 0; });
+            sharded.for_each_shard([&](std::size_t, std::size_t a, std::size_t, BufferView) { records += a == 0 ? 1 : 0; });
             out.number(records);
-            sharded.for_each_shard([&](std::size_t i, std::size_t first, std::size_t a, BufferView view) {
+            sharded.for_each_shard([&](std::size_t i, std::size_t a, std::size_t first, BufferView view) {
                 if (a == 0) {
                     out.text(sharded.parameters()[i].name);
                     for (const std::uint64_t x :

@@ -170,7 +170,7 @@ struct ShardManifest {
         if (folder) ::fsync(folder.get());
     }
 
-    using Folder = UniqueHandle<int, ::close, -1>;
+    using Folder = UniqueHandle<int, static_cast<int (*)(int)>(::close), -1>;  // a program may overload the name
     static Folder open(const std::filesystem::path& directory) {
         return Folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     }

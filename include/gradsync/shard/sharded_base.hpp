@@ -127,13 +127,13 @@ public:
     /// The parameters as registered, also frozen ones. In ShardedParameters trainable ones have no value after a broadcast, load or step.
     std::span<const ParameterView> parameters() const noexcept { return parameters_; }
 
-    /// Calls `use(parameter, first element, array, view)` for each slice and each array of this rank's state. Array 0 holds the master
+    /// Calls `use(parameter, array, first element, view)` for each slice and each array of this rank's state. Array 0 holds the master
     /// weights, array 1 + k the optimizer's k-th array. You may read the views. You may write them after `flush()`; then call `publish()`
     /// (collective). Local.
     template <class Use>
     void for_each_shard(Use&& use) {
         for (const ShardSlice& slice : state_.slices())
-            for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, slice.first, a, state_.array(slice, a));
+            for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, a, slice.first, state_.array(slice, a));
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices `use(slice, gradient_scale)`,
@@ -224,8 +224,8 @@ protected:
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
-        exchange_.with_replicas(
-            [&](B& replicas) { verify(host_of(replicas), parameters_, plan(), text(all, " ", describe(engine_options_))); });
+        const std::string planning = text(all, " ", std::string(buckets_.describe()), " ", describe(engine_options_));
+        exchange_.with_replicas([&](B& replicas) { verify(host_of(replicas), parameters_, plan(), planning); });
     }
 
     /// Allocates the state of the current plan, after its values. Collective.

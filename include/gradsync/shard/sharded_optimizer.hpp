@@ -218,14 +218,18 @@ public:
     }
 
     /// Plans the buckets again, from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move
-    /// to their new owners. Returns true if the plan changed; ask for all views again then. Call it between steps. Collective.
+    /// to their new owners. Returns true if the plan changed; ask for all views again then. With hybrid sharding all groups take the order
+    /// of the first one. Call it between steps. Collective, over all groups.
     [[nodiscard]] bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
         return guard([&] {
             flush();
             const BucketPlan before = plan();
-            if (!engine_->rebuild_buckets()) return false;
+            const auto share = [&](BufferView view) {  // replicas have the same shards only if all groups plan alike
+                Base::exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(view, 0).wait(); });
+            };
+            if (!engine_->rebuild_buckets(share)) return false;
             move_state(before);
             return true;
         });
@@ -344,6 +348,7 @@ private:
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
+        note_weights();  // make_state noted those in the parameters' memory, which may be old
     }
 
     ParameterStorage storage_;

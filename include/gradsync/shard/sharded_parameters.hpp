@@ -145,6 +145,12 @@ public:
         values_.release(u);
     }
 
+    /// See ShardedBase. With UnusedParameters::find_unused it adds memory in host memory instead of waiting for a bucket in flight: a rank
+    /// that does not use that bucket joins it only in `finish()`, and may wait in a `gather` for this rank until then.
+    BufferView acquire_gradient(std::size_t i) {
+        return engine_->acquire_gradient(i, this->engine_options_.unused == UnusedParameters::find_unused);
+    }
+
     /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step). Throws
     /// Error(invalid_argument) at any other time. Ask again after each gather: the address may change. `parameter_value(i).as<float>()` has
     /// its type.

@@ -3,7 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +16,7 @@
 using namespace std::chrono_literals;
 using gradsync::List;
 using gradsync::net::Answer;
+using gradsync::net::Channel;
 using gradsync::net::Clock;
 using gradsync::net::Contact;
 using gradsync::net::Hello;
@@ -111,6 +114,39 @@ TEST_CASE("Reception: who does not know the secret, has a wrong number or size, 
     CHECK(told[3] == "there is no room for another rank 4");
     CHECK(told[4].starts_with("rank 2 has arrived already"));
     CHECK(rank.reception.turned_away() == 5);
+}
+
+TEST_CASE("Reception: a caller that gave up before it was welcome does not take its rank's place") {
+    Rank0 rank;
+    const Contact contact = rank.reception.contact();
+    std::atomic<bool> challenged{false}, stopped{false};
+    std::thread impatient([&] {
+        Socket socket = Socket::of_family(AF_INET);
+        (void)socket.connect(contact.addresses[0].get(), contact.addresses[0].size());
+        Channel channel(std::move(socket), true);
+        const Hello hello{.size = 4, .from = 1};
+        const auto deadline = Clock::now() + 10s;
+        Channel::Kind kind{};
+        gradsync::Blob words;
+        (void)channel.socket().await(POLLOUT, deadline);
+        (void)channel.socket().send_all(&hello, sizeof hello, deadline);
+        CHECK((channel.receive(kind, words, deadline) == Channel::Got::message && kind == Channel::Kind::challenge));
+        gradsync::net::Nonce challenge;
+        std::memcpy(&challenge, words.data(), sizeof challenge);
+        challenged = true;
+        while (!stopped) std::this_thread::yield();
+        const auto proof = gradsync::net::proof(contact.key("a secret"), 'c', hello, challenge);
+        (void)channel.socket().send_all(&proof, sizeof proof, deadline);
+    });
+    while (!challenged) (void)rank.reception.answer(Clock::now() + 20ms, List<int>{1});
+    stopped = true;
+    impatient.join();
+    Answer called;
+    std::thread caller([&] { called = call(contact, 1, "a secret", 10s); });
+    const Link link = rank.reception.answer(Clock::now() + 15s, List<int>{1});
+    caller.join();
+    CHECK(link.rank == 1);
+    CHECK(called.channel);
 }
 
 TEST_CASE("connect: a rank that was stopped for longer than a caller waits for its first words is reached all the same") {

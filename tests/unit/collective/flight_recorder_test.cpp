@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/collective/flight_recorder.hpp>
+#include <gradsync/gradsync.hpp>
 
 #include <doctest/doctest.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -60,6 +61,31 @@ TEST_CASE("FlightRecorder: an error says what its rank was in, and the environme
     REQUIRE(lines.size() == 2);
     CHECK(lines[0].find("#0 all_reduce") == 0);
     CHECK(lines[1].find("#1 broadcast") == 0);
+}
+
+TEST_CASE("FlightRecorder: the rank whose own exception ends a step writes its file, too") {
+    const gradsync_test::TemporaryDirectory directory;
+    const std::string prefix = directory.file("flights");
+    ::setenv("GRADSYNC_FLIGHT_RECORDER", prefix.c_str(), 1);
+    const auto outcomes = gradsync_test::outcomes(2, [](gs::ThreadBackend comm) {
+        std::vector<std::vector<float>> gradients(2, std::vector<float>(10));
+        gs::Reducer sync(comm, gradients, gs::PerParameter());
+        sync.mark_ready(1);
+        if (comm.rank() == 1) throw std::runtime_error("bad sample");
+        sync.mark_ready(0);
+        sync.finish();
+    });
+    ::unsetenv("GRADSYNC_FLIGHT_RECORDER");
+    CAPTURE(outcomes[0].text);
+    CHECK(outcomes[0].says("rank 1 failed: an exception ended its step"));
+    CHECK(outcomes[1].says("bad sample"));
+    for (const char* const rank : {".0", ".1"}) {
+        std::ifstream file(prefix + rank);
+        std::string all;
+        for (std::string line; std::getline(file, line);) all += line;
+        CAPTURE(rank);
+        CHECK(all.find("all_reduce(mean, f32, 10 elements) for bucket 0 of Reducer #0") != std::string::npos);
+    }
 }
 
 TEST_CASE("FlightRecorder: a file that cannot be written is named") {

@@ -402,6 +402,23 @@ TEST_CASE("try_finish, called again and again, names what no rank has marked") {
     }
 }
 
+TEST_CASE("try_finish settles no gradient that was marked only under an earlier no_sync(); it names it") {
+    for (const int ranks : rank_counts(1, 3)) {
+        CAPTURE(ranks);
+        const auto result = outcomes(ranks, [&](ThreadBackend comm) {
+            auto model = tensors(model_sizes);
+            Reducer<ThreadBackend, Flat> sync(comm, model);
+            comm.set_timeout(std::chrono::milliseconds(300));
+            {
+                const auto guard = sync.no_sync();
+                for (const std::size_t i : {3u, 2u, 1u, 0u}) sync.mark_ready(i);
+            }
+            while (!sync.try_finish()) std::this_thread::yield();
+        });
+        for (const Outcome& outcome : result) CHECK((outcome.is(Errc::gradient_not_ready) && outcome.says("4 of 4 gradients")));
+    }
+}
+
 TEST_CASE("after a failure every call says so") {
     for (const int ranks : rank_counts(1, 3)) {
         std::vector<std::string> wrong(static_cast<std::size_t>(ranks));

@@ -10,6 +10,10 @@
 #include <string>
 #include <vector>
 
+// A program may have a global function of this name before it includes the library.
+bool close(double, double);
+
+#include <gradsync/backend/tcp.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/shard/checkpoint.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>

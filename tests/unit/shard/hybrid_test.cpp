@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -9,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include <gradsync/bucket/any_buckets.hpp>
+#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/shard/hybrid.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
@@ -186,4 +190,61 @@ TEST_CASE("what hybrid sharding does not do is told") {
             group, model, Sgd{}, {.reducer = {.averaging = Averaging::sum}}, Hybrid(replicas));
     });
     CHECK(averaging[0].says("hybrid sharding goes with Averaging::mean and UnusedParameters::error only"));
+    // Costs that each group measured itself: before rebuild_buckets() the plans are equal, and afterwards they may not be.
+    const auto costs = outcomes(4, [](ThreadBackend world) {
+        auto model = initial_tensors({10, 20}, DType::f32);
+        auto [group, replicas] = hybrid_groups(world, 2);
+        const OptimalBuckets buckets(plan::CallCost{world.rank() < 2 ? 1e-6 : 2e-6, 1e-9});
+        ShardedOptimizer<ThreadBackend, Sgd, Zero1, OptimalBuckets, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, ShardingOptions{},
+                                                                                                     buckets, Hybrid(replicas));
+    });
+    for (const Outcome& one : costs) CHECK(one.says("a setting differs: rank 0 has OptimalBuckets{fixed="));
+}
+
+TEST_CASE("hybrid sharding: all groups plan anew by the order of the first one") {
+    for (const bool timed : {false, true}) {
+        CAPTURE(timed);
+        CHECK(findings(4, [&](ThreadBackend comm, Finding& finding) {
+                  auto [group, replicas] = hybrid_groups(comm, 2);
+                  auto model = tensors({64, 64, 64}, DType::f32);  // of one size, so that mixed-up buckets would fit
+                  const AnyBuckets buckets = timed ? AnyBuckets(OptimalBuckets(plan::CallCost{1e-9, 1e-9})) : PerParameter{};
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero1, AnyBuckets, OverlapBackward, Hybrid> sharded(
+                      group, model, Sgd{.rate = 1}, ShardingOptions{}, buckets, Hybrid(replicas));
+                  for (int s = 0; s < 2; ++s) {
+                      for (std::size_t at = 0; at < model.size(); ++at) {
+                          const std::size_t i = (at + (comm.rank() < 2 ? 1 : 2)) % model.size();  // not the order of registration
+                          for (float& g : sharded.acquire_gradient(i).as<float>()) g = static_cast<float>(s * (i + 1));
+                          sharded.mark_ready(i);
+                          if (timed) ::usleep(1000);
+                      }
+                      sharded.finish();
+                      sharded.step();
+                      if (s == 0) finding.check(sharded.rebuild_buckets() || timed, "the plan stays");
+                  }
+                  for (std::size_t i = 0; i < model.size(); ++i)
+                      for (const float w : sharded.parameter_value(i).as<float>())
+                          finding.check(w == -static_cast<float>(i + 1), "weight " + std::to_string(i) + " is " + std::to_string(w));
+              }) == "");
+    }
+}
+
+TEST_CASE("hybrid sharding: gradients may lie in another order in each group") {
+    CHECK(findings(4, [](ThreadBackend comm, Finding& finding) {
+              auto [group, replicas] = hybrid_groups(comm, 2);
+              std::vector<float> w(128), g(128);
+              const std::size_t first = comm.rank() < 2 ? 0 : 64;
+              std::vector<ParameterView> model = {parameter("a", std::span(w).first(64), std::span(g).subspan(first, 64)),
+                                                  parameter("b", std::span(w).last(64), std::span(g).subspan(64 - first, 64))};
+              ShardedOptimizer<ThreadBackend, Sgd, Zero1, SizeCappedBuckets, OverlapBackward, Hybrid> sharded(
+                  group, model, Sgd{.rate = 1}, ShardingOptions{}, Hybrid(replicas));
+              for (std::size_t i = 2; i-- > 0;) {
+                  for (float& x : sharded.acquire_gradient(i).as<float>()) x = static_cast<float>(i + 1);
+                  sharded.mark_ready(i);
+              }
+              sharded.finish();
+              sharded.step();
+              for (std::size_t i = 0; i < model.size(); ++i)
+                  for (const float x : sharded.parameter_value(i).as<float>())
+                      finding.check(x == -static_cast<float>(i + 1), "weight " + std::to_string(i) + " is " + std::to_string(x));
+          }) == "");
 }

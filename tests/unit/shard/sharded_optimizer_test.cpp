@@ -809,6 +809,39 @@ TEST_CASE("an option without effect is refused") {
     });
 }
 
+TEST_CASE("NonFinite::skip is refused, and what the message says instead skips the step on all ranks") {
+    constexpr std::size_t count = 2000;
+    const auto check = [&](auto stage, int size) {
+        return findings(size, [&](ThreadBackend comm, Finding& finding) {
+            std::vector<float> w(count, 1), gradient(count);
+            const std::vector model = {parameter("w", w, gradient)};
+            using Sharded = ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)>;
+            finding.check(outcome_of([&] {
+                              Sharded(comm, model, Sgd{}, {.reducer = {.non_finite = NonFinite::skip}});
+                          }).says("discard() steps whose gradient_norm() is not finite"),
+                          "not refused");
+            Sharded sharded(comm, model, Sgd{});
+            for (int s = 0; s < 3; ++s) {
+                const std::span<float> g = sharded.acquire_gradient(0).template as<float>();
+                std::fill(g.begin(), g.end(), 1.0f);
+                if (s == 1 && comm.rank() == size - 1) g[7] = std::numeric_limits<float>::infinity();
+                sharded.mark_ready(0);
+                sharded.finish();
+                const bool finite = std::isfinite(sharded.gradient_norm());
+                finding.check(finite == (s != 1), "the norm");
+                const float before = w[9];
+                finite ? sharded.step() : sharded.discard();
+                finding.check((w[9] < before) == finite && std::isfinite(w[7]), "the weights");
+            }
+        });
+    };
+    for (const int size : rank_counts(1, 3)) {
+        CHECK(check(Zero1{}, size) == "");
+        CHECK(check(Zero2{}, size) == "");
+        CHECK(check(StepInside{}, size) == "");
+    }
+}
+
 TEST_CASE("gradients that live with the library need no memory to be unfrozen") {
     const std::vector<std::size_t> sizes = {300, 50, 2000};
     const auto check = [&](auto stage, int size) {
@@ -821,6 +854,33 @@ TEST_CASE("gradients that live with the library need no memory to be unfrozen") 
             views[0].gradient.data = nullptr;
             ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)> sharded(comm, views, Sgd{},
                                                                           {.reducer = {.gradients = with_library(stage)}});
+            for (int s = 0; s < 4; ++s) {
+                const std::size_t which[] = {0};
+                if (s == 2) sharded.unfreeze(which);
+                sharded_backward(sharded, s);
+                sharded.finish();
+                sharded.step();
+            }
+            finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+        });
+    };
+    for (const int size : rank_counts(1, 3)) {
+        CHECK(check(Zero1{}, size) == "");
+        CHECK(check(Zero2{}, size) == "");
+    }
+}
+
+TEST_CASE("after an unfreeze the ranks compare the weights in the buckets, not those in memory that they were copied from") {
+    const std::vector<std::size_t> sizes = {300, 50, 2000};
+    const auto check = [&](auto stage, int size) {
+        const auto expected = weights_of_thawed(size, sizes, {2, 0, 0}, 4);
+        return findings(size, [&](ThreadBackend comm, Finding& finding) {
+            auto model = initial_tensors(sizes, DType::f32);
+            model[0].requires_grad = false;
+            for (Tensor& p : model)
+                if (comm.rank() != 0) std::fill(p.value.begin(), p.value.end(), std::byte{1});
+            ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)> sharded(comm, model, Sgd{}, {.parameters = ParameterStorage::in_buckets});
+            sharded.broadcast_parameters();
             for (int s = 0; s < 4; ++s) {
                 const std::size_t which[] = {0};
                 if (s == 2) sharded.unfreeze(which);

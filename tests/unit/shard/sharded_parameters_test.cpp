@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cmath>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -111,6 +113,50 @@ TEST_CASE("weights, gradients and state lie where elements of their type may") {
                   sharded.finish();
                   sharded.step();
               }) == "");
+}
+
+TEST_CASE("find_unused: ranks that use different layers do not wait for one another's gathers and buckets") {
+    struct Descent {
+        std::size_t state_count() const { return 0; }
+        void begin_step() {}
+        void step(const OptimizerSlice<float>& s) const {
+            for (std::size_t k = 0; k < s.value.size(); ++k) s.value[k] -= s.gradient[k];
+        }
+    };
+    constexpr std::size_t sizes[] = {5, 300, 5000, 20000};
+    constexpr int ranks = 3, steps = 6;
+    const auto uses = [](int s, int r, std::size_t p) { return (s * 5 + r * 3 + static_cast<int>(p) * 7) % 4 != 0; };
+    const auto all = outcomes(ranks,
+                              [&](ThreadBackend comm) {
+                                  std::vector<std::vector<float>> w, g;
+                                  std::vector<ParameterView> model;
+                                  w.reserve(4), g.reserve(4);
+                                  for (const std::size_t size : sizes) {
+                                      w.emplace_back(size, 1.0f), g.emplace_back(size);
+                                      model.push_back(parameter("p" + std::to_string(w.size()), w.back(), g.back()));
+                                  }
+                                  ShardedParameters sharded(comm, model, Descent{}, Units({0, 1, 2, 3}),
+                                                            ShardedParametersOptions{.reducer = {.unused = UnusedParameters::find_unused}});
+                                  for (int s = 0; s < steps; ++s) {
+                                      for (std::size_t p = model.size(); p-- > 0;) {
+                                          const auto use = sharded.gather(p);
+                                          if (!uses(s, comm.rank(), p)) continue;
+                                          for (float& x : sharded.acquire_gradient(p).as<float>()) x = 3.0f;
+                                          sharded.mark_ready(p);
+                                      }
+                                      sharded.finish();
+                                      sharded.step();
+                                  }
+                                  sharded.for_each_shard([&](std::size_t p, std::size_t, std::size_t, BufferView shard) {
+                                      float expected = 1;
+                                      for (int s = 0; s < steps; ++s)
+                                          for (int r = 0; r < ranks; ++r) expected -= uses(s, r, p) ? 1.0f : 0.0f;
+                                      for (const float x : shard.as<float>())
+                                          if (std::abs(x - expected) > 1e-4f) throw std::runtime_error("wrong weights");
+                                  });
+                              },
+                              {.timeout = std::chrono::seconds(10)});
+    for (const Outcome& one : all) CHECK(one.text == "");
 }
 
 TEST_CASE("micro-batches are reduced one by one and added up in the shards") {

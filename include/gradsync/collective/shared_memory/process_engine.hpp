@@ -282,10 +282,15 @@ private:
             oldest = started_.first();
             // The direct seat remembers which collectives need staging only for its last Board::slots.
             if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
-            return started_.add([&](Started& started, std::uint64_t) {
-                direct_.start(call, step);  // both count from 0
-                started = {call};
-            });
+            try {
+                return started_.add([&](Started& started, std::uint64_t) {
+                    direct_.start(call, step);  // both count from 0
+                    started = {call};
+                });
+            } catch (const Error&) {
+                if (!world_->failed()) throw;
+                return std::nullopt;  // the caller throws the failure, with this engine's record of collectives
+            }
         });
     }
 

@@ -78,7 +78,7 @@ public:
     const Shared<std::byte>& memory() const noexcept { return memory_; }
 
 private:
-    using Descriptor = UniqueHandle<int, ::close, -1>;
+    using Descriptor = UniqueHandle<int, static_cast<int (*)(int)>(::close), -1>;  // a program may overload the name
     static constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
     /// Offset of the data, behind the token that identifies the segment. Large data begins at a huge page, behind a hole.

@@ -450,6 +450,28 @@ TEST_CASE("processes: a failure is told by the name of what was asked for, and e
     CHECK(ends == std::vector<std::string>(2, "ok"));
 }
 
+TEST_CASE("processes: after a failure a start, too, says what its rank was in") {
+    const auto ends = run_engines(2, 1, [](sm::ProcessEngine& engine, int) {
+        engine.record_flights();
+        float x = 1;
+        const sm::Call call = all_reduce(&x, 1);
+        const std::uint64_t n = engine.start(call);
+        engine.flights()->start(n, call);
+        engine.wait(n);
+        engine.flights()->end(n);
+        if (engine.rank() == 1) return engine.fail({.culprit = 1, .message = "the disk is full"});
+        while (!engine.world().failed()) std::this_thread::yield();
+        try {
+            (void)engine.start(call);
+            expect(false, "nothing was thrown");
+        } catch (const gs::Error& error) {
+            expect(std::string(error.what()).find("; the last that ended here: #0 all_reduce(sum, f32, 1 elements)") != std::string::npos,
+                   error.what());
+        }
+    });
+    CHECK(ends == std::vector<std::string>(2, "ok"));
+}
+
 TEST_CASE("processes: ranks that start different collectives are told the difference") {
     const auto ends = run_processes(2, 30s, [](Rank& rank) {
         try {
