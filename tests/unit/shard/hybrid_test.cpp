@@ -213,7 +213,7 @@ TEST_CASE("hybrid sharding: all groups plan anew by the order of the first one")
                   for (int s = 0; s < 2; ++s) {
                       for (std::size_t at = 0; at < model.size(); ++at) {
                           const std::size_t i = (at + (comm.rank() < 2 ? 1 : 2)) % model.size();  // not the order of registration
-                          for (float& g : sharded.acquire_gradient(i).as<float>()) g = static_cast<float>(s * (i + 1));
+                          for (float& g : sharded.acquire_gradient(i).as<float>()) g = static_cast<float>(s) * static_cast<float>(i + 1);
                           sharded.mark_ready(i);
                           if (timed) ::usleep(1000);
                       }
