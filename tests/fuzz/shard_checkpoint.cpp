@@ -19,6 +19,7 @@ struct Sharded {
     Sharded() {
         views[2].value = gradsync::detail::typed_view(frozen.data(), 4, gradsync::DType::bf16);
         views[2].requires_grad = false;
+        views[1].shape = {3, 3};
     }
 
     static gradsync::ParameterView view(const char* name, std::size_t count) {

@@ -75,9 +75,10 @@ inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout&
 }
 
 /// The number of buckets that are filled at the same time, plus one in flight, if the trainer asks for gradients in `order`. A gradient
-/// with several uses is asked for at its first use.
+/// with several uses is asked for at its first use. A bucket that is `unused` is launched only at the end of a step, as are all later ones.
 [[gnu::cold]] inline std::size_t slots_needed(const BucketPlan& plan, ListView<const ParameterView> parameters,
-                                              std::span<const std::size_t> order) {
+                                              std::span<const std::size_t> order, bool unused) {
+    if (unused) return plan.size();
     List<std::size_t> bucket_of(parameters.size()), missing(plan.size());
     std::size_t open = 0, most = 0, early = 0;
     for (std::size_t b = 0; b < plan.size(); ++b) {

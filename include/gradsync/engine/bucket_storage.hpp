@@ -108,12 +108,14 @@ public:
         slots_[slot_of_[b]].taken = false;
         place(b, parameters, nullptr);
     }
-    /// Adds a slot for bucket b outside the backend's memory. It is a little slower between processes, because it has to be copied.
+    /// Gives bucket b a new slot outside the backend's memory. It is a little slower between processes, because it has to be copied.
     void add_slot(std::size_t b, std::span<const std::size_t> parameters)
         requires(B::memory_space == MemorySpace::host)
     {
         std::byte* const data = more_memory(slot_bytes(b, parameters));
-        slots_.push_back({data, more_memory_.back().bytes()});
+        slot_of_[b] = slots_.size();
+        slots_.push_back({data, more_memory_.back().bytes(), true});
+        place(b, parameters, data);
     }
 
 private:

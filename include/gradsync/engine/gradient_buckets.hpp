@@ -90,11 +90,8 @@ public:
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
         if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
-        if constexpr (B::memory_space == MemorySpace::host) {
-            if (!more) return false;
-            storage_.add_slot(b, plan_.bucket(b));
-            return storage_.take_slot(b, plan_.bucket(b));
-        }
+        if constexpr (B::memory_space == MemorySpace::host)
+            if (more) return storage_.add_slot(b, plan_.bucket(b)), true;
         return false;
     }
     /// Call when bucket b is reduced. Adds up its sums, if there are several. Pooled gradients: adds to this rank's shard and frees the
@@ -359,7 +356,10 @@ private:
     }
 
     [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
-        if (pooled()) return BucketStorage<B>::with_slots(backend, plan_, infos_, parameters_, slots_needed(plan_, parameters_, order_));
+        if (pooled()) {
+            const bool unused = B::memory_space != MemorySpace::host && options_.unused == UnusedParameters::find_unused;
+            return BucketStorage<B>::with_slots(backend, plan_, infos_, parameters_, slots_needed(plan_, parameters_, order_, unused));
+        }
         const List<BufferView> direct = direct_buckets(backend);
         std::size_t count = 0;
         for (const BufferView& range : direct) count += range.data != nullptr;

@@ -14,8 +14,8 @@
 /// machine's format.
 ///
 /// A rank's file holds a magic, the number of records, the records, and a digest (FNV-1a) of everything before it. A record holds the
-/// parameter's name, its element count, the dtype of its arrays, the first element and the element count of this slice, the number of
-/// arrays, and the arrays one after the other.
+/// parameter's name, its shape as text, its element count, the dtype of its arrays, the first element and the element count of this slice,
+/// the number of arrays, and the arrays one after the other.
 
 namespace gradsync::inline v0_2 {
 
@@ -64,6 +64,9 @@ void in_pieces(BufferView view, List<std::byte>& room, Use&& use) {
         use(view.subview(first, n = smaller(view.count - first, most / sizeof(double))));
 }
 
+/// The shape as text; "" if there is one dimension, or none is given.
+inline std::string shape_text(const ParameterView& p) { return p.shape.size() > 1 ? joined(p.shape) : ""; }
+
 /// Reads this rank's shards and all frozen parameters, and checks the digests of its part of the files.
 template <class Sharded, class Passes>
 void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, int rank, int size,
@@ -94,7 +97,7 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
         in.check_magic("a shard of a checkpoint");
         const std::uint64_t most = in.size();  // bytes of a record
         for (std::uint64_t left = in.number(); left != 0; --left) {
-            const std::string name = in.text();
+            const std::string name = in.text(), shape = in.text();
             const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(), arrays = in.number();
             if (dtype >= dtype_count || count > whole || first > whole - count || arrays == 0) in.torn();
             const std::uint64_t width = size_of(static_cast<DType>(dtype));
@@ -104,6 +107,8 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
             if (found == wanted.end()) refuse_file(path, text("has '", name, "', and this training has no parameter of that name"));
             if (Wanted& w = found->second; !w.arrays.empty()) {
                 const ParameterView& p = sharded.parameters()[w.parameter];
+                if (const std::string own = shape_text(p); own != shape && !own.empty() && !shape.empty())
+                    refuse_file(path, text("has '", name, "' of shape [", shape, "]; this training has it of shape [", own, "]"));
                 const DType own = p.requires_grad ? w.arrays[0].dtype : accumulator_of(w.arrays[0].dtype);
                 if (p.gradient.count != whole || static_cast<std::uint64_t>(own) != dtype || (p.requires_grad && w.arrays.size() != arrays))
                     refuse_file(path, text("has '", name, "' with ", whole, " elements of ", static_cast<DType>(dtype), " and ", arrays,
@@ -189,10 +194,11 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
             out.number(records);
             sharded.for_each_shard([&](std::size_t i, std::size_t a, std::size_t first, BufferView view) {
                 if (a == 0) {
-                    out.text(sharded.parameters()[i].name);
-                    for (const std::uint64_t x :
-                         {std::uint64_t{sharded.parameters()[i].gradient.count}, static_cast<std::uint64_t>(view.dtype),
-                          std::uint64_t{first}, std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
+                    const ParameterView& p = sharded.parameters()[i];
+                    out.text(p.name);
+                    out.text(detail::shape_text(p));
+                    for (const std::uint64_t x : {std::uint64_t{p.gradient.count}, static_cast<std::uint64_t>(view.dtype),
+                                                  std::uint64_t{first}, std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
                         out.number(x);
                 }
                 detail::in_pieces(view, room, [&](BufferView piece) {

@@ -18,10 +18,10 @@
 namespace gradsync::inline v0_2::detail {
 
 inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; a longer text means a damaged file
-inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '1'};
+inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '2'};
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
-    raise(Errc::storage, detail::text(path.string(), " ", what), {.operation = "checkpoint"});
+    raise(Errc::storage, detail::text(path.empty() ? "\"\"" : path.string(), " ", what), {.operation = "checkpoint"});
 }
 
 using ShardFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;

@@ -145,8 +145,8 @@ public:
         values_.release(u);
     }
 
-    /// See ShardedBase. With UnusedParameters::find_unused it adds memory in host memory instead of waiting for a bucket in flight: a rank
-    /// that does not use that bucket joins it only in `finish()`, and may wait in a `gather` for this rank until then.
+    /// See ShardedBase. With UnusedParameters::find_unused it does not wait for a bucket in flight: a rank that does not use that bucket
+    /// joins it only in `finish()`, and may wait in a `gather` for this rank until then. In host memory it adds memory instead.
     BufferView acquire_gradient(std::size_t i) {
         return engine_->acquire_gradient(i, this->engine_options_.unused == UnusedParameters::find_unused);
     }
@@ -245,8 +245,7 @@ private:
         if (!unit.gathering) return gathers_.poll();
         detail::follow_stream(gathering_, backend_);
         for (const std::size_t b : unit.buckets) {
-            if constexpr (B::memory_space == MemorySpace::host)  // on devices this thread does not wait
-                while (engine_->launch_empty() && !gathers_.test(b)) ::sched_yield();
+            while (engine_->launch_empty() && !gathers_.test(b)) ::sched_yield();
             gathers_.wait(b);
         }
         unit.gathering = false;

@@ -305,6 +305,7 @@ TEST_CASE("a checkpoint that was made to mislead is refused: parts that overlap,
                 out.number(records);
                 for (const Part& part : parts) {
                     out.text(part.name);
+                    out.text("");  // shape
                     for (const std::uint64_t x : {part.whole, static_cast<std::uint64_t>(DType::f32), part.first, part.count, part.arrays})
                         out.number(x);
                     if (part.count > 100) continue;
@@ -371,6 +372,22 @@ TEST_CASE("files that are torn, missing or of something else are refused on ever
     };
     CHECK(says(load({10, 21}), "has 'p1' with 20 elements of f32 and 3 arrays; this training has 21 of f32 and 3"));
     CHECK(says(load({10, 20, 5}), "it does not have all of 'p2'"));
+
+    const auto with_shape = [](const std::vector<std::size_t>& shape, auto&& use) {
+        return outcomes(2,
+                        [&](ThreadBackend comm) {
+                            std::vector<float> w(12), g(12);
+                            ShardedOptimizer sharded(comm, std::vector{parameter("p0", w, g, shape)}, AdamW{});
+                            use(sharded);
+                        })[1]
+            .text;
+    };
+    const TemporaryDirectory shaped;
+    CHECK(with_shape({3, 4}, [&](auto& sharded) { save_shards(shaped.path(), sharded); }) == "");
+    const auto load_it = [&](auto& sharded) { load_shards(shaped.path(), sharded); };
+    CHECK(with_shape({3, 4}, load_it) == "");
+    CHECK(with_shape({}, load_it) == "");
+    CHECK(says(with_shape({4, 3}, load_it), "has 'p0' of shape [3, 4]; this training has it of shape [4, 3]"));
 
     const auto same_names = outcomes(2, [&](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);

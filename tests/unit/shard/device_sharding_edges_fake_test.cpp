@@ -4,6 +4,7 @@
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/backend/thread_backend.hpp>
+#include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/cuda/optimizers.hpp>
 #include <gradsync/shard/hybrid.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -133,7 +135,91 @@ std::vector<float> shrunk(const std::vector<std::size_t>& sizes) {
     return all;
 }
 
+/// Which ranks do not compute a gradient in a step: those whose batch does not use the layer, or one that has no batch.
+enum class Gaps { unused, no_batch };
+
+bool computes(Gaps gaps, std::size_t step, int rank, std::size_t i, int size) {
+    const std::size_t r = static_cast<std::size_t>(rank);
+    return gaps == Gaps::unused ? (step * 5 + r * 3 + i * 7) % 4 != 0 : size == 1 || r != step % static_cast<std::size_t>(size);
+}
+
+const std::size_t gap_sizes[] = {5, 300, 5000, 20000, 7, 900};
+constexpr std::size_t gap_steps = 5;
+
+/// Weights of 1, after steps with gradients of 1 where there are no gaps.
+template <class B>
+std::vector<float> with_gaps(B comm, Gaps gaps, int stage) {
+    std::vector<gradsync_test::Numbers<B>> weights, ones;
+    std::vector<std::size_t> units;
+    for (const std::size_t n : gap_sizes) {
+        weights.emplace_back(n, 1.0f), ones.emplace_back(n, 1.0f);
+        units.push_back(units.size());
+    }
+    const ReducerOptions options{.unused = gaps == Gaps::unused ? UnusedParameters::find_unused : UnusedParameters::error};
+    const cuda::Sgd sgd({.learning_rate = 0.5, .momentum = 0});
+    std::vector<float> all;
+    const auto train = [&](auto& sharded, auto&& use) {
+        sharded.broadcast_parameters();
+        for (std::size_t step = 0; step < gap_steps; ++step) {
+            if (gaps == Gaps::no_batch && !sharded.begin_step(computes(gaps, step, comm.rank(), 0, comm.size()))) break;
+            for (std::size_t i = units.size(); i-- > 0;) {
+                [[maybe_unused]] const auto in_use = use(i);
+                if (!computes(gaps, step, comm.rank(), i, comm.size())) continue;
+                detail::passes_of(comm).copy(ones[i].view(), sharded.acquire_gradient(i));
+                sharded.mark_ready(i);
+            }
+            sharded.finish();
+            sharded.step();
+        }
+        for (const std::size_t i : units) {
+            [[maybe_unused]] const auto in_use = use(i);
+            const std::vector<float> values = gradsync_test::read(comm, sharded.parameter_value(i));
+            all.insert(all.end(), values.begin(), values.end());
+        }
+    };
+    if (stage == 3) {
+        ShardedParameters sharded(comm, views_of(weights), sgd, Units(units), ShardedParametersOptions{.reducer = options});
+        train(sharded, [&](std::size_t i) { return sharded.gather(i); });
+    } else {
+        ShardedOptimizer sharded(comm, views_of(weights), sgd, ShardingOptions{.reducer = options}, PerParameter{}, Zero2{});
+        train(sharded, [](std::size_t) { return 0; });
+    }
+    return all;
+}
+
+/// The same by a loop.
+std::vector<float> with_gaps(Gaps gaps, int size) {
+    std::vector<float> all;
+    for (std::size_t i = 0; i < std::size(gap_sizes); ++i) {
+        float weight = 1;
+        for (std::size_t step = 0; step < gap_steps; ++step) {
+            int computed = 0;
+            for (int r = 0; r < size; ++r) computed += computes(gaps, step, r, i, size) ? 1 : 0;
+            weight -= 0.5f * (gaps == Gaps::unused ? static_cast<float>(computed) / static_cast<float>(size) : 1.0f);
+        }
+        all.insert(all.end(), gap_sizes[i], weight);
+    }
+    return all;
+}
+
 }  // namespace
+
+TEST_CASE("sharding on devices: ranks that leave out layers, or have no batch, do not wait for one another's gathers and buckets") {
+    for (const Gaps gaps : {Gaps::unused, Gaps::no_batch})
+        for (int stage = 2; stage <= 3; ++stage)
+            for (const int size : gradsync_test::rank_counts()) {
+                CAPTURE(static_cast<int>(gaps));
+                CAPTURE(stage);
+                CAPTURE(size);
+                const std::vector<float> expected = with_gaps(gaps, size);
+                gradsync_test::Findings findings;
+                const auto check = [&](const char* how, const std::vector<float>& result) {
+                    findings.check(result.size() == expected.size() && gradsync_test::distance(result, expected) < 1e-5f, how);
+                };
+                on_nccl_ranks(size, [&](NcclBackend comm) { check("over NCCL", with_gaps(comm, gaps, stage)); });
+                run_threads(size, [&](ThreadBackend host) { check("staged", with_gaps(StagedThreads(host), gaps, stage)); });
+            }
+}
 
 TEST_CASE("sharding on devices: fewer elements than ranks, empty parameters, and none") {
     for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{}, {0}, {1}, {0, 1, 0}, {2, 0, 1, 3, 17}})
