@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include <gradsync/average.hpp>
+
 #include "exchange.hpp"
 #include "launcher.hpp"
 
@@ -117,6 +119,28 @@ void check_groups() {
                     findings.check(summed, "not summed");
                 }
                 backend.barrier().wait();
+            }
+        });
+    }
+    SUBCASE("memory of one group is good for collectives of others, whose ranks may not see it") {
+        each_world<L>([&](Backend backend, Findings& findings) {
+            if constexpr (Backend::memory_space == gradsync::MemorySpace::host) {
+                constexpr std::size_t count = 40'000;
+                const int rank = backend.rank();
+                Backend pair = backend.split(rank / 2, rank), across = backend.split(rank % 2, rank);
+                for (Backend* owner : {&pair, &across, &backend}) {
+                    auto memory = owner->allocate(count * sizeof(float));
+                    auto* const elements = static_cast<float*>(memory.data());
+                    for (Backend* user : {&backend, &across, &pair}) {
+                        for (std::size_t i = 0; i < count; ++i) elements[i] = static_cast<float>(rank + 1);
+                        float expected = static_cast<float>(rank + 1);
+                        gradsync::sum(*user, expected);
+                        user->all_reduce({elements, count, gradsync::DType::f32, Backend::memory_space}, gradsync::ReduceOp::sum).wait();
+                        for (std::size_t i = 0; i < count; ++i)
+                            if (elements[i] != expected) return findings.check(false, at(rank, backend.size()) + "a wrong sum");
+                        backend.barrier().wait();
+                    }
+                }
             }
         });
     }

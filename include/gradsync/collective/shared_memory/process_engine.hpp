@@ -85,11 +85,11 @@ public:
           world_(std::move(world)),
           regions_(std::move(regions)),
           staging_region_(staging_region),
-          direct_(board(memory, 0), rank, timeout, RegionSpace(regions_, size() == 1)),
-          staged_(board(memory, 1), rank, timeout, RegionSpace(regions_, size() == 1)) {
+          direct_(board(memory, 0), rank, timeout, RegionSpace(regions_, this->world_ranks())),
+          staged_(board(memory, 1), rank, timeout, RegionSpace(regions_, this->world_ranks())) {
         const auto ranks = static_cast<std::size_t>(size());
         std::byte* const area = memory.get() + 2 * Board::bytes(ranks);
-        regions_->add(staging_region_, area, ranks * pieces_in_flight * piece_bytes);
+        regions_->add(staging_region_, area, ranks * pieces_in_flight * piece_bytes, this->world_ranks());
         own_area_ = area + static_cast<std::size_t>(rank) * pieces_in_flight * piece_bytes;
         world_->hooks().enlist(*this);
     }
@@ -200,7 +200,7 @@ public:
             return collective::Memory::of(kernel::HostBuffer(bytes));
         }
         const auto number = static_cast<std::uint32_t>(shared.number);
-        regions_->add(number, shared.segment.data(), shared.segment.bytes());
+        regions_->add(number, shared.segment.data(), shared.segment.bytes(), world_ranks());
         std::byte* const data = shared.segment.data() + stride * static_cast<std::size_t>(rank());
         const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) { regions->remove(number); };
         return collective::Memory(Shared<void>::of(data, take_back));
@@ -238,7 +238,7 @@ public:
 
     [[gnu::cold]] bool shares(const void* data, std::size_t bytes) const noexcept override {
         const void* published = nullptr;
-        return size() == 1 || bytes == 0 || regions_->publish(data, bytes, published);
+        return size() == 1 || bytes == 0 || regions_->publish(data, bytes, *world_ranks(), published);
     }
 
     bool steps_inside() const noexcept override { return true; }

@@ -111,10 +111,10 @@ std::vector<std::string> run_processes(int size, std::chrono::nanoseconds limit,
         const sm::Segment mapped = sm::Segment::open(data.ipc_handle());
         auto process_world = sm::Shared<sm::ProcessWorld>::make(sm::Segment::open(world.ipc_handle()), r, size, size);
         auto regions = sm::Shared<sm::Regions>::make();
-        regions->add(0, mapped.data(), mapped.bytes());
-        auto board = sm::Shared<sm::Board>::make(process_world, sm::Shared<const gradsync::List<int>>::make(first_ranks(size)),
-                                                 process_world->memory());
-        Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions)),
+        const auto ranks = sm::Regions::WorldRanks::make(first_ranks(size));
+        regions->add(0, mapped.data(), mapped.bytes(), ranks);
+        auto board = sm::Shared<sm::Board>::make(process_world, ranks, process_world->memory());
+        Rank rank{r, size, regions, ProcessSeat(std::move(board), r, limit, sm::RegionSpace(regions, ranks)),
                   reinterpret_cast<float*>(mapped.data()) + static_cast<std::size_t>(r) * elements};
         f(rank);
     });
@@ -548,9 +548,27 @@ TEST_CASE("Segment: asks for huge pages as long as it may, and no longer") {
 TEST_CASE("Regions: an address in a region of the largest size stays in it; a larger one is refused") {
     sm::Regions regions;
     auto* const base = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 44);  // of none that is touched
-    CHECK_THROWS_AS(regions.add(1, base, sm::Regions::largest + 1), gs::Error);
-    regions.add(0, base, sm::Regions::largest);
+    const auto ranks = sm::Regions::WorldRanks::make(first_ranks(2));
+    CHECK_THROWS_AS(regions.add(1, base, sm::Regions::largest + 1, ranks), gs::Error);
+    regions.add(0, base, sm::Regions::largest, ranks);
     const void* published = nullptr;
-    REQUIRE(regions.publish(base + sm::Regions::largest - 1, 1, published));
+    REQUIRE(regions.publish(base + sm::Regions::largest - 1, 1, *ranks, published));
     CHECK(regions.resolve(published) == base + sm::Regions::largest - 1);
+}
+
+TEST_CASE("Regions: an address is for ranks that have mapped its region, in any order") {
+    sm::Regions regions;
+    std::byte bytes[100], again[10];
+    regions.add(3, bytes, sizeof bytes, sm::Regions::WorldRanks::make(first_ranks(3)));
+    regions.add_alias(3, bytes + 20, again, sizeof again);
+    const void* published = nullptr;
+    const auto is_for = [&](const void* address, std::initializer_list<int> readers) {
+        return regions.publish(address, 1, gs::ListView<const int>(readers.begin(), readers.size()), published);
+    };
+    for (const std::byte* address : {bytes + 7, again + 7}) {
+        CHECK(is_for(address, {0, 1, 2}));
+        CHECK(is_for(address, {2, 0}));
+        CHECK_FALSE(is_for(address, {0, 3}));
+        CHECK_FALSE(is_for(address, {3}));
+    }
 }
