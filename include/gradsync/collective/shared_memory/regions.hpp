@@ -82,10 +82,11 @@ private:
 
         bool is_mapped_on(ListView<const int> readers) const noexcept {
             if (readers.data() == ranks->data()) return true;  // the communicator that made the region
+            std::size_t at = 0;                                // most lists have the same order
             for (const int reader : readers) {
-                bool found = false;
-                for (std::size_t k = 0; !found && k < ranks->size(); ++k) found = (*ranks)[k] == reader;
-                if (!found) return false;
+                std::size_t left = ranks->size();
+                for (; left != 0 && (*ranks)[at] != reader; --left) at = at + 1 == ranks->size() ? 0 : at + 1;
+                if (left == 0) return false;
             }
             return true;
         }
