@@ -77,7 +77,7 @@ struct DrawnTraining {
     gradsync::Deal deal() const { return {options.micro_batches, ranks, pooled()}; }
     int turns(int rank) const { return counted() ? static_cast<int>(deal().count(rank)) : micro_batches; }
     static int batch(int step, int turn) { return step * 100 + turn; }
-    std::size_t unit_of(std::size_t i) const { return draw(2, 1, 0) == 0 ? i : draw(1 + draw(5, 1, 1), 2, 0, 0, 0, i); }
+    std::size_t unit_of(std::size_t i) const { return draw(3, 1, 0) != 0 ? i : draw(1 + draw(5, 1, 1), 2, 0, 0, 0, i); }
 
     bool is_trained(int step, std::size_t i) const { return parameters[i].thaws <= step; }
     /// Of a `finish()`, or of all micro-batches where there is one finish() per step.
@@ -127,18 +127,18 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     tcp = chance(4);
     ranks = tcp ? 2 + below(3) : one_of({1, 2, 2, 3, 3, 4, 4});
     shared_memory = chance(2);
-    per_host = one_of({1, 2, 3, 4});
+    per_host = one_of({1, 2, 3, 4, 4, 4});
     steps = 2 + below(4);
     const bool may_shard_in_groups = kind == Kind::zero1 || kind == Kind::zero2 || kind == Kind::stage3;
     if (may_shard_in_groups && chance(3))
-        ranks = one_of({ranks, 4}), per_group = one_of({1, ranks, ranks == 4 ? 2 : 1, ranks == 4 ? 2 : 1});
+        ranks = one_of({ranks, 4, 4}), per_group = ranks == 4 ? one_of({1, 2, 2, 2, 4}) : one_of({1, ranks});
 
     const auto types = one_of(
         {std::vector{f32}, std::vector{f32}, std::vector{bf16}, std::vector{f64}, std::vector{f32, bf16}, std::vector{f32, bf16, f64}});
-    const bool own_types = chance(3), ties = chance(2);  // of values
+    const bool own_types = chance(3), ties = chance(3);  // of values
     for (int i = kind == Kind::stage3 ? 3 + below(6) : 1 + below(8); i > 0; --i) {
         Drawn p;
-        p.count = one_of({0u, 1u, 2u, 3u, 7u, 64u, 129u, 1000u, 1025u, 3001u, 5000u});
+        p.count = one_of({0u, 1u, 3u, 7u, 64u, 129u, 500u, 1000u, 1025u, 3001u, 5000u});
         p.gradient = types[random.below(types.size())];
         p.value = own_types ? types[random.below(types.size())] : p.gradient;
         p.uses = static_cast<std::uint32_t>(ties && chance(3) ? 2 + below(2) : 1);
@@ -155,10 +155,10 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     if (kind != Kind::step_in_backward && chance(2)) micro_batches = 2 + below(3);
     const bool in_buckets = !pooled() && kind != Kind::stage3 && chance(2);
 
-    stage3.prefetch = random.below(4);
+    stage3.prefetch = one_of({0u, 0u, 1u, 1u, 2u, 3u});
     stage3.reshard_after_forward = !chance(3);
-    stage3.shard_gradients = !chance(3);
-    stage3.replicate_below = one_of({0u, 0u, 0u, 10u, 10000u});
+    stage3.shard_gradients = !chance(4);
+    stage3.replicate_below = one_of({0u, 0u, 0u, 0u, 10u, 10000u});
     if (kind != Kind::stage3 && kind != Kind::reducer)
         storage = one_of({ParameterStorage::borrowed, ParameterStorage::in_buckets, ParameterStorage::shared});
     if (storage == ParameterStorage::shared && (tcp || kind == Kind::step_in_backward)) storage = ParameterStorage::in_buckets;

@@ -246,10 +246,12 @@ public:
         watch_.end(Activity::progress, Observer::no_index, now);
     }
 
-    /// On a rank without a batch: launches the pooled buckets that get memory, because others may wait for that memory before this rank
-    /// finishes. Never blocks. False once there is nothing to do. `readiness`: this step's.
+    /// Before a wait for others outside of `finish`: launches the pooled buckets that are full, whatever the overlap policy, because ranks
+    /// with less memory may wait for them. On a rank without a batch: those that get memory. Never blocks. False once there is nothing to
+    /// do. `readiness`: this step's.
     bool launch_empty(Readiness& readiness) {
-        if (has_batch_ || !gradients_.pooled() || launched() == times_.size()) return false;
+        if (!gradients_.pooled() || launched() == times_.size()) return false;
+        if (has_batch_) return launch_full_buckets(true), false;
         poll(true);
         for (std::size_t b = launched(); b < times_.size() && gradients_.obtain(b); ++b) readiness.fill_all(b, gradients_.plan().bucket(b));
         launch_full_buckets(true);

@@ -159,6 +159,30 @@ TEST_CASE("find_unused: ranks that use different layers do not wait for one anot
     for (const Outcome& one : all) CHECK(one.text == "");
 }
 
+TEST_CASE("NoOverlap: a rank that has more memory for gradients does not keep the others waiting") {
+    const auto all = outcomes(
+        2,
+        [&](ThreadBackend comm) {
+            auto model = tensors({1000, 1000, 1000, 1000, 1000});
+            ShardedParameters sharded(comm, model, Sgd{}, Units({0, 1, 2, 3, 4}), ShardedParametersOptions{.prefetch = 0}, NoOverlap{});
+            for (int s = 0; s < 2; ++s) {
+                const bool has_batch = s == 1 || comm.rank() == 0;
+                (void)sharded.begin_step(has_batch);
+                for (std::size_t k = 0; k < model.size(); ++k) {
+                    const std::size_t i = s == 0 ? k : model.size() - 1 - k;  // the first order needs memory for all, on rank 0 only
+                    const auto use = sharded.gather(i);
+                    if (!has_batch) continue;
+                    write(sharded.acquire_gradient(i), constant_bytes(DType::f32, 1000, 1));
+                    sharded.mark_ready(i);
+                }
+                sharded.finish();
+                sharded.step();
+            }
+        },
+        {.timeout = std::chrono::seconds(10)});
+    for (const Outcome& one : all) CHECK(one.text == "");
+}
+
 TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
     const Training t{.micro_batches = 3};
     const auto expected = weights_of_whole(3, t, Sgd{});
