@@ -205,8 +205,8 @@ public:
     /// Does a bucket have several sums in a step?
     bool sums_apart() const noexcept { return gradients_.dealt().several(); }
     bool compares_weights() const noexcept { return step_.compares_weights(); }
-    void give_weights(auto&& value_of) { step_.give_weights(value_of); }  ///< see Step, also for `launch_empty`
-    bool launch_empty() { return step_.launch_empty(readiness_); }
+    void give_weights(auto&& value_of) { step_.give_weights(value_of); }  ///< see Step, also for `launch_before_wait`
+    bool launch_before_wait() { return step_.launch_before_wait(readiness_); }
     const Deal& deal() const noexcept { return gradients_.dealt().deal(); }
     /// See GradientBuckets::end_round.
     void end_round(bool ends_step) { gradients_.end_round(ends_step); }

@@ -245,7 +245,7 @@ private:
         if (!unit.gathering) return gathers_.poll();
         detail::follow_stream(gathering_, backend_);
         for (const std::size_t b : unit.buckets) {
-            while (engine_->launch_empty() && !gathers_.test(b)) ::sched_yield();
+            while (engine_->launch_before_wait() && !gathers_.test(b)) ::sched_yield();
             gathers_.wait(b);
         }
         unit.gathering = false;
