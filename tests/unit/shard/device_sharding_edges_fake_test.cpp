@@ -202,6 +202,43 @@ std::vector<float> with_gaps(Gaps gaps, int size) {
     return all;
 }
 
+/// Two steps with many units. In one of them the last rank has no batch, or does not use the first bucket: it joins that in `finish()`.
+template <class B>
+std::vector<float> with_many_units(B comm, Gaps gaps, bool shard_gradients) {
+    constexpr std::size_t units = 300;
+    gradsync_test::Numbers<B> all(16 * units, 1.0f);
+    std::vector<ParameterView> views;
+    std::vector<std::size_t> unit_of;
+    for (std::size_t u = 0; u < units; ++u) {
+        BufferView part = all.view().subview(16 * u, 16), gradient = part;
+        gradient.data = nullptr;
+        views.push_back({.name = "p" + std::to_string(u), .value = part, .gradient = gradient});
+        unit_of.push_back(u);
+    }
+    const ReducerOptions options{.unused = gaps == Gaps::unused ? UnusedParameters::find_unused : UnusedParameters::error};
+    ShardedParameters sharded(comm, views, cuda::Sgd({.learning_rate = 0.5, .momentum = 0}), Units(unit_of),
+                              ShardedParametersOptions{.reducer = options, .shard_gradients = shard_gradients});
+    sharded.broadcast_parameters();
+    for (int step = 0; step < 2; ++step) {
+        const bool all_compute = step == 0 || comm.rank() + 1 != comm.size();
+        if (gaps == Gaps::no_batch) (void)sharded.begin_step(all_compute);
+        for (std::size_t u = units; u-- > 0;) {
+            const auto use = sharded.gather(u);
+            if (!all_compute && (gaps == Gaps::no_batch || u + 1 == units)) continue;
+            detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
+            sharded.mark_ready(u);
+        }
+        sharded.finish();
+        sharded.step();
+    }
+    std::vector<float> values;
+    for (std::size_t u = 0; u < units; ++u) {
+        const auto use = sharded.gather(u);
+        values.push_back(gradsync_test::read(comm, sharded.parameter_value(u))[15]);
+    }
+    return values;
+}
+
 }  // namespace
 
 TEST_CASE("sharding on devices: ranks that leave out layers, or have no batch, do not wait for one another's gathers and buckets") {
@@ -219,6 +256,19 @@ TEST_CASE("sharding on devices: ranks that leave out layers, or have no batch, d
                 on_nccl_ranks(size, [&](NcclBackend comm) { check("over NCCL", with_gaps(comm, gaps, stage)); });
                 run_threads(size, [&](ThreadBackend host) { check("staged", with_gaps(StagedThreads(host), gaps, stage)); });
             }
+}
+
+TEST_CASE("sharding on devices: more units than a communicator takes at once, and a rank that joins their buckets at the end") {
+    gradsync_test::Findings findings;
+    for (const Gaps gaps : {Gaps::unused, Gaps::no_batch})
+        for (const bool shard_gradients : {false, true}) {
+            std::vector<float> expected(300, 0.25f);  // 1, halved twice
+            if (gaps == Gaps::unused) expected.back() = 0.375f;
+            on_nccl_ranks(2, [&](NcclBackend comm) {
+                const std::string how = std::string(gaps == Gaps::unused ? "unused" : "no batch") + (shard_gradients ? ", sharded" : "");
+                findings.check(with_many_units(comm, gaps, shard_gradients) == expected, how.c_str());
+            });
+        }
 }
 
 TEST_CASE("sharding on devices: fewer elements than ranks, empty parameters, and none") {
