@@ -74,6 +74,31 @@ std::vector<float> halved_twice_on_another_stream(B comm, cudaStream_t stream) {
     return all;
 }
 
+/// A step, and an end: the stream of the step is gone by then, and a gather of the step is in flight.
+template <class B>
+void end_after_a_stream(B comm) {
+    std::vector<gradsync_test::Numbers<B>> weights;
+    for (int i = 0; i < 2; ++i) weights.emplace_back(1000, 1.0f);
+    const cuda::Stream last = cuda::make_stream();
+    {
+        cuda::Stream first = cuda::make_stream();
+        comm.set_stream(first.get());
+        ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1}));
+        sharded.broadcast_parameters();
+        for (std::size_t u = 2; u-- > 0;) {
+            const auto use = sharded.gather(u);
+            detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
+            sharded.mark_ready(u);
+        }
+        sharded.finish();
+        sharded.step();
+        cuda::order(first.get(), last.get(), cuda::make_event());
+        comm.set_stream(last.get());
+        first = {};
+    }
+    comm.set_stream(nullptr);
+}
+
 /// Weights of 1, after three steps with themselves as gradients.
 template <class B>
 std::vector<float> shrunk(B comm, const std::vector<std::size_t>& sizes, int stage) {
@@ -301,6 +326,14 @@ TEST_CASE("sharding on devices: gathers follow a stream that is set after constr
         const cuda::Stream stream = cuda::make_stream();
         findings.check(halved_twice_on_another_stream(StagedThreads(host), stream.get()) == expected, "staged");
     });
+}
+
+TEST_CASE("sharding on devices: nothing goes to a stream that is gone after another one was set") {
+    for (const NcclMemory memory : {NcclMemory::plain, NcclMemory::registered})
+        gradsync_test::run_rank_threads(
+            2, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60), .memory = memory}); },
+            [](NcclBackend comm) { end_after_a_stream(comm); });
+    run_threads(2, [](ThreadBackend host) { end_after_a_stream(StagedThreads(host)); });
 }
 
 TEST_CASE("sharding on devices: gradients are seen with their scale") {
