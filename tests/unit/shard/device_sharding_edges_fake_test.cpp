@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -334,6 +335,27 @@ TEST_CASE("sharding on devices: nothing goes to a stream that is gone after anot
             2, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60), .memory = memory}); },
             [](NcclBackend comm) { end_after_a_stream(comm); });
     run_threads(2, [](ThreadBackend host) { end_after_a_stream(StagedThreads(host)); });
+}
+
+TEST_CASE("sharding on devices: a rank that throws in the middle of a step keeps nobody waiting, though its device waits") {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto train = [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        for (int i = 0; i < 2; ++i) weights.emplace_back(10, 1.0f);
+        ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1}),
+                                  ShardedParametersOptions{.reducer = {.unused = UnusedParameters::find_unused}});
+        const auto use = sharded.gather(1);
+        if (comm.rank() == 1) {
+            comm.host().barrier().wait();
+            sharded.finish();
+            return;
+        }
+        detail::passes_of(comm).copy(sharded.parameter_value(1), sharded.acquire_gradient(1));
+        sharded.mark_ready(1);  // rank 1 does not use it, and joins its bucket in finish()
+        throw std::runtime_error("rank 0 gives up");
+    };
+    CHECK_THROWS_WITH_AS(on_nccl_ranks(2, train), "rank 0 gives up", std::runtime_error);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // the time limit is 60
 }
 
 TEST_CASE("sharding on devices: gradients are seen with their scale") {
