@@ -264,7 +264,7 @@ private:
         settle_marks();
         for (std::size_t b = step_.launched(); this->written_.checked() && b < plan().size(); ++b) this->check_written(b, "finish");
         this->written_.reset();
-        step_.launch_full_buckets(false);
+        step_.launch_full_buckets(false, true);
         List<std::uint8_t>& used = readiness_.used();
         if (!step_.has_batch()) readiness_.forget_used();
         used.back() = this->skips_.exchange(false, std::memory_order_relaxed) && step_.has_batch();

@@ -31,7 +31,7 @@ public:
                                       " times a power of two, not ", options_.micro_batches));
         std::int32_t live = has_batch ? 1 : 0;
         guard([&] { host_of(backend_).all_reduce(BufferView(&live, 1), ReduceOp::sum).wait(); });
-        set_has_batch(has_batch || live == 0);  // if no rank has a batch, no step follows
+        set_has_batch(has_batch || live == 0, live < backend_.size());  // if no rank has a batch, no step follows
         return live > 0;
     }
 
@@ -226,8 +226,8 @@ protected:
                         "; put all but the last under no_sync(), or give ReducerOptions::micro_batches their number on all ranks"));
     }
 
-    void set_has_batch(bool has_batch) noexcept {
-        step_.set_has_batch(has_batch);
+    void set_has_batch(bool has_batch, bool some_have_none = false) noexcept {
+        step_.set_has_batch(has_batch, some_have_none);
         if (has_batch) unsynchronised_ &= ~without_batch;
         else unsynchronised_ |= without_batch;
     }

@@ -88,6 +88,9 @@ public:
         return end == b;
     }
 
+    /// Does bucket b belong to the group of the one before it?
+    bool continues(std::size_t b) const noexcept { return grouped && b != 0 && ends_[b - 1] != b; }
+
     /// Launches buckets, one after another.
     class Launch {
     public:
@@ -166,7 +169,8 @@ public:
 
     void set_weight(double weight) noexcept { weight_ = weight; }
     void forget_weight() noexcept { weight_.reset(); }
-    void set_has_batch(bool has_batch) noexcept { has_batch_ = has_batch; }
+    /// `some_have_none`: other ranks may have no batch.
+    void set_has_batch(bool has_batch, bool some_have_none) noexcept { has_batch_ = has_batch, some_have_none_ = some_have_none; }
     bool has_batch() const noexcept { return has_batch_; }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
@@ -182,16 +186,21 @@ public:
     std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
     bool in_flight() const noexcept { return completed() < launched(); }
 
-    /// Starts the full buckets that are next in the plan's order. `in_hook`: the time of the call counts as exposed.
-    void launch_full_buckets(bool in_hook) {
+    /// Starts the full buckets that are next in the plan's order. `in_hook`: the time of the call counts as exposed. `ends`: the backward
+    /// is over; before that, some may be left for a later call (see `most_ahead`).
+    void launch_full_buckets(bool in_hook, bool ends = false) {
         std::lock_guard lock(launching_);
+        const bool waits = !ends && gradients_.halves() && (some_have_none_ || options_.unused == UnusedParameters::find_unused);
+        const auto next = [&](std::size_t b) {
+            return b < times_.size() && groups_.full(b, readiness_) && (!waits || groups_.continues(b) || b - completed() < most_ahead);
+        };
         std::size_t b = launched();
-        if (b == times_.size() || !groups_.full(b, readiness_)) return;
+        if (!next(b)) return;
         const bool travels = !is_single_rank();
         const Time first = watch_.now();
         Time last = first;
         typename LaunchGroups<B>::Launch group(groups_, backend_);
-        for (; b < times_.size() && groups_.full(b, readiness_); ++b) {
+        for (; next(b); ++b) {
             times_[b].launch = last;
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, last);
@@ -253,7 +262,8 @@ public:
         if (!gradients_.pooled() || launched() == times_.size()) return false;
         if (has_batch_) return launch_full_buckets(true), false;
         poll(true);
-        for (std::size_t b = launched(); b < times_.size() && gradients_.obtain(b); ++b) readiness.fill_all(b, gradients_.plan().bucket(b));
+        for (std::size_t b = launched(); b < times_.size() && b - completed() < most_ahead && gradients_.obtain(b); ++b)
+            readiness.fill_all(b, gradients_.plan().bucket(b));
         launch_full_buckets(true);
         return true;
     }
@@ -323,6 +333,10 @@ public:
     }
 
 private:
+    /// The most buckets in flight, if ranks may join the first as late as in `finish()`. With more a start would block (over NCCL: with 128;
+    /// a group has 32), and they need this rank's gathers to get there.
+    static constexpr std::size_t most_ahead = 96;
+
     /// Do the ranks compare their weights in this step?
     bool is_due(std::size_t every) const noexcept {
         return every != gradsync::never && (steps_ == 0 || (every != 0 && steps_ % every == 0));
@@ -377,7 +391,7 @@ private:
     WeightComparison<HostOf<B>> weights_;
     std::size_t steps_ = 0;         ///< completed steps
     std::optional<double> weight_;  ///< for this step
-    bool has_batch_ = true;
+    bool has_batch_ = true, some_have_none_ = false;
     collective::Deadline unmarked_;    ///< of tests while marks are missing
     std::size_t launched_before_ = 0;  ///< buckets, at the last of these tests
     // No spin locks: a thread that holds one may wait for a collective, or compress for milliseconds at a launch.

@@ -386,6 +386,7 @@ protected:
     O optimizer_;
     // Declared before the engine: after a failed step its destructor waits until no other rank writes to these values.
     UnitValues<B> values_;
+    std::optional<B> gathering_;  ///< of stage 3. Its end waits for the device, which may wait for ranks that the engine tells of a failure
     ShardState<B> state_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<Engine> engine_;

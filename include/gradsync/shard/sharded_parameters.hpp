@@ -44,8 +44,8 @@ class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Ove
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
-        Base::engine_options_, Base::exchange_, Base::gathers_, Base::guard, Base::make_engine, Base::parameters_, Base::refuse,
-        Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
+        Base::engine_options_, Base::exchange_, Base::gathering_, Base::gathers_, Base::guard, Base::make_engine, Base::parameters_,
+        Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
 
 public:
     static constexpr const char* name = "ShardedParameters";
@@ -62,6 +62,8 @@ public:
           given_units_(units) {
         static_assert(
             detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
+        gathering_.emplace(backend_.duplicate());  // separate communicator: marks from other threads start collectives, too
+        number_ = detail::next_owner(backend_);
         if (options_.reducer.gradients != GradientStorage::automatic)
             refuse(name, "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
         engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
@@ -73,11 +75,14 @@ public:
         make_engine(detail::text("stage=3 prefetch=", options_.prefetch, options_.reshard_after_forward ? " reshard" : " no_reshard",
                                  " replicate_below=", options_.replicate_below),
                     true);
-        gathers_.attach(gathering_);
+        gathers_.attach(*gathering_);
         make_state();
         reads_values_ = true;
         engine_->give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
     }
+
+    /// Waits for the gathers in flight on the stream that is set now: the one that was set at the last gather may be gone.
+    ~ShardedParameters() { detail::follow_stream(*gathering_, backend_); }
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the same units as the
     /// others.
@@ -235,15 +240,15 @@ private:
     /// Gathers the master weights of all ranks into unit u. For `keep` see UnitValues::place.
     void fill(std::size_t u, bool keep) {
         Unit& unit = values_[u];
-        if (unit.slot == detail::UnitValues<B>::none) values_.place(gathering_, u, keep);
+        if (unit.slot == detail::UnitValues<B>::none) values_.place(*gathering_, u, keep);
         unit.gathering = true;
-        detail::follow_stream(gathering_, backend_);
+        detail::follow_stream(*gathering_, backend_);
         for (const std::size_t b : unit.buckets) start_gather(b, {CollectiveTag::Kind::unit, number_, u}, [](std::size_t) { return true; });
     }
 
     void wait(Unit& unit) {
         if (!unit.gathering) return gathers_.poll();
-        detail::follow_stream(gathering_, backend_);
+        detail::follow_stream(*gathering_, backend_);
         for (const std::size_t b : unit.buckets) {
             while (engine_->launch_before_wait() && !gathers_.test(b)) ::sched_yield();
             gathers_.wait(b);
@@ -272,10 +277,9 @@ private:
     }
 
     ShardedParametersOptions options_;
-    bool reads_values_ = false;           ///< the weights are still those that each rank gave at construction
-    Units given_units_;                   ///< the user's, without the replicated one
-    B gathering_ = backend_.duplicate();  ///< separate communicator: marks from other threads start collectives, too
-    std::size_t number_ = detail::next_owner(backend_);
+    bool reads_values_ = false;  ///< the weights are still those that each rank gave at construction
+    Units given_units_;          ///< the user's, without the replicated one
+    std::size_t number_ = 0;     ///< number of this object among the users of `backend_`
     detail::GatherOrder order_{options_.prefetch};
 };
 

@@ -4,11 +4,13 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -127,9 +129,23 @@ struct CUevent_st {
 
 namespace {
 
+/// The streams that exist.
+std::mutex streams_mutex;
+auto& streams = *new std::set<cudaStream_t>;  // for as long as there are threads
+
+/// What the real one crashes on, perhaps, does so here always.
+void check_exists(cudaStream_t stream) {
+    const std::lock_guard lock(streams_mutex);
+    if (streams.contains(stream)) return;
+    std::fputs("a stream was used after its destruction\n", stderr);
+    std::abort();
+}
+
 Worker& worker_of(cudaStream_t stream) {
     thread_local DefaultStream own;
-    return stream == nullptr ? *own.worker : *stream->worker;
+    if (stream == nullptr) return *own.worker;
+    check_exists(stream);
+    return *stream->worker;
 }
 
 /// Every rank is a thread: the streams that it has made are its device. Those that are destroyed may still have work.
@@ -242,12 +258,21 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
     *stream = new CUstream_st;
+    {
+        const std::lock_guard lock(streams_mutex);
+        streams.insert(*stream);
+    }
     std::erase_if(own_streams, [](const auto& known) { return known->over(); });
     own_streams.push_back((*stream)->worker);
     ++census().streams;
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    check_exists(stream);
+    {
+        const std::lock_guard lock(streams_mutex);
+        streams.erase(stream);
+    }
     stream->worker->close();
     --census().streams;
     delete stream;

@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -72,6 +73,31 @@ std::vector<float> halved_twice_on_another_stream(B comm, cudaStream_t stream) {
         all.insert(all.end(), values.begin(), values.end());
     }
     return all;
+}
+
+/// A step, and an end: the stream of the step is gone by then, and a gather of the step is in flight.
+template <class B>
+void end_after_a_stream(B comm) {
+    std::vector<gradsync_test::Numbers<B>> weights;
+    for (int i = 0; i < 2; ++i) weights.emplace_back(1000, 1.0f);
+    const cuda::Stream last = cuda::make_stream();
+    {
+        cuda::Stream first = cuda::make_stream();
+        comm.set_stream(first.get());
+        ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1}));
+        sharded.broadcast_parameters();
+        for (std::size_t u = 2; u-- > 0;) {
+            const auto use = sharded.gather(u);
+            detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
+            sharded.mark_ready(u);
+        }
+        sharded.finish();
+        sharded.step();
+        cuda::order(first.get(), last.get(), cuda::make_event());
+        comm.set_stream(last.get());
+        first = {};
+    }
+    comm.set_stream(nullptr);
 }
 
 /// Weights of 1, after three steps with themselves as gradients.
@@ -202,6 +228,43 @@ std::vector<float> with_gaps(Gaps gaps, int size) {
     return all;
 }
 
+/// Two steps with many units. In one of them the last rank has no batch, or does not use the first bucket: it joins that in `finish()`.
+template <class B>
+std::vector<float> with_many_units(B comm, Gaps gaps, bool shard_gradients) {
+    constexpr std::size_t units = 300;
+    gradsync_test::Numbers<B> all(16 * units, 1.0f);
+    std::vector<ParameterView> views;
+    std::vector<std::size_t> unit_of;
+    for (std::size_t u = 0; u < units; ++u) {
+        BufferView part = all.view().subview(16 * u, 16), gradient = part;
+        gradient.data = nullptr;
+        views.push_back({.name = "p" + std::to_string(u), .value = part, .gradient = gradient});
+        unit_of.push_back(u);
+    }
+    const ReducerOptions options{.unused = gaps == Gaps::unused ? UnusedParameters::find_unused : UnusedParameters::error};
+    ShardedParameters sharded(comm, views, cuda::Sgd({.learning_rate = 0.5, .momentum = 0}), Units(unit_of),
+                              ShardedParametersOptions{.reducer = options, .shard_gradients = shard_gradients});
+    sharded.broadcast_parameters();
+    for (int step = 0; step < 2; ++step) {
+        const bool all_compute = step == 0 || comm.rank() + 1 != comm.size();
+        if (gaps == Gaps::no_batch) (void)sharded.begin_step(all_compute);
+        for (std::size_t u = units; u-- > 0;) {
+            const auto use = sharded.gather(u);
+            if (!all_compute && (gaps == Gaps::no_batch || u + 1 == units)) continue;
+            detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
+            sharded.mark_ready(u);
+        }
+        sharded.finish();
+        sharded.step();
+    }
+    std::vector<float> values;
+    for (std::size_t u = 0; u < units; ++u) {
+        const auto use = sharded.gather(u);
+        values.push_back(gradsync_test::read(comm, sharded.parameter_value(u))[15]);
+    }
+    return values;
+}
+
 }  // namespace
 
 TEST_CASE("sharding on devices: ranks that leave out layers, or have no batch, do not wait for one another's gathers and buckets") {
@@ -219,6 +282,19 @@ TEST_CASE("sharding on devices: ranks that leave out layers, or have no batch, d
                 on_nccl_ranks(size, [&](NcclBackend comm) { check("over NCCL", with_gaps(comm, gaps, stage)); });
                 run_threads(size, [&](ThreadBackend host) { check("staged", with_gaps(StagedThreads(host), gaps, stage)); });
             }
+}
+
+TEST_CASE("sharding on devices: more units than a communicator takes at once, and a rank that joins their buckets at the end") {
+    gradsync_test::Findings findings;
+    for (const Gaps gaps : {Gaps::unused, Gaps::no_batch})
+        for (const bool shard_gradients : {false, true}) {
+            std::vector<float> expected(300, 0.25f);  // 1, halved twice
+            if (gaps == Gaps::unused) expected.back() = 0.375f;
+            on_nccl_ranks(2, [&](NcclBackend comm) {
+                const std::string how = std::string(gaps == Gaps::unused ? "unused" : "no batch") + (shard_gradients ? ", sharded" : "");
+                findings.check(with_many_units(comm, gaps, shard_gradients) == expected, how.c_str());
+            });
+        }
 }
 
 TEST_CASE("sharding on devices: fewer elements than ranks, empty parameters, and none") {
@@ -251,6 +327,35 @@ TEST_CASE("sharding on devices: gathers follow a stream that is set after constr
         const cuda::Stream stream = cuda::make_stream();
         findings.check(halved_twice_on_another_stream(StagedThreads(host), stream.get()) == expected, "staged");
     });
+}
+
+TEST_CASE("sharding on devices: nothing goes to a stream that is gone after another one was set") {
+    for (const NcclMemory memory : {NcclMemory::plain, NcclMemory::registered})
+        gradsync_test::run_rank_threads(
+            2, [&](auto& rendezvous) { return NcclBackend(rendezvous, {.timeout = std::chrono::seconds(60), .memory = memory}); },
+            [](NcclBackend comm) { end_after_a_stream(comm); });
+    run_threads(2, [](ThreadBackend host) { end_after_a_stream(StagedThreads(host)); });
+}
+
+TEST_CASE("sharding on devices: a rank that throws in the middle of a step keeps nobody waiting, though its device waits") {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto train = [&](NcclBackend comm) {
+        std::vector<gradsync_test::Numbers<NcclBackend>> weights;
+        for (int i = 0; i < 2; ++i) weights.emplace_back(10, 1.0f);
+        ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1}),
+                                  ShardedParametersOptions{.reducer = {.unused = UnusedParameters::find_unused}});
+        const auto use = sharded.gather(1);
+        if (comm.rank() == 1) {
+            comm.host().barrier().wait();
+            sharded.finish();
+            return;
+        }
+        detail::passes_of(comm).copy(sharded.parameter_value(1), sharded.acquire_gradient(1));
+        sharded.mark_ready(1);  // rank 1 does not use it, and joins its bucket in finish()
+        throw std::runtime_error("rank 0 gives up");
+    };
+    CHECK_THROWS_WITH_AS(on_nccl_ranks(2, train), "rank 0 gives up", std::runtime_error);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // the time limit is 60
 }
 
 TEST_CASE("sharding on devices: gradients are seen with their scale") {
