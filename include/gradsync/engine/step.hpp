@@ -256,8 +256,7 @@ public:
     }
 
     /// Before a wait for others outside of `finish`: launches the pooled buckets that are full, whatever the overlap policy, because ranks
-    /// with less memory may wait for them. On a rank without a batch: those that get memory. Never blocks. False once there is nothing to
-    /// do. `readiness`: this step's.
+    /// with less memory may wait for them; without a batch, those that get memory. Never blocks. False once there is nothing to do.
     bool launch_before_wait(Readiness& readiness) {
         if (!gradients_.pooled() || launched() == times_.size()) return false;
         if (has_batch_) return launch_full_buckets(true), false;
