@@ -74,11 +74,18 @@ inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout&
     return slices;
 }
 
+/// The slots of buckets that have memory only while they need it.
+struct SlotNeeds {
+    std::size_t slots = 0;          ///< their number
+    List<std::uint8_t> stays_open;  ///< by bucket: are others opened before it is full?
+};
+
 /// The number of buckets that are filled at the same time, plus one in flight, if the trainer asks for gradients in `order`. A gradient
 /// with several uses is asked for at its first use. A bucket that is `unused` is launched only at the end of a step, as are all later ones.
-[[gnu::cold]] inline std::size_t slots_needed(const BucketPlan& plan, ListView<const ParameterView> parameters,
-                                              std::span<const std::size_t> order, bool unused) {
-    if (unused) return plan.size();
+[[gnu::cold]] inline SlotNeeds slots_needed(const BucketPlan& plan, ListView<const ParameterView> parameters,
+                                            std::span<const std::size_t> order, bool unused) {
+    SlotNeeds needs{plan.size(), List<std::uint8_t>(plan.size())};
+    if (unused) return needs;
     List<std::size_t> bucket_of(parameters.size()), missing(plan.size());
     std::size_t open = 0, most = 0, early = 0;
     for (std::size_t b = 0; b < plan.size(); ++b) {
@@ -89,13 +96,19 @@ inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout&
         }
         missing[b] = plan.bucket(b).size();
         early += reused ? 1 : 0;
+        needs.stays_open[b] = reused ? 1 : 0;
     }
     for (std::size_t i : order) {
         std::size_t& left = missing[bucket_of[i]];
-        if (left == plan.bucket(bucket_of[i]).size()) most = larger(most, ++open);
+        if (left == plan.bucket(bucket_of[i]).size()) {
+            most = larger(most, ++open);
+            for (std::size_t b = 0; b < plan.size(); ++b)
+                if (b != bucket_of[i] && missing[b] != 0 && missing[b] != plan.bucket(b).size()) needs.stays_open[b] = 1;
+        }
         if (--left == 0) --open;
     }
-    return smaller(most + early + 1, plan.size());
+    needs.slots = smaller(most + early + 1, plan.size());
+    return needs;
 }
 
 }  // namespace gradsync::inline v0_2::detail

@@ -39,10 +39,10 @@ public:
         return storage;
     }
 
-    /// Makes `slots` slots, sized for the largest buckets. Gradients of another type than their bucket lie behind it in its slot.
+    /// Makes slots, sized for the largest buckets. Gradients of another type than their bucket lie behind it in its slot.
     /// Collective.
     [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                                  ListView<const ParameterView> parameters, std::size_t slots) {
+                                                  ListView<const ParameterView> parameters, SlotNeeds needs) {
         BucketStorage storage(plan, infos);
         bool differ = false;
         for (std::size_t b = 0; b < plan.size(); ++b)
@@ -52,7 +52,8 @@ public:
             for (std::size_t i = 0; i < parameters.size(); ++i) storage.written_[i].dtype = parameters[i].gradient.dtype;
         }
         storage.slot_of_.resize(plan.size());
-        storage.slots_.resize(slots);
+        storage.slots_.resize(needs.slots);
+        storage.stays_open_ = std::move(needs.stays_open);
         for (std::size_t b = 0; b < plan.size(); ++b) {  // each replaces the smallest so far
             std::size_t bytes = storage.slot_bytes(b, plan.bucket(b));
             for (Slot& slot : storage.slots_)
@@ -92,13 +93,17 @@ public:
     // For slots. Call from one thread at a time. `parameters` are those of bucket b.
 
     bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
-    /// Takes the smallest free slot that is large enough; false if there is none. The slot still holds the data of its previous bucket.
-    bool take_slot(std::size_t b, std::span<const std::size_t> parameters) noexcept {
+    /// Takes the smallest free slot that is large enough; false if there is none. The slot still holds the data of its previous bucket. With
+    /// `waits`, a bucket that stays open leaves a slot that is larger than another one that is taken: a larger bucket may come.
+    bool take_slot(std::size_t b, std::span<const std::size_t> parameters, bool waits) noexcept {
         const std::size_t bytes = slot_bytes(b, parameters);
-        std::size_t best = slots_.size();
-        for (std::size_t s = 0; s < slots_.size(); ++s)
-            if (!slots_[s].taken && slots_[s].bytes >= bytes && (best == slots_.size() || slots_[s].bytes < slots_[best].bytes)) best = s;
-        if (best == slots_.size()) return false;
+        std::size_t best = slots_.size(), least = static_cast<std::size_t>(-1);
+        for (std::size_t s = 0; s < slots_.size(); ++s) {
+            if (slots_[s].bytes < bytes) continue;
+            least = smaller(least, slots_[s].bytes);
+            if (!slots_[s].taken && (best == slots_.size() || slots_[s].bytes < slots_[best].bytes)) best = s;
+        }
+        if (best == slots_.size() || (waits && stays_open_[b] != 0 && slots_[best].bytes > least)) return false;
         slots_[best].taken = true;
         slot_of_[b] = best;
         place(b, parameters, slots_[best].data);
@@ -180,7 +185,8 @@ private:
     List<BufferView> buckets_, parameters_;
     List<BufferView> written_;  ///< by parameter, if a gradient has another type than its bucket; see `written`
     List<Slot> slots_;
-    List<std::size_t> slot_of_;  ///< by bucket: its slot, while it has one
+    List<std::size_t> slot_of_;      ///< by bucket: its slot, while it has one
+    List<std::uint8_t> stays_open_;  ///< see SlotNeeds
     List<kernel::HostBuffer> more_memory_;
 };
 

@@ -86,10 +86,10 @@ public:
         std::lock_guard lock(slots_);
         return asked_for_[i] != 0;
     }
-    /// Gives bucket b a slot; false if all are taken. With `more` it then adds a slot, if the backend reads any memory. For any thread.
+    /// Gives bucket b a slot; false if it should wait for one. With `more` it takes any, or in host memory adds one. For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
-        if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b))) return true;
+        if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b), !more && B::memory_space != MemorySpace::host)) return true;
         if constexpr (B::memory_space == MemorySpace::host)
             if (more) return storage_.add_slot(b, plan_.bucket(b)), true;
         return false;

@@ -358,6 +358,36 @@ TEST_CASE("sharding on devices: a rank that throws in the middle of a step keeps
     CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(30));  // the time limit is 60
 }
 
+TEST_CASE("sharding on devices: small parameters that fill a bucket all the time leave the large slot to the large unit") {
+    gradsync_test::Findings findings;
+    const auto train = [&]<class B>(B comm, auto&& make_busy) {
+        std::vector<gradsync_test::Numbers<B>> weights;
+        for (const std::size_t n : {4, 1500, 7, 1200, 900}) weights.emplace_back(n, 1.0f);
+        const cuda::Stream stream = cuda::make_stream();
+        comm.set_stream(stream.get());
+        {
+            ShardedParameters sharded(comm, views_of(weights), cuda::Sgd({.learning_rate = 0.5, .momentum = 0}), Units({0, 0, 0, 1, 2}),
+                                      ShardedParametersOptions{.replicate_below = 10});
+            {
+                [[maybe_unused]] const auto busy = make_busy(stream.get());  // so that units 1 and 2 still have their slots
+                for (std::size_t i = 5; i-- > 0;) {
+                    const auto use = sharded.gather(sharded.unit_of(i));
+                    detail::passes_of(comm).copy(sharded.parameter_value(i), sharded.acquire_gradient(i));
+                    sharded.mark_ready(i);
+                }
+            }
+            sharded.finish();
+            sharded.step();
+            const auto use = sharded.gather(0);
+            for (std::size_t i = 0; i < 3; ++i)
+                findings.check(gradsync_test::read(comm, sharded.parameter_value(i)).back() == 0.5f, "wrong weights");
+        }
+        comm.set_stream(nullptr);
+    };
+    on_nccl_ranks(2, [&](NcclBackend comm) { train(comm, [](cudaStream_t stream) { return gradsync_fake::Busy(stream); }); });
+    run_threads(2, [&](ThreadBackend host) { train(StagedThreads(host), [](cudaStream_t) { return 0; }); });
+}
+
 TEST_CASE("sharding on devices: gradients are seen with their scale") {
     on_nccl_ranks(1, [&](NcclBackend comm) {
         std::vector<gradsync_test::Numbers<NcclBackend>> weights;
