@@ -480,3 +480,19 @@ TEST_CASE("sharding on devices: the replicas of staged groups follow the group t
     });
     gradsync_fake::upload_slowly(std::chrono::milliseconds(0));
 }
+
+TEST_CASE("sharding on devices: replicas get the weights of the first group, whatever their stream") {
+    gradsync_test::Findings findings;
+    gradsync_fake::upload_slowly(std::chrono::milliseconds(20));
+    run_threads(4, [&](ThreadBackend host) {
+        const cuda::Stream stream = cuda::make_stream();
+        auto [group, replicas] = hybrid_groups(StagedThreads(host), 2);
+        group.set_stream(stream.get());
+        std::vector<gradsync_test::Numbers<StagedThreads>> weights;
+        weights.emplace_back(100, host.rank() == 0 ? 8.0f : 9.0f);
+        ShardedOptimizer sharded(group, views_of(weights), cuda::Sgd(), Zero2{}, HybridReduceScatter<StagedThreads>(replicas));
+        sharded.broadcast_parameters();
+        findings.check(gradsync_test::read(group, weights[0].view()) == std::vector<float>(100, 8.0f), "not rank 0's weights");
+    });
+    gradsync_fake::upload_slowly(std::chrono::milliseconds(0));
+}
