@@ -34,11 +34,14 @@ public:
     /// The second stage of a bucket: averages the shard over the groups.
     struct Replicate {
         B* replicas = nullptr;
+        const B* group = nullptr;
         BufferView shard;
         ReduceOp op = ReduceOp::mean;
         CollectiveTag tag = {};
 
         bool next(typename B::WorkType& work) {
+            // It may start long after the first stage; it must come after the stream on which that one was waited for.
+            if constexpr (!abilities_of<B>.own_stream) detail::follow_stream(*replicas, *group);
             detail::set_tag(*replicas, tag);
             work = replicas->all_reduce(shard, op);
             return false;
@@ -49,6 +52,7 @@ public:
     template <class>
     using WorkType = detail::StagedWork<typename B::WorkType, Replicate>;
 
+    /// `group` must outlive the Work.
     WorkType<B> start(B& group, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
             detail::refuse("HybridReduceScatter", "every rank takes part with a weight of 1; use begin_step(true) on all ranks",
@@ -56,13 +60,12 @@ public:
         replicas_.set_timeout(group.timeout());
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         typename B::WorkType scattered = group.reduce_scatter(bucket, shard, op);
-        Replicate replicate{&replicas_, shard, op, {CollectiveTag::Kind::bucket, number_, b}};
+        Replicate replicate{&replicas_, &group, shard, op, {CollectiveTag::Kind::bucket, number_, b}};
         if constexpr (abilities_of<B>.own_stream) {  // both stages are in flight at once, and the device keeps them in order
             scattered.wait_on(replicas_.stream());
             replicate.next(scattered);
             return WorkType<B>(std::move(scattered));
         } else {
-            detail::follow_stream(replicas_, group);
             return WorkType<B>(std::move(scattered), replicate);
         }
     }

@@ -60,7 +60,7 @@ public:
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         Guard<B>::broadcast_buffers(buffers, root);
         exchange_.with_replicas([&](B& replicas) {
-            if constexpr (abilities_of<B>.own_stream) guard([&] { backend_.barrier().wait(); });  // their stream waits for no group
+            if constexpr (B::memory_space != MemorySpace::host) guard([&] { backend_.barrier().wait(); });  // they have another stream
             for (const BufferView& b : buffers) guard([&] { replicas.broadcast(b, 0).wait(); });
         });
     }

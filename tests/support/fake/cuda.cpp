@@ -113,6 +113,7 @@ struct DefaultStream {
 };
 
 gradsync_fake::PlannedFailures<cudaError_t> failures;
+std::atomic<std::chrono::milliseconds> upload_pause{std::chrono::milliseconds(0)};
 
 thread_local cudaError_t last_error = cudaSuccess;
 
@@ -177,6 +178,8 @@ namespace gradsync_fake {
 
 void enqueue(cudaStream_t stream, std::function<void()> work) { worker_of(stream).put(std::move(work)); }
 
+void upload_slowly(std::chrono::milliseconds pause) { upload_pause = pause; }
+
 void fail_next(const std::string& call, cudaError_t code) { failures.plan(call, code); }
 
 void release(void* data) {
@@ -238,9 +241,12 @@ cudaError_t cudaFree(void* data) {
 cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes); }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (const cudaError_t code = failures.take("cudaMemcpyAsync")) return code;
-    worker_of(stream).put([=] { std::memmove(to, from, bytes); });
+    worker_of(stream).put([=] {
+        if (kind == cudaMemcpyHostToDevice) std::this_thread::sleep_for(upload_pause.load());
+        std::memmove(to, from, bytes);
+    });
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {

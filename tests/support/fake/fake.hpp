@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -45,6 +46,9 @@ int windows();
 
 /// What NCCL has put on streams so far: a group is one launch, of several collectives.
 int launches();
+
+/// From now on a copy from the host to the device takes so much longer.
+void upload_slowly(std::chrono::milliseconds pause);
 
 /// From now on the next call of the runtime with this name fails so; once.
 void fail_next(const std::string& call, cudaError_t code);

@@ -457,3 +457,42 @@ TEST_CASE("sharding on devices: the replicas of staged groups follow the group")
         findings.check(replicas.stream() == stream.get(), "the replicas kept their stream");
     });
 }
+
+TEST_CASE("sharding on devices: the replicas of staged groups follow the group to a stream that is set before finish()") {
+    gradsync_test::Findings findings;
+    gradsync_fake::upload_slowly(std::chrono::milliseconds(20));
+    run_threads(4, [&](ThreadBackend host) {
+        const cuda::Stream first = cuda::make_stream(), second = cuda::make_stream();
+        auto [group, replicas] = hybrid_groups(StagedThreads(host), 2);
+        group.set_stream(first.get());
+        std::vector<gradsync_test::Numbers<StagedThreads>> weights;
+        weights.emplace_back(100, 8.0f);
+        gradsync_test::Numbers<StagedThreads> gradient(100, static_cast<float>(host.rank()));
+        ShardedOptimizer sharded(group, views_of(weights), cuda::Sgd({.learning_rate = 1, .momentum = 0}), Zero2{},
+                                 HybridReduceScatter<StagedThreads>(replicas));
+        detail::passes_of(group).copy(gradient.view(), sharded.acquire_gradient(0));
+        sharded.mark_ready(0);
+        cuda::order(first.get(), second.get(), cuda::make_event());
+        group.set_stream(second.get());
+        sharded.finish();
+        sharded.step();
+        findings.check(gradsync_test::read(group, weights[0].view()) == std::vector<float>(100, 6.5f), "not the mean of all ranks");
+    });
+    gradsync_fake::upload_slowly(std::chrono::milliseconds(0));
+}
+
+TEST_CASE("sharding on devices: replicas get the weights of the first group, whatever their stream") {
+    gradsync_test::Findings findings;
+    gradsync_fake::upload_slowly(std::chrono::milliseconds(20));
+    run_threads(4, [&](ThreadBackend host) {
+        const cuda::Stream stream = cuda::make_stream();
+        auto [group, replicas] = hybrid_groups(StagedThreads(host), 2);
+        group.set_stream(stream.get());
+        std::vector<gradsync_test::Numbers<StagedThreads>> weights;
+        weights.emplace_back(100, host.rank() == 0 ? 8.0f : 9.0f);
+        ShardedOptimizer sharded(group, views_of(weights), cuda::Sgd(), Zero2{}, HybridReduceScatter<StagedThreads>(replicas));
+        sharded.broadcast_parameters();
+        findings.check(gradsync_test::read(group, weights[0].view()) == std::vector<float>(100, 8.0f), "not rank 0's weights");
+    });
+    gradsync_fake::upload_slowly(std::chrono::milliseconds(0));
+}
