@@ -362,7 +362,7 @@ TEST_CASE("sharding on devices: small parameters that fill a bucket all the time
     gradsync_test::Findings findings;
     const auto train = [&]<class B>(B comm, auto&& make_busy) {
         std::vector<gradsync_test::Numbers<B>> weights;
-        for (const std::size_t n : {4, 1500, 7, 1200, 900}) weights.emplace_back(n, 1.0f);
+        for (const std::size_t n : {4u, 1500u, 7u, 1200u, 900u}) weights.emplace_back(n, 1.0f);
         const cuda::Stream stream = cuda::make_stream();
         comm.set_stream(stream.get());
         {
