@@ -81,7 +81,7 @@ public:
         engine_->give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
     }
 
-    /// Waits for the gathers in flight on the stream that is set now: the one that was set at the last gather may be gone.
+    /// The gathers in flight are waited for on the stream that is set now: the one of the last gather may be gone.
     ~ShardedParameters() { detail::follow_stream(*gathering_, backend_); }
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the same units as the
