@@ -102,6 +102,7 @@ public:
         readiness_.reset();
         if (ready_order_.recording()) ready_order_.forget();
         step_.forget_weight();
+        this->written_.reset();
         set_has_batch(true);
         settled_ = false;
     }
@@ -257,7 +258,6 @@ private:
     }
 
     // ------------------------------------------------------------------------------------------- the end of a step
-
     /// Settles the gradients that are not ready and launches the remaining buckets. No marks may follow.
     void close_step() {
         if (closed_) return;

@@ -257,6 +257,23 @@ TEST_CASE("an optimizer that throws is heard of on its rank, blamed on the other
     }
 }
 
+TEST_CASE("check_writes: the marks of a step that was discarded are forgotten") {
+    const auto all = outcomes(2, [](ThreadBackend comm) {
+        auto model = initial_tensors({100}, DType::f32);
+        ShardedOptimizer sharded(comm, model, AdamW{}, ShardingOptions{.reducer = {.check_writes = true}}, StepInside{});
+        sharded.broadcast_parameters();
+        for (int s = 0; s < 3; ++s) {
+            (void)sharded.begin_step(s != 2 || comm.rank() == 0);
+            write_gradient(sharded.acquire_gradient(0), sharded.parameter_value(0), comm.rank(), s, 0);
+            sharded.mark_ready(0);
+            sharded.finish();
+            if (s == 1) sharded.discard();
+            else sharded.step();
+        }
+    });
+    for (const Outcome& one : all) CHECK(one.text == "");
+}
+
 TEST_CASE("a first step that is discarded does not count in the order of readiness") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               std::vector<float> w[3], gradient[3];
