@@ -11,7 +11,7 @@
 
 namespace gradsync_test {
 
-/// What one rank has at the end.
+/// The results of one rank.
 struct Trained {
     std::vector<Bytes> weights;
     std::vector<double> norms;  ///< of all steps in which it asked for one
@@ -120,7 +120,7 @@ private:
         }
     }
 
-    /// What the optimizer gets.
+    /// The gradient that the optimizer steps with.
     Vector average(int s, std::size_t i) {
         Vector result = t_.counted() ? of_counted(s, i) : of_rounds(s, i);
         return t_.kind == Kind::reducer ? result.as(t_.parameters[i].gradient) : result;

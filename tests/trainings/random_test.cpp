@@ -36,7 +36,7 @@ extern "C" void on_signal(int signal) {
     ::_exit(1);
 }
 
-/// What is wrong with this training, or "".
+/// Runs the training and describes its first fault; returns "" if there is none.
 std::string run(const DrawnTraining& t) {
     running = describe(t);
     running.reserve(running.size() + 20);  // the handler allocates nothing

@@ -80,7 +80,7 @@ struct DrawnTraining {
     std::size_t unit_of(std::size_t i) const { return draw(3, 1, 0) != 0 ? i : draw(1 + draw(5, 1, 1), 2, 0, 0, 0, i); }
 
     bool is_trained(int step, std::size_t i) const { return parameters[i].thaws <= step; }
-    /// Of a `finish()`, or of all micro-batches where there is one finish() per step.
+    /// Does the rank have a batch? Where a step has one `finish()`, all its micro-batches have the same answer.
     bool has_batch(int step, int turn, int rank) const {
         if (counted() && pooled()) return turn < turns(rank);
         return !joins || rank == static_cast<int>(draw(static_cast<std::size_t>(ranks), 3, step, turn)) ||

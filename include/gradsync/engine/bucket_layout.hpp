@@ -102,7 +102,7 @@ struct SlotNeeds {
         std::size_t& left = missing[bucket_of[i]];
         if (left == plan.bucket(bucket_of[i]).size()) {
             most = larger(most, ++open);
-            for (std::size_t b = 0; b < plan.size(); ++b)
+            for (std::size_t b = 0; open > 1 && b < plan.size(); ++b)
                 if (b != bucket_of[i] && missing[b] != 0 && missing[b] != plan.bucket(b).size()) needs.stays_open[b] = 1;
         }
         if (--left == 0) --open;

@@ -134,7 +134,7 @@ namespace {
 std::mutex streams_mutex;
 auto& streams = *new std::set<cudaStream_t>;  // for as long as there are threads
 
-/// What the real one crashes on, perhaps, does so here always.
+/// Aborts if the stream was destroyed; the real runtime may crash.
 void check_exists(cudaStream_t stream) {
     const std::lock_guard lock(streams_mutex);
     if (streams.contains(stream)) return;

@@ -48,6 +48,18 @@ std::vector<ParameterView> views_of(std::vector<gradsync_test::Numbers<B>>& weig
     return views;
 }
 
+/// A step of stage 3 with one parameter a unit.
+template <class B, class Sharded>
+void step_with_weights_as_gradients(B& comm, Sharded& sharded, std::size_t units) {
+    for (std::size_t u = units; u-- > 0;) {
+        const auto use = sharded.gather(u);
+        detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
+        sharded.mark_ready(u);
+    }
+    sharded.finish();
+    sharded.step();
+}
+
 /// Weights of 1, after two steps that halve them on a stream that is set after construction, and is late.
 template <class B>
 std::vector<float> halved_twice_on_another_stream(B comm, cudaStream_t stream) {
@@ -58,13 +70,7 @@ std::vector<float> halved_twice_on_another_stream(B comm, cudaStream_t stream) {
     comm.set_stream(stream);
     for (int step = 0; step < 2; ++step) {
         gradsync_fake::enqueue(stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
-        for (std::size_t u = 3; u-- > 0;) {
-            const auto use = sharded.gather(u);
-            detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
-            sharded.mark_ready(u);
-        }
-        sharded.finish();
-        sharded.step();
+        step_with_weights_as_gradients(comm, sharded, 3);
     }
     std::vector<float> all;
     for (std::size_t u = 0; u < 3; ++u) {
@@ -86,13 +92,7 @@ void end_after_a_stream(B comm) {
         comm.set_stream(first.get());
         ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1}));
         sharded.broadcast_parameters();
-        for (std::size_t u = 2; u-- > 0;) {
-            const auto use = sharded.gather(u);
-            detail::passes_of(comm).copy(sharded.parameter_value(u), sharded.acquire_gradient(u));
-            sharded.mark_ready(u);
-        }
-        sharded.finish();
-        sharded.step();
+        step_with_weights_as_gradients(comm, sharded, 2);
         cuda::order(first.get(), last.get(), cuda::make_event());
         comm.set_stream(last.get());
         first = {};
