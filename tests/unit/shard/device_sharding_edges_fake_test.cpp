@@ -345,6 +345,7 @@ TEST_CASE("sharding on devices: a rank that throws in the middle of a step keeps
         ShardedParameters sharded(comm, views_of(weights), cuda::Sgd(), Units({0, 1}),
                                   ShardedParametersOptions{.reducer = {.unused = UnusedParameters::find_unused}});
         const auto use = sharded.gather(1);
+        comm.host().barrier().wait();  // so that rank 1 is told at its next call, not in gather()
         if (comm.rank() == 1) {
             try {
                 comm.host().barrier().wait();
