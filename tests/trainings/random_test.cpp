@@ -15,6 +15,7 @@
 
 #include "run.hpp"
 #include "support/rank_threads.hpp"
+#include "support/temporary_directory.hpp"
 
 using namespace gradsync;
 using namespace gradsync_test;
@@ -36,6 +37,23 @@ extern "C" void on_signal(int signal) {
     ::_exit(1);
 }
 
+/// Runs a leg of the training on all ranks.
+std::vector<Trained> run(const DrawnTraining& t, const Leg& leg) {
+    std::vector<Trained> ranks(static_cast<std::size_t>(t.ranks));
+    const auto train = [&](auto comm) {
+        const auto rank = static_cast<std::size_t>(comm.rank());
+        ranks[rank] = run_rank(std::move(comm), t, leg);
+    };
+    const auto connect = [&](auto& rendezvous) {
+        return TcpBackend(rendezvous, {.timeout = limit, .shared_memory = t.shared_memory, .domain = rendezvous.rank() / t.per_host});
+    };
+    if (t.tcp) run_rank_threads(t.ranks, connect, train);
+    else
+        run_threads(
+            t.ranks, [&](ThreadBackend comm) { train(std::move(comm)); }, ThreadOptions{.timeout = limit});
+    return ranks;
+}
+
 /// Runs the training and describes its first fault; returns "" if there is none.
 std::string run(const DrawnTraining& t) {
     running = describe(t);
@@ -43,20 +61,15 @@ std::string run(const DrawnTraining& t) {
     for (const int signal : {SIGALRM, SIGSEGV, SIGBUS, SIGABRT})
         if (!slow_build || signal == SIGALRM) std::signal(signal, on_signal);  // sanitizers say more
     ::alarm(static_cast<unsigned>(4 * limit.count()));
-    std::vector<Trained> ranks(static_cast<std::size_t>(t.ranks));
-    const auto train = [&](auto comm) {
-        const auto rank = static_cast<std::size_t>(comm.rank());
-        ranks[rank] = run_rank(std::move(comm), t);
-    };
     try {
-        const auto connect = [&](auto& rendezvous) {
-            return TcpBackend(rendezvous, {.timeout = limit, .shared_memory = t.shared_memory, .domain = rendezvous.rank() / t.per_host});
-        };
-        if (t.tcp) run_rank_threads(t.ranks, connect, train);
-        else
-            run_threads(
-                t.ranks, [&](ThreadBackend comm) { train(std::move(comm)); }, ThreadOptions{.timeout = limit});
-        return difference(t, ranks);
+        if (t.saved_after == 0) return difference(t, run(t, {0, t.steps}));
+        const TemporaryDirectory saved, moved;
+        const std::vector<Trained> before = run(t, {0, t.saved_after, {}, saved.path()});
+        (void)run(t.between(), {t.saved_after, t.saved_after, saved.path(), moved.path()});
+        std::vector<Trained> after = run(t.resumed(), {t.saved_after, t.steps, moved.path(), {}});
+        for (std::size_t r = 0; r < after.size(); ++r)
+            after[r].norms.insert(after[r].norms.begin(), before[r].norms.begin(), before[r].norms.end());
+        return difference(t, after);
     } catch (const std::exception& error) {
         return error.what();
     }

@@ -4,17 +4,25 @@
 #include <sched.h>
 
 #include <cmath>
+#include <filesystem>
 #include <future>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/checkpoint.hpp>
 #include <gradsync/shard/hybrid.hpp>
 
 #include "oracle.hpp"
 
 namespace gradsync_test {
+
+/// Steps of a training that one job makes.
+struct Leg {
+    int first = 0, last = 0;
+    std::filesystem::path from = {}, to = {};  ///< checkpoints; "": none
+};
 
 /// One rank of a training: a trainer that uses the API as the guides say. Sync: a Reducer, ShardedOptimizer or ShardedParameters.
 template <class Sync>
@@ -24,16 +32,21 @@ class Trainer {
     static constexpr bool averages_later = is_reducer && requires(Sync& s) { s.finish().acquire(0); };
 
 public:
-    Trainer(Sync& sync, const DrawnTraining& t, std::vector<Tensor>& model, int rank)
-        : sync_(sync), t_(t), model_(model), rank_(rank), optimizer_((sync.broadcast_parameters(t.root), AdamW{}), model) {}
+    Trainer(Sync& sync, const DrawnTraining& t, const Leg& leg, std::vector<Tensor>& model, int rank)
+        : sync_(sync), t_(t), leg_(leg), model_(model), rank_(rank), optimizer_((sync.broadcast_parameters(t.root), AdamW{}), model) {}
 
     Trained train() {
-        for (int s = 0; s < t_.steps; ++s) {
+        if constexpr (!is_reducer)
+            if (!leg_.from.empty()) sync_.optimizer().steps = std::stoi(gradsync::load_shards(leg_.from, sync_));
+        for (int s = leg_.first; s < leg_.last; ++s) {
             if constexpr (averages_later) finish_last(s - 1);
             thaw(s);
             step(s);
         }
-        if constexpr (averages_later) finish_last(t_.steps - 1);
+        if constexpr (averages_later) finish_last(leg_.last - 1);
+        if constexpr (!is_reducer)
+            if (!leg_.to.empty() && sync_.replica() == 0)
+                gradsync::save_shards(leg_.to, sync_, std::to_string(sync_.optimizer().steps));
         return {weights(), norms_};
     }
 
@@ -215,6 +228,7 @@ private:
 
     Sync& sync_;
     const DrawnTraining& t_;
+    const Leg& leg_;
     std::vector<Tensor>& model_;
     int rank_;
     WholeOptimizer<AdamW> optimizer_;  ///< beside a Reducer
@@ -224,9 +238,9 @@ private:
     std::vector<double> norms_;
 };
 
-/// Runs this rank of the training.
+/// Runs this rank of the training, or of a leg of it.
 template <class B>
-Trained run_rank(B world, const DrawnTraining& t) {
+Trained run_rank(B world, const DrawnTraining& t, const Leg& leg) {
     using namespace gradsync;
     const int rank = world.rank();
     std::vector<Tensor> model = initial_model(t);
@@ -243,17 +257,19 @@ Trained run_rank(B world, const DrawnTraining& t) {
     const auto arena = world.allocate(arena_bytes);
     for (std::size_t i = 0; i < model.size(); ++i) {
         Tensor& p = model[i];
-        if (rank != t.root) p.value = random_gradient(p, rank, 78, i);
+        const int thaws = t.parameters[i].thaws;
+        const bool is_trained = thaws == 0 || thaws < leg.first;
+        if (rank != t.root || (is_trained && !leg.from.empty())) p.value = random_gradient(p, rank, 78, i);
         p.gradient.resize((1 + p.count()) * size_of(t.parameters[i].gradient));  // none without an address, which would mean no gradient
         views.push_back({.name = p.name,
                          .value = p.value_view(),
                          .gradient = {t.layout == 0 ? p.gradient.data() : static_cast<std::byte*>(arena.data()) + offsets[i], p.count(),
                                       t.parameters[i].gradient, MemorySpace::host},
-                         .requires_grad = t.parameters[i].thaws == 0,
+                         .requires_grad = is_trained,
                          .uses = t.parameters[i].uses,
                          .may_be_empty = true});
     }
-    const auto train = [&](auto&& sync) { return Trainer(sync, t, model, rank).train(); };
+    const auto train = [&](auto&& sync) { return Trainer(sync, t, leg, model, rank).train(); };
     const AnyBuckets buckets = t.bucket_policy();
     const AnyOverlap overlap = t.overlap_policy();
     using Hybrid = HybridReduceScatter<B>;

@@ -55,6 +55,7 @@ struct DrawnTraining {
     bool rebuilds = false;    ///< some steps are recorded, and buckets are planned anew
     bool interrupts = false;  ///< some micro-batches are discarded, some steps skipped, and masters published anew
     double max_norm = 0;      ///< clipping; 0 for none
+    int saved_after = 0;      ///< this many steps, then a checkpoint goes through another job, and the training goes on; 0: none
     int micro_batches = 1;    ///< of each rank, if `options.micro_batches` does not count them
     gradsync::ReducerOptions options;
     gradsync::ParameterStorage storage = gradsync::ParameterStorage::borrowed;
@@ -111,6 +112,11 @@ struct DrawnTraining {
 
     gradsync::AnyBuckets bucket_policy() const;
     gradsync::AnyOverlap overlap_policy() const;
+
+    /// What goes on from the checkpoint: the same training with other policies.
+    DrawnTraining resumed() const;
+    /// A job that only loads the checkpoint and saves it again: another number of ranks, another stage.
+    DrawnTraining between() const;
 };
 
 inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
@@ -199,6 +205,25 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     if (poisons) o.non_finite = NonFinite::skip;
     layout = below(4) % 3;
     stage3.reducer = o;
+    if (kind != Kind::reducer && chance(3)) saved_after = 1 + below(steps - 1);
+}
+
+inline DrawnTraining DrawnTraining::resumed() const {
+    const DrawnTraining other(seed + 1);
+    DrawnTraining result = *this;
+    result.buckets = other.buckets, result.overlap = other.overlap, result.order = other.order, result.layout = other.layout;
+    result.stage3.prefetch = other.stage3.prefetch, result.stage3.replicate_below = other.stage3.replicate_below;
+    return result;
+}
+
+inline DrawnTraining DrawnTraining::between() const {
+    const DrawnTraining other(seed + 1);
+    DrawnTraining result = resumed();
+    result.kind = other.kind == Kind::stage3 ? Kind::stage3 : Kind::zero1;
+    result.ranks = other.ranks, result.root = 0, result.per_group = 0, result.tcp = false, result.forward = false;
+    result.options = result.stage3.reducer = {};
+    result.storage = gradsync::ParameterStorage::borrowed;
+    return result;
 }
 
 inline gradsync::AnyBuckets DrawnTraining::bucket_policy() const {
@@ -239,7 +264,7 @@ inline std::string describe(const DrawnTraining& t) {
             number("batches", t.micro_batches) + number("storage", static_cast<int>(t.storage)) + number("max_norm", t.max_norm) +
             flag(t.joins, "joins") + flag(t.eager, "eager") + flag(t.polls, "polls") + flag(t.threads, "threads") +
             flag(t.renews, "renews") + number("layout", t.layout) + flag(t.in_place, "in_place") + flag(t.rebuilds, "rebuilds") +
-            flag(t.interrupts, "interrupts") + flag(t.options.check_writes, "check_writes");
+            flag(t.interrupts, "interrupts") + (t.saved_after != 0 ? number("saved_after", t.saved_after) : "") + flag(t.options.check_writes, "check_writes");
     if (t.kind == Kind::stage3)
         text += number("prefetch", t.stage3.prefetch) + flag(t.stage3.reshard_after_forward, "reshard") +
                 flag(t.stage3.shard_gradients, "shard_gradients") + number("replicate_below", t.stage3.replicate_below);
