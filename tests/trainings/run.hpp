@@ -45,8 +45,7 @@ public:
         }
         if constexpr (averages_later) finish_last(leg_.last - 1);
         if constexpr (!is_reducer)
-            if (!leg_.to.empty() && sync_.replica() == 0)
-                gradsync::save_shards(leg_.to, sync_, std::to_string(sync_.optimizer().steps));
+            if (!leg_.to.empty() && sync_.replica() == 0) gradsync::save_shards(leg_.to, sync_, std::to_string(sync_.optimizer().steps));
         return {weights(), norms_};
     }
 

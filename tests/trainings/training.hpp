@@ -264,7 +264,8 @@ inline std::string describe(const DrawnTraining& t) {
             number("batches", t.micro_batches) + number("storage", static_cast<int>(t.storage)) + number("max_norm", t.max_norm) +
             flag(t.joins, "joins") + flag(t.eager, "eager") + flag(t.polls, "polls") + flag(t.threads, "threads") +
             flag(t.renews, "renews") + number("layout", t.layout) + flag(t.in_place, "in_place") + flag(t.rebuilds, "rebuilds") +
-            flag(t.interrupts, "interrupts") + (t.saved_after != 0 ? number("saved_after", t.saved_after) : "") + flag(t.options.check_writes, "check_writes");
+            flag(t.interrupts, "interrupts") + (t.saved_after != 0 ? number("saved_after", t.saved_after) : "") +
+            flag(t.options.check_writes, "check_writes");
     if (t.kind == Kind::stage3)
         text += number("prefetch", t.stage3.prefetch) + flag(t.stage3.reshard_after_forward, "reshard") +
                 flag(t.stage3.shard_gradients, "shard_gradients") + number("replicate_below", t.stage3.replicate_below);
