@@ -71,12 +71,12 @@ TEST_CASE("TcpBackend: a process that goes on after a pause blames nobody who ca
         const auto reports = gradsync_test::forked(size, [&](int rank) -> std::string {
             gradsync::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
             gradsync::TcpOptions own = options;
-            own.timeout = 2s;
             if (own.domain == 0) own.domain = rank / 2;
             gradsync::TcpBackend comm(rendezvous, own);
             const int last = size - 1;
             std::int64_t process = rank == last ? ::getpid() : 0;
             comm.all_reduce({&process, 1, gradsync::DType::i64}, gradsync::ReduceOp::sum).wait();
+            comm.set_timeout(2s);
             if (rank == 0) {
                 std::this_thread::sleep_for(500ms);
                 ::kill(static_cast<pid_t>(process), SIGSTOP);

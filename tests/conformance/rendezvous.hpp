@@ -114,7 +114,7 @@ void check_rendezvous() {
         const auto texts = on_threads(4, [&](int rank) -> std::string {
             if (rank == 2 || rank == 3) return {};
             try {
-                auto rendezvous = meeting.join(rank, 1500ms);  // enough for rank 1 to be there, also where it is slow
+                auto rendezvous = meeting.join(rank, 3s);  // enough for rank 1 to be there, also where it is slow
                 (void)rendezvous.all_gather({});
                 return "nothing was thrown";
             } catch (const gradsync::Error& error) {

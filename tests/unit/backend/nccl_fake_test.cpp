@@ -65,10 +65,10 @@ TEST_CASE("NcclBackend: the time limit is of the collective, not of the computat
             const gradsync_fake::Busy backward(compute.get());
             comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait_on(other.get());
             std::this_thread::sleep_for(1500ms);
+            comm.set_timeout(60s);
         }
         cudaStreamSynchronize(other.get());
         findings.check(first_of(data) == 2, "a wrong sum");
-        comm.set_timeout(60s);
         const auto error = error_of([&] { comm.barrier().wait(); });
         findings.check(!error, error ? error->what() : "");
     });
@@ -128,7 +128,7 @@ TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is n
         const auto error = error_of([&] {
             comm.host().barrier().wait();  // all ranks have the first sum
             if (comm.rank() == 1) {
-                std::this_thread::sleep_for(100ms);  // in which the others do not know why
+                std::this_thread::sleep_for(20ms);  // in which the others do not know why
                 comm.fail("the disk is full");
             } else {
                 gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
@@ -149,7 +149,7 @@ TEST_CASE("NcclBackend: so it is where NCCL fails while it registers memory") {
                       std::thread other;
                       if (comm.rank() == 1)
                           other = std::thread([comm]() mutable {
-                              std::this_thread::sleep_for(100ms);
+                              std::this_thread::sleep_for(20ms);
                               comm.fail("the disk is full");
                           });
                       else gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
@@ -456,6 +456,7 @@ TEST_CASE("NcclBackend: who does not allocate is waited for no longer than the l
                       findings.check(comm.rank() == 0 || mentions(*error, "in allocate(1000 bytes)"), error->what());
                   },
                   {.timeout = 60s, .memory = NcclMemory::windows});
+    CHECK(soon([&] { return gradsync_fake::living() == left.before; }));
     // Where one rank has no memory for it, the others do not wait.
     on_nccl_ranks(2,
                   [&](NcclBackend comm) {

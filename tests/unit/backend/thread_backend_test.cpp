@@ -133,18 +133,21 @@ TEST_CASE("a dtype that is written into a view brings no loops: every rank is to
 TEST_CASE("ThreadBackend: a start that waits for a slot names the rank that holds it, at the time limit") {
     constexpr std::size_t slots = gs::shared_memory::Board::slots;
     std::string said;
+    std::atomic<bool> started{false};
     try {
-        gs::run_threads(2,
-                        [&](gs::ThreadBackend comm) {
-                            std::vector<gs::ThreadWork> works;
-                            try {
-                                for (std::size_t i = 0; i < slots + (comm.rank() == 0); ++i) works.push_back(comm.barrier());
-                            } catch (const gs::Error& error) {
-                                said = std::to_string(error.context().peer) + ": " + error.what();
-                            }
-                            while (!comm.failed()) std::this_thread::yield();  // rank 1 is stuck: it has started all, and works on none
-                        },
-                        {.timeout = std::chrono::milliseconds(300)});
+        gs::run_threads(2, [&](gs::ThreadBackend comm) {
+            std::vector<gs::ThreadWork> works;
+            for (std::size_t i = 0; i < slots; ++i) works.push_back(comm.barrier());
+            if (comm.rank() == 1) started = true;
+            while (comm.rank() == 1 && !comm.failed()) std::this_thread::yield();  // stuck: it works on none
+            while (!started) std::this_thread::yield();
+            comm.set_timeout(std::chrono::milliseconds(300));
+            try {
+                works.push_back(comm.barrier());
+            } catch (const gs::Error& error) {
+                if (comm.rank() == 0) said = std::to_string(error.context().peer) + ": " + error.what();
+            }
+        });
     } catch (const gs::Error&) {
     }
     CAPTURE(said);

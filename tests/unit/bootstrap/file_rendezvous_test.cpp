@@ -73,8 +73,8 @@ TEST_CASE("FileRendezvous: an exchange names all ranks that did not come in time
             FileRendezvous rendezvous(folder.file("meeting"), rank, 3, {.timeout = 10s});
             while (!over) std::this_thread::sleep_for(1ms);
         });
-    FileRendezvous rendezvous(folder.file("meeting"), 0, 3, {.timeout = 1s});
-    CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "ranks 1, 2 did not come to all_gather-0 within 1 s"));
+    FileRendezvous rendezvous(folder.file("meeting"), 0, 3, {.timeout = 3s});
+    CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "ranks 1, 2 did not come to all_gather-0 within 3 s"));
     over = true;
     for (std::thread& other : others) other.join();
     CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "rank 1 left before all_gather-1"));
@@ -115,7 +115,7 @@ TEST_CASE("FileRendezvous: whoever waits learns who is missing from the rank tha
             ranks.emplace_back([&, rank] {
                 if (rank == 2 && !meets) return;
                 try {
-                    FileRendezvous rendezvous(folder.file("meeting"), rank, 3, {.timeout = rank == 0 ? 1s : 20s});
+                    FileRendezvous rendezvous(folder.file("meeting"), rank, 3, {.timeout = rank == 0 ? 3s : 20s});
                     while (rank == 2 && over < 2) std::this_thread::sleep_for(1ms);
                     if (rank != 2) (void)rendezvous.all_gather({});
                 } catch (const gradsync::Error& error) {
@@ -137,9 +137,9 @@ TEST_CASE("FileRendezvous: whoever waits learns who is missing from the rank tha
 TEST_CASE("FileRendezvous: rank 0, which still waits for arrivals, says who is missing, and is not blamed itself") {
     const gradsync_test::TemporaryDirectory folder;
     int blamed = -1;
-    std::thread rank_0([&] { error_of([&] { FileRendezvous(folder.file("meeting"), 0, 3, {.timeout = 2s}); }); });
+    std::thread rank_0([&] { error_of([&] { FileRendezvous(folder.file("meeting"), 0, 3, {.timeout = 4s}); }); });
     try {
-        FileRendezvous rendezvous(folder.file("meeting"), 1, 3, {.timeout = 1s});
+        FileRendezvous rendezvous(folder.file("meeting"), 1, 3, {.timeout = 3s});
         (void)rendezvous.all_gather({});
     } catch (const gradsync::Error& error) {
         blamed = error.context().peer;

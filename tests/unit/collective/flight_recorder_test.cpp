@@ -42,15 +42,13 @@ TEST_CASE("FlightRecorder: an error says what its rank was in, and the environme
     const gradsync_test::TemporaryDirectory directory;
     const std::string prefix = directory.file("flights");
     ::setenv("GRADSYNC_FLIGHT_RECORDER", prefix.c_str(), 1);
-    const auto outcomes = gradsync_test::outcomes(2,
-                                                  [](gs::ThreadBackend comm) {
-                                                      std::vector<float> ten(10);
-                                                      comm.all_reduce(gs::buffer(ten), gs::ReduceOp::sum).wait();
-                                                      if (comm.rank() == 1)
-                                                          return std::this_thread::sleep_for(std::chrono::milliseconds(600));
-                                                      comm.broadcast(gs::buffer(ten), 1).wait();
-                                                  },
-                                                  {.timeout = std::chrono::milliseconds(300)});
+    const auto outcomes = gradsync_test::outcomes(2, [](gs::ThreadBackend comm) {
+        std::vector<float> ten(10);
+        comm.all_reduce(gs::buffer(ten), gs::ReduceOp::sum).wait();
+        if (comm.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        comm.set_timeout(std::chrono::milliseconds(300));
+        comm.broadcast(gs::buffer(ten), 1).wait();
+    });
     ::unsetenv("GRADSYNC_FLIGHT_RECORDER");
     CAPTURE(outcomes[0].text);
     CHECK(outcomes[0].says("the last that ended here: #0 all_reduce(sum, f32, 10 elements) (started "));

@@ -44,7 +44,7 @@ std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines,
     return gradsync_test::forked(size, [&](int rank) -> std::string {
         gs::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
         const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
-        const auto connection = gs::detail::connect(rendezvous, placement, {.timeout = 30s, .shared_memory = true}, nullptr,
+        const auto connection = gs::detail::connect(rendezvous, placement, {.timeout = 60s, .shared_memory = true}, nullptr,
                                                     [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); });
         if (!in_turns && connection.paths.describe().find("share memory") == std::string::npos) return connection.paths.describe();
         return f(*connection.engine);
@@ -99,7 +99,7 @@ TEST_CASE(
             else CHECK(report.says("another rank failed, rank " + std::to_string(victim) + ": "));
             if (r != victim) CHECK(report.says("the process of rank " + std::to_string(victim) + " died while all_reduce("));
         }
-        CHECK(std::chrono::steady_clock::now() - begun < 20s);
+        CHECK(std::chrono::steady_clock::now() - begun < 50s);
     }
 }
 
@@ -111,7 +111,7 @@ TEST_CASE(
         std::vector<float> data(1'000, 1.0f);
         if (const std::string said = outcome(engine, data); !said.empty()) return said;
         data.assign(data.size(), 1.0f);
-        engine.set_timeout(3s);
+        engine.set_timeout(5s);
         const std::uint64_t n = engine.start(all_reduce(data));
         const auto until = std::chrono::steady_clock::now() + (engine.rank() == victim ? 300ms : 2000ms);
         while (std::chrono::steady_clock::now() < until) {
@@ -173,7 +173,7 @@ TEST_CASE(
                 std::vector<float> data(count, 1.0f), ready(1, 1.0f);
                 if (const std::string said = outcome(engine, ready); !said.empty())
                     return said;  // all begin to wait at about the same time
-                engine.set_timeout(3s);
+                engine.set_timeout(5s);
                 if (engine.rank() != victim) return outcome(engine, data);
                 const std::uint64_t n = engine.start(all_reduce(data));
                 for (int looks = 0; looks < 3 && count > 1000; ++looks) engine.test(n);
@@ -348,7 +348,7 @@ TEST_CASE("HierarchicalEngine: machines with different numbers of ranks, and one
                     if (const std::string said = outcome(engine, data); !said.empty()) return said;
                 }
                 data.assign(data.size(), 1.0f);
-                engine.set_timeout(dies ? std::chrono::nanoseconds(30s) : std::chrono::nanoseconds(3s));
+                engine.set_timeout(dies ? std::chrono::nanoseconds(60s) : std::chrono::nanoseconds(5s));
                 if (engine.rank() != victim) return outcome(engine, data);
                 if (dies) ::kill(::getpid(), SIGKILL);
                 const std::uint64_t n = engine.start(all_reduce(data));

@@ -47,10 +47,12 @@ std::vector<std::string> run(const std::shared_ptr<LoopbackNetwork>& network, st
                              const std::function<void(mp::MessageEngine&)>& f, gs::collective::ProcessIdentity process = {}) {
     std::vector<std::string> errors(static_cast<std::size_t>(network->size));
     std::vector<std::thread> threads;
+    std::atomic<int> there{0};
     for (int rank = 0; rank < network->size; ++rank)
         threads.emplace_back([&, rank] {
             const auto own = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, rank)), limit,
                                     gs::List<gs::collective::ProcessIdentity>(static_cast<std::size_t>(network->size), process));
+            for (++there; there < network->size;) std::this_thread::yield();  // they begin together
             try {
                 f(*own);
             } catch (const std::exception& error) {
@@ -311,7 +313,7 @@ TEST_CASE("messages: once a rank was told of a failure nothing is written into i
 TEST_CASE("messages: at the time limit only who did not start is named, also where hellos are followed by more") {
     const auto network = std::make_shared<LoopbackNetwork>(3);
     network->quick_bytes = 300;
-    const auto errors = run(network, 300ms, [&](mp::MessageEngine& own) {
+    const auto errors = run(network, 1s, [&](mp::MessageEngine& own) {
         std::vector<float> values(500);
         if (own.rank() == 2) {
             while (!own.world().failed()) own.progress();
@@ -328,7 +330,7 @@ TEST_CASE("messages: at the time limit a rank that started it and stopped is nam
         const auto network = std::make_shared<LoopbackNetwork>(3);
         network->quick_bytes = 300;
         std::atomic<int> given_up{0};
-        const auto errors = run(network, 300ms, [&](mp::MessageEngine& own) {
+        const auto errors = run(network, 1s, [&](mp::MessageEngine& own) {
             std::vector<float> values(count), more(count), last(1);
             float first = 1;
             own.wait(own.start(all_reduce(&first, 1)));
@@ -432,7 +434,7 @@ TEST_CASE("messages: a late rank that waits elsewhere for one that has stopped i
     for (const bool stops : {true, false}) {
         CAPTURE(stops);
         std::atomic<int> given_up{0};
-        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 500ms, [&](mp::MessageEngine& own) {
+        const auto errors = run(std::make_shared<LoopbackNetwork>(3), 1s, [&](mp::MessageEngine& own) {
             const int rank = own.rank();
             gs::collective::Group group{.color = rank / 2};
             for (int r = 0; r < 3; ++r)

@@ -143,7 +143,7 @@ TEST_CASE("message_world: news of a failure is read even if its sender ends at o
         if (rank == 0) {
             send(data.size());
             own->fail({gradsync::Errc::peer_failed, 1, "some rank failed"});
-            own->deliver();
+            own->deliver(std::chrono::minutes(5));  // which leaves the other one ten seconds
             return "told";
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(200));

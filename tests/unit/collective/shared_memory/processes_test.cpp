@@ -268,14 +268,15 @@ TEST_CASE("processes: a rank that stops is named at the time limit") {
 }
 
 TEST_CASE("processes: a rank that was paused itself, longer than its limit, does not blame the one that it waits for") {
-    const auto ends = run_processes(2, 1s, [](Rank& rank) {
+    const auto ends = run_processes(2, 30s, [](Rank& rank) {
         rank.own[0] = static_cast<float>(::getpid());
         rank.wait({});
+        if (rank.rank == 0) rank.seat.set_timeout(2s);
         if (rank.rank == 1) {
             const auto other = static_cast<pid_t>(*(rank.own - elements));
             ::usleep(100'000);  // it waits
             ::kill(other, SIGSTOP);
-            ::usleep(1'500'000);
+            ::usleep(3'000'000);
             ::kill(other, SIGCONT);
             ::usleep(200'000);
         }
@@ -367,16 +368,20 @@ TEST_CASE("processes: a rank that is killed in the middle of another's share is 
 }
 
 TEST_CASE("processes: a rank that stops between the pieces of a collective is named, and the collective is the one that was asked for") {
-    const auto ends = run_engines(3, 3, [](sm::ProcessEngine& engine, int) {
+    const sm::Segment counts = sm::Segment::create(3 * sizeof(std::atomic<int>));
+    auto* const started = reinterpret_cast<std::atomic<int>*>(counts.data());
+    const auto ends = run_engines(3, 3, [&](sm::ProcessEngine& engine, int repeat) {
         std::vector<float> own(5'000'000, 1.0f);  // not reached by the others, so staged, in more pieces than are in flight
         engine.exchange(0);
         const std::uint64_t n = engine.start(all_reduce(own.data(), own.size()));
         if (engine.rank() == 1) {
             engine.test(n);
+            ++started[repeat];
             while (!engine.world().failed()) ::usleep(1000);
             return;
         }
-        engine.set_timeout(300ms);
+        while (started[repeat] == 0) ::usleep(1000);
+        engine.set_timeout(1s);
         try {
             engine.wait(n);
             expect(false, "nothing was thrown");
