@@ -47,9 +47,15 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
 /// A number counts as a tensor of one element.
 template <class T>
 BufferView view_to_reduce(T&& tensor) {
-    if constexpr (Element<std::remove_reference_t<T>> && std::is_lvalue_reference_v<T&&> && !std::is_const_v<std::remove_reference_t<T>>)
-        return BufferView(&tensor, 1);
-    else return buffer(std::forward<T>(tensor));
+    using Number = std::remove_reference_t<T>;
+    constexpr bool number = std::is_arithmetic_v<Number> || Element<Number>;
+    static_assert(!number || (std::is_lvalue_reference_v<T&&> && !std::is_const_v<Number>),
+                  "gradsync: pass a variable that is not const: the result replaces this number");
+    static_assert(!number || Element<std::remove_const_t<Number>>,
+                  "gradsync: copy this number into a double or an integer of 4 or 8 bytes");
+    if constexpr (!number) return buffer(std::forward<T>(tensor));
+    else if constexpr (std::is_lvalue_reference_v<T&&> && Element<Number>) return BufferView(&tensor, 1);
+    else return {};
 }
 
 template <class B, class... Tensors>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <iterator>
+
 #include "core/list.hpp"
 #include "core/requirements.hpp"
 #include "kernel/elementwise.hpp"
@@ -34,12 +36,24 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
     std::uint64_t different = 0;
     for (std::size_t k = 0; k < order.size(); ++k) different += k == 0 || own[order[k]] != own[order[k - 1]];
     if (!problem.empty()) different = wrong;
-    const List<std::uint64_t> counts = gather_values(comm, {&different, 1});
+    const std::uint64_t facts[] = {different, gradient.count, width,
+                                   static_cast<std::uint64_t>(gradient.dtype) << 8 | static_cast<std::uint64_t>(op)};
+    constexpr std::size_t n = std::size(facts);
+    const List<std::uint64_t> all = gather_values(comm, facts);
     if (!problem.empty()) refuse(operation, problem, comm.rank());
-    for (std::size_t r = 0; r < counts.size(); ++r)
-        if (counts[r] == wrong)
-            raise(Errc::invalid_argument, text(operation, ": rank ", r, " passed invalid rows; its own error says which"),
+    List<std::uint64_t> counts(all.size() / n);
+    for (std::size_t r = 0; r < counts.size(); ++r) {
+        counts[r] = all[r * n];
+        bool differs = false;
+        for (std::size_t k = 1; k < n; ++k) differs = differs || all[r * n + k] != all[k];
+        if (counts[r] == wrong || differs)
+            raise(Errc::invalid_argument,
+                  text(operation, ": rank ", r,
+                       counts[r] == wrong
+                           ? " passed invalid rows; its own error says which"
+                           : " has a gradient of another shape or type than rank 0, or calls the other one of average_rows and sum_rows"),
                   {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
+    }
     std::size_t most = 0;
     for (const std::uint64_t count : counts) most = larger<std::size_t>(most, count);
     if (most == 0) return;

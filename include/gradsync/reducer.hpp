@@ -122,6 +122,9 @@ public:
     void broadcast_parameters(int root = 0) { engine_.broadcast_parameters(root); }
     /// Gives every rank the root's contents of these buffers: state without a gradient. Collective.
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) { engine_.broadcast_buffers(buffers, root); }
+    void broadcast_buffers(std::initializer_list<BufferView> buffers, int root = 0) {
+        engine_.broadcast_buffers({buffers.begin(), buffers.size()}, root);
+    }
 
     // -------------------------------------------------------------------------------------------------------- a step
 
@@ -160,7 +163,7 @@ public:
 
     /// The same for a gradient that a framework allocated anew: it lies in `gradient`, with the count, type and space of the old one. A
     /// borrowed gradient stays there until the next such call or `rebind_gradient`, so keep its memory until then. A gradient that lives in
-    /// a bucket, or forms one bucket with its neighbours, is copied to its place. Throws what `mark_ready(i)` throws, and
+    /// a bucket, or in an arena of device memory, is copied to its place. Throws what `mark_ready(i)` throws, and
     /// Error(invalid_argument) for another count, type or space.
     void mark_ready(std::size_t i, const BufferView& gradient) { engine_.mark_ready(i, gradient); }
 

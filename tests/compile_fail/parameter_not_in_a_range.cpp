@@ -3,7 +3,9 @@
 // expect 2: gradsync: pass a range of parameters, e.g. .gs::parameter
 // expect 3: gradsync: pass a range of parameters, e.g. .* a range of numbers is one gradient
 // expect 4: gradsync: give this range a name that outlives the object: its gradients are gone with the temporary
+// expect 5: gradsync: give this range a name that outlives the object: its gradients are gone with the temporary
 // errors: 1
+#include <deque>
 #include <span>
 #include <vector>
 
@@ -25,6 +27,8 @@ void f(gs::ThreadBackend comm, [[maybe_unused]] std::vector<float>& weights, [[m
     gs::Reducer sync(comm, gradient);
 #elif GRADSYNC_EXPECT_FAILURE == 4
     gs::Reducer sync(comm, std::vector<std::vector<float>>(2));
+#elif GRADSYNC_EXPECT_FAILURE == 5
+    gs::Reducer sync(comm, std::deque<std::vector<float>>(2));
 #else
     gs::Reducer braces(comm, {gs::parameter("w", weights, gradient)});
     gs::Reducer one(comm, std::vector{std::span(gradient)});

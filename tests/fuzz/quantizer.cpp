@@ -21,7 +21,8 @@ static const gradsync_fuzz::Target target("quantizer", [](gradsync_fuzz::Input i
     std::vector<std::uint32_t> words(ranks * bucket.words);  // as many as are sent, and no more
     for (std::uint32_t& word : words) word = input.take<std::uint32_t>();
     std::vector<float> sums(bucket.count), held(bucket.count);
-    codec.add_up(bucket, {words.data(), bucket.words, ranks}, 0.5f, gradsync::BufferView(sums.data(), sums.size()));
+    codec.add_up(bucket, {words.data(), bucket.words, ranks}, 0.5f, gradsync::BufferView(sums.data(), sums.size()),
+                 [](std::size_t, gradsync::ConstBufferView from, gradsync::BufferView to) { gradsync::kernel::copy(from, to); });
     codec.put_back(bucket, words.data(), held.data());
     gradsync_fuzz::check(bucket.words == 0 || sums.size() < 3 + counts[1] || (sums[counts[0]] == 0 && held[counts[0]] == 0),
                          "a gap was written");

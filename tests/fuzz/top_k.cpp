@@ -16,7 +16,8 @@ static const gradsync_fuzz::Target target("top_k", [](gradsync_fuzz::Input input
     for (std::uint32_t& word : words) word = input.take<std::uint32_t>();
     std::vector<float> sums(count), held(count), expected(count);
     codec.put_back(bucket, words.data(), held.data());
-    codec.add_up(bucket, {words.data(), bucket.words, ranks}, 0.5f, gradsync::BufferView(sums.data(), sums.size()));
+    codec.add_up(bucket, {words.data(), bucket.words, ranks}, 0.5f, gradsync::BufferView(sums.data(), sums.size()),
+                 [](std::size_t, gradsync::ConstBufferView from, gradsync::BufferView to) { gradsync::kernel::copy(from, to); });
     const std::size_t k = bucket.words / 2;
     for (std::size_t e = 0; e < ranks * k; ++e) {
         const std::uint32_t* const at = words.data() + e / k * bucket.words + e % k;

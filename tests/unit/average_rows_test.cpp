@@ -150,3 +150,31 @@ TEST_CASE("a rank that gives a wrong row is named to the others at once") {
     CHECK(seen[1].is(gs::Errc::invalid_argument));
     CHECK(seen[1].text == "average_rows: rank 0 passed invalid rows; its own error says which");
 }
+
+TEST_CASE("ranks that give gradients of different shapes or types, or call different functions, are told on every rank") {
+    const auto seen_by = [](auto&& call) {
+        const auto seen = outcomes(2, [&](gs::ThreadBackend comm) { call(comm, comm.rank()); });
+        for (const Outcome& o : seen) {
+            CHECK(o.is(gs::Errc::invalid_argument));
+            CHECK_MESSAGE(o.says(": rank 1 has a gradient of another shape or type than rank 0, or calls the other one"), o.text);
+        }
+    };
+    const std::vector<int> first{0};
+    for (const std::size_t height : {4u, 400u}) {  // as one matrix, as rows
+        const auto rows = [&](gs::ThreadBackend& comm, auto number, std::size_t elements, std::size_t width) {
+            std::vector<decltype(number)> gradient(elements), values(width);
+            gs::average_rows(comm, gradient, width, first, values);
+        };
+        seen_by([&](gs::ThreadBackend& comm, int rank) { rows(comm, 1.0f, 6 * height, rank == 0 ? 3 : 2); });
+        seen_by([&](gs::ThreadBackend& comm, int rank) { rows(comm, 1.0f, (rank == 0 ? 3 : 6) * height, 3); });
+        seen_by([&](gs::ThreadBackend& comm, int rank) {
+            if (rank == 0) rows(comm, 1.0f, 3 * height, 3);
+            else rows(comm, gs::BFloat16(), 3 * height, 3);
+        });
+        seen_by([&](gs::ThreadBackend& comm, int rank) {
+            std::vector<float> gradient(3 * height), values(3);
+            if (rank == 0) gs::average_rows(comm, gradient, 3, first, values);
+            else gs::sum_rows(comm, gradient, 3, first, values);
+        });
+    }
+}

@@ -67,6 +67,7 @@ public:
     template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
         if (size < 1) detail::raise(Errc::invalid_argument, detail::text("a ThreadBackend needs at least 1 rank, not ", size));
+        collective::check_limit(timeout);
         const auto board =
             detail::ThreadWorld::board(detail::Shared<detail::ThreadWorld>::make(size), collective::Group::of_all(size, 0).members);
         std::vector<ThreadBackend> handles;

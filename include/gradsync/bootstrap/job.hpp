@@ -123,6 +123,10 @@ template <class Lookup>
         if (name != nullptr) (job.run_id += job.run_id.empty() ? "mpirun " : ", mpirun ") += name;
     }
     if (const char* const address = get("MASTER_ADDR")) job.address = address;
+    if (job.address.starts_with('[') && job.address.ends_with(']')) job.address = job.address.substr(1, job.address.size() - 2);
+    if (const auto colon = job.address.find(':'); colon != std::string::npos && job.address.find(':', colon + 1) == std::string::npos)
+        raise(Errc::invalid_argument, text("the environment variable MASTER_ADDR must be a host without a port, not '", job.address,
+                                           "'; put the port into MASTER_PORT"));
     set_port("MASTER_PORT");
     const char* const agent = get("TORCHELASTIC_USE_AGENT_STORE");
     if (launcher == by_names && agent != nullptr && std::string_view(agent) == "True") {

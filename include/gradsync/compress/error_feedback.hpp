@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <limits>
+
 #include "../core/exchange.hpp"
 #include "../kernel/elementwise.hpp"
 #include "../kernel/host_buffer.hpp"
@@ -21,6 +23,17 @@ inline std::size_t parameters_of(std::span<const BucketContents> contents) noexc
 
 /// f64 and integers travel whole, and have no residual.
 constexpr bool is_compressible(DType dtype) noexcept { return is_floating(dtype) && dtype != DType::f64; }
+
+/// The largest number of a compressible type.
+constexpr float largest_finite(DType dtype) noexcept {
+    switch (dtype) {
+        case DType::f16: return 65504;
+        case DType::f8e4m3: return 448;
+        case DType::f8e5m2: return 57344;
+        case DType::bf16: return 0x1.fep127f;
+        default: return std::numeric_limits<float>::max();
+    }
+}
 
 /// The range of a parameter's numbers in a memory of f32.
 struct NumbersOf {
@@ -94,6 +107,23 @@ public:
     /// The rank sends nothing of bucket b. A gradient without weight is added to the residual, with the last weight that was not 0.
     void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
         if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
+    }
+    /// Writes averages to `to`, which begins `first` elements behind bucket b. What a type of low precision cannot hold will be late, too:
+    /// this rank keeps its part of it, by its weight.
+    void hand_out(std::size_t b, std::size_t first, ConstBufferView averages, BufferView to, double weight) const {
+        if (to.dtype == DType::f32) return kernel::copy(averages, to);
+        const float most = largest_finite(to.dtype);
+        kernel::detail::for_blocks(to.count, [&](std::size_t at, std::size_t n) {
+            alignas(64) float exact[kernel::detail::elementwise_block], held[kernel::detail::elementwise_block];
+            kernel::copy(averages.subview(at, n), BufferView{exact, n});
+            for (std::size_t k = 0; k < n; ++k)
+                held[k] = !is_finite(exact[k]) ? exact[k] : exact[k] > most ? most : exact[k] < -most ? -most : exact[k];
+            kernel::copy(ConstBufferView{held, n}, to.subview(at, n));
+            kernel::copy(to.subview(at, n), BufferView{held, n});
+            float* const residual = bucket(b) + first + at;
+            for (std::size_t k = 0; k < n && weight != 0; ++k)
+                if (is_finite(exact[k])) residual[k] += static_cast<float>(weight) * (exact[k] - held[k]);
+        });
     }
     /// Ends the step: turns what is left back into a residual.
     void settle(std::size_t b, std::size_t count, double unit) const {

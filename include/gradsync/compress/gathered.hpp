@@ -34,8 +34,9 @@ struct GatheredBucket {
 /// - `write(bucket, held, count, words)`: moves the elements to send from `held`, all `count` elements of the bucket in f32, to `words`.
 ///   Returns false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
 /// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have changed `words`;
-/// - `add_up(bucket, messages, factor, to)`: to = factor times the sum of all messages. Elements that no message mentions become 0; gaps
-///   between parameters may stay as they are. A message whose words are all 0 mentions nothing.
+/// - `add_up(bucket, messages, factor, to, hand_out)`: calls `hand_out(first, sums, part)` for consecutive parts of `to`, from element
+///   `first` on, with factor times the sum of all messages in f32. Elements that no message mentions become 0; gaps between parameters may
+///   stay as they are. A message whose words are all 0 mentions nothing.
 template <Backend B, class Settings>
 class GatheredExchange : public CompressedExchange<B, Settings> {
     using Base = CompressedExchange<B, Settings>;
@@ -49,11 +50,11 @@ public:
         GatheredExchange* owner = nullptr;
         std::size_t b = 0;
         BufferView bucket;
-        double unit = 1;  ///< unit of the residual; see ErrorFeedback
+        double weight = 1, unit = 1;  ///< weight of this rank, and unit of its residual; see ErrorFeedback
 
         bool next(typename B::WorkType& work) {
             work = {};
-            owner->sum(b, bucket, unit);
+            owner->sum(b, bucket, weight, unit);
             return false;
         }
         void drop() noexcept {}  // no other rank waits for this stage
@@ -99,7 +100,8 @@ public:
         }
         std::memcpy(message, &weight, sizeof weight);
         const BufferView all = detail::typed_view(message_of(own, 0), own.message * size_, DType::i32);
-        return WorkType<B>(backend.all_gather(all.subview(own.message * rank_, own.message), all), Sum{this, b, bucket, unit});
+        return WorkType<B>(backend.all_gather(all.subview(own.message * rank_, own.message), all),
+                           Sum{this, b, bucket, contribution.weight, unit});
     }
 
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
@@ -119,7 +121,7 @@ private:
         return static_cast<std::uint32_t*>(gathered_.data()) + bucket.first + rank * bucket.message;
     }
 
-    void sum(std::size_t b, BufferView bucket, double unit) {
+    void sum(std::size_t b, BufferView bucket, double own_weight, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
         double weights = 0;
@@ -135,7 +137,9 @@ private:
             for (const NumbersOf& part : own.parts)
                 fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
         } else {
-            codec_.add_up(own, Messages{message_of(own, 0) + weight_words, own.message, size_}, static_cast<float>(1 / weights), bucket);
+            codec_.add_up(
+                own, Messages{message_of(own, 0) + weight_words, own.message, size_}, static_cast<float>(1 / weights), bucket,
+                [&](std::size_t first, ConstBufferView sums, BufferView to) { residuals_.hand_out(b, first, sums, to, own_weight); });
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);
         computed_ += std::chrono::steady_clock::now() - begin;

@@ -68,7 +68,7 @@ public:
                 return true;
             }
             work = {};
-            owner->expand(b, bucket, unit);
+            owner->expand(b, bucket, weight, unit);
             return false;
         }
         void drop() noexcept { owner->second_->fail("the exchange of a bucket was dropped before it was complete"); }
@@ -194,7 +194,8 @@ private:
         bool guessed = false;
         for (std::size_t c = 0; c < m.rank; ++c) {
             if (kernel::largest_magnitude(right + c * n, n) != 0) continue;
-            std::uint64_t state = settings_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u) ^ (c << 56) ^ (step << 32);
+            std::uint64_t state = c ^ (step << 32);
+            state = detail::split_mix(state) ^ settings_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u);
             for (std::size_t j = 0; j < n; ++j)
                 right[c * n + j] =
                     static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
@@ -240,7 +241,7 @@ private:
     }
 
     /// P and Q are averaged: writes their product to the gradients.
-    void expand(std::size_t b, BufferView bucket, double unit) {
+    void expand(std::size_t b, BufferView bucket, double weight, double unit) {
         const auto begin = std::chrono::steady_clock::now();
         const Bucket& own = buckets_[b];
         const float* from = for_matrices(own, [&](const Matrix& m, float* left, float* right) {
@@ -248,7 +249,7 @@ private:
             float* const product = static_cast<float*>(bucket.dtype == DType::f32 ? gradient.data : product_.data());
             std::memset(product, 0, gradient.count * sizeof(float));
             kernel::add_product(product, m.rows, m.columns, left, right, m.rank);
-            kernel::copy(ConstBufferView{product, gradient.count}, gradient);
+            residuals_.hand_out(b, m.offset, ConstBufferView{product, gradient.count}, gradient, weight);
             if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
         });
         for (const detail::NumbersOf& part : own.whole) {

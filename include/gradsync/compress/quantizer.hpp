@@ -57,9 +57,9 @@ public:
         });
     }
 
-    void add_up(const Bucket& bucket, const detail::Messages& messages, float factor, BufferView to) const {
+    void add_up(const Bucket& bucket, const detail::Messages& messages, float factor, BufferView to, auto&& hand_out) const {
         for_blocks(bucket, messages, factor,
-                   [&](std::size_t offset, ConstBufferView block) { kernel::copy(block, to.subview(offset, block.count)); });
+                   [&](std::size_t offset, ConstBufferView block) { hand_out(offset, block, to.subview(offset, block.count)); });
     }
 
 private:

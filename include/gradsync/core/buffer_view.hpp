@@ -166,9 +166,8 @@ consteval bool owns_memory() {
         using Traits = buffer_traits<std::remove_const_t<T>>;
         if constexpr (requires { Traits::owns; }) return Traits::owns;
         else return false;
-    } else if constexpr (requires(const T& t) { std::data(t); }) {
-        using Element = std::remove_pointer_t<decltype(std::data(std::declval<T&>()))>;
-        return !std::is_same_v<Element, std::remove_pointer_t<decltype(std::data(std::declval<const T&>()))>>;
+    } else if constexpr (Range<T> && Range<const T>) {
+        return !std::is_same_v<range_element_t<T>, range_element_t<const T>>;
     } else {
         return false;
     }

@@ -219,21 +219,21 @@ public:
         return true;
     }
 
-    /// Moves the borrowed gradient i, in bucket b, to another memory. If the bucket spans several gradients of the trainer's memory, it
-    /// gets memory of its own; if it may not, the call returns false.
-    [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient, bool may_leave) {
-        const bool direct = parameters_[i].requires_grad && storage_.parameter(i).data == parameters_[i].gradient.data;
-        if (direct && plan_.bucket(b).size() == 1) {
-            storage_.rebind(b, i, gradient);
-        } else if (direct) {
-            if (B::memory_space != MemorySpace::host || !may_leave) return false;
-            if constexpr (B::memory_space == MemorySpace::host) storage_.detach(b, plan_.bucket(b));
-        }
+    /// Moves the borrowed gradient i, in bucket b, to another memory. Returns false if it cannot leave an arena of device memory.
+    [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient) {
+        const bool direct = parameters_[i].requires_grad && !marks_[i].copied, leaves = direct && plan_.bucket(b).size() > 1;
+        if (leaves && B::memory_space != MemorySpace::host) return false;
         parameters_[i].gradient = gradient;
+        if (leaves) return some_left_.store(true, std::memory_order_relaxed), true;
+        if (direct) storage_.rebind(b, i, gradient);
         marks_[i] = mark_of(i);
-        if (direct)  // a frozen gradient is in no bucket
-            for (const std::size_t other : plan_.bucket(b)) marks_[other] = mark_of(other);
         return true;
+    }
+    /// The memory of bucket b, all of which is marked. If gradients have left the range of the trainer's memory that the bucket was, they
+    /// are copied to memory of its own.
+    BufferView marked_bucket(std::size_t b) {
+        if (some_left_.load(std::memory_order_relaxed)) move_out(b);
+        return bucket(b);
     }
 
 private:
@@ -247,13 +247,20 @@ private:
         return {gradient,
                 live_here() ? storage_.parameter(i).dtype != storage_.written(i).dtype : storage_.parameter(i).data != gradient.data};
     }
+    [[gnu::cold, gnu::noinline]] void move_out(std::size_t b) {
+        const std::span<const std::size_t> all = plan_.bucket(b);
+        bool left = false;
+        for (const std::size_t i : all) left = left || (!marks_[i].copied && mark_of(i).copied);
+        if (!left) return;
+        storage_.detach(b, all);
+        for (const std::size_t i : all) marks_[i] = mark_of(i), deposit(i);
+    }
     [[gnu::cold]] void prepare_marks() {
         marks_.resize(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) marks_[i] = mark_of(i);
     }
 
     using Place = typename MicroBatchSums<B>::Place;
-
     Place place_of_sums() const noexcept {
         if (options_.accumulation != Accumulation::in_buckets || pooled()) return Place::none;
         if (live_here()) return Place::gradient;
@@ -294,15 +301,7 @@ private:
                 shared = shared && (!p.requires_grad || p.gradient.count == 0 || backend.shares(p.gradient));
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) shared = shared && all;
             least_direct_ = shared != 0 ? 0 : backend.cheaper_alone_from(false);
-            // Limited, so that a rank that is ahead need not wait for the others before it starts another bucket.
-            constexpr std::size_t max_alone = 256;
-            std::size_t alone = packed ? 0 : infos.size();
-            for (std::size_t least = backend.cheaper_alone_from(shared != 0); alone != 0; least *= 2) {
-                alone = 0;
-                for (std::size_t i = 0; i < infos.size(); ++i)
-                    alone += infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= least;
-                if (alone <= max_alone) break;
-            }
+            if (!packed) choose_alone(infos, backend.cheaper_alone_from(shared != 0), [&](auto&&... x) { return may_be_direct(x...); });
         }
         return infos;
     }
@@ -391,7 +390,8 @@ private:
     std::size_t apart_bytes_ = 0;
     List<BufferView> sums_apart_;  ///< by place and parameter
     [[no_unique_address]] PassesOf<B> passes_;
-    List<Mark> marks_;                                                       ///< by parameter
+    List<Mark> marks_;                    ///< by parameter
+    std::atomic<bool> some_left_{false};  ///< the range of the trainer's memory that was their bucket; see `rebind`
     List<std::uint8_t> asked_for_ = List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; for pooled gradients
     List<std::size_t> kept_;                                                 ///< saved gradients, in case no rank used them
     List<std::uint8_t> kept_bytes_;                                          ///< their contents, one after the other

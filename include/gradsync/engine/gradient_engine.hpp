@@ -70,11 +70,11 @@ public:
         check_index(i, gradients_.parameters().size(), "mark_ready");
         check_usable("mark_ready");
         const BufferView own = gradients_.gradient(i);
-        if (gradient.count != own.count || gradient.dtype != own.dtype || gradient.space != own.space)
-            refuse("mark_ready", text("the gradient of '", name(i), "' no longer has the count, type and space of its parameter"), name(i));
+        if (!may_replace(gradient, own))
+            refuse("mark_ready", text("the gradient of '", name(i), "' has another count, type or space now, or no memory"), name(i));
         const bool refused = own.data == nullptr || readiness_.remaining(i) == 0 || this->is_arriving(i);  // mark_ready reports it
         if (!refused && gradient.data != own.data &&
-            !(options_.gradients == GradientStorage::borrowed && gradients_.rebind(i, readiness_.bucket_of(i), gradient, false))) {
+            !(options_.gradients == GradientStorage::borrowed && gradients_.rebind(i, readiness_.bucket_of(i), gradient))) {
             const auto held = step_.watch().hold(Activity::copy, i);
             passes_of(backend_).copy(gradient, own);
         }

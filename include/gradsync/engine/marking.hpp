@@ -150,11 +150,10 @@ public:
         if (gradients_.parameter(i).requires_grad && is_arriving(i))
             refuse("rebind_gradient", text("the average of '", name(i), "' is in flight; acquire it first"), name(i));
         const BufferView own = gradients_.parameter(i).gradient;
-        if (options_.gradients != GradientStorage::borrowed || gradient.count != own.count || gradient.dtype != own.dtype ||
-            gradient.space != own.space || gradient.data == nullptr)
+        if (options_.gradients != GradientStorage::borrowed || !may_replace(gradient, own))
             refuse("rebind_gradient",
                    text("the new memory of '", name(i), "' must be a borrowed gradient of the same count, type and space"), name(i));
-        if (!gradients_.rebind(i, readiness_.bucket_of(i), gradient, true))
+        if (!gradients_.rebind(i, readiness_.bucket_of(i), gradient))
             refuse("rebind_gradient",
                    text("'", name(i), "' is part of an arena in device memory, which is a bucket; make a new Reducer to move it"), name(i));
     }
@@ -201,7 +200,8 @@ protected:
         if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
             refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
         if (options.non_finite == NonFinite::skip && !plain)
-            refuse("Reducer", "NonFinite::skip is for AllReduce; with shards, discard() steps whose gradient_norm() is not finite");
+            refuse("Reducer",
+                   "NonFinite::skip is for AllReduce; else leave out steps whose gradient_norm() is not finite (with shards: discard())");
         if (options.check_writes && B::memory_space != MemorySpace::host)
             refuse("Reducer", "check_writes reads gradients in host memory only; leave it out");
         if (options.gradients == GradientStorage::pooled && !scatters_)

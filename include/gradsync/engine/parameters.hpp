@@ -23,7 +23,7 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
     if constexpr (Range<std::remove_reference_t<Parameters>>) {
         using T = range_element_t<std::remove_reference_t<Parameters>>;
         static_assert(require_parameter<T>());
-        if constexpr (!std::is_lvalue_reference_v<Parameters> && requires { traits_of<T>::is_range; })
+        if constexpr (!std::is_lvalue_reference_v<Parameters> && (HasBufferTraits<T> || requires { traits_of<T>::is_range; }))
             static_assert(!owns_memory<Parameters>() || !owns_memory<T>(),
                           "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
         if constexpr (Parameter<T>) {
@@ -35,7 +35,7 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
             if constexpr (requires { parameters.size(); }) views.reserve(parameters.size());
             for (auto&& p : parameters) {
                 views.push_back(parameter_view(p));
-                if (ParameterView& v = views.back(); v.gradient == BufferView{}) {
+                if (ParameterView& v = views.back(); v.gradient.data == nullptr && v.gradient.count == 0 && v.value.count != 0) {
                     v.gradient = v.value;
                     v.gradient.data = nullptr;
                 }
@@ -72,6 +72,22 @@ inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shap
         volume *= extent;
     }
     return fits ? std::optional(volume) : std::nullopt;
+}
+
+/// Does `other` have what the gradient `own` has, so that it can take its place?
+inline bool may_replace(const BufferView& other, const BufferView& own) noexcept {
+    return other.count == own.count && other.dtype == own.dtype && other.space == own.space && (other.data != nullptr || own.count == 0);
+}
+
+/// Sets `cheaper_alone` of the parameters i for which `may(i, info)`, from so many bytes on: `least`, or twice or four times as many, and so on.
+template <class May>
+void choose_alone(List<ParameterInfo>& infos, std::size_t least, May&& may) {
+    // Limited, so that a rank that is ahead need not wait for the others before it starts another bucket.
+    constexpr std::size_t most = 256;
+    for (std::size_t alone = most + 1; alone > most; least *= 2) {
+        alone = 0;
+        for (std::size_t i = 0; i < infos.size(); ++i) alone += infos[i].cheaper_alone = may(i, infos[i]) && infos[i].bytes() >= least;
+    }
 }
 
 /// Is the view aligned to its element size?

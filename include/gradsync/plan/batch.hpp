@@ -129,6 +129,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
 template <class Fits>
 std::uint64_t find_micro_batch(Fits&& fits, std::uint64_t limit = std::uint64_t{1} << 20) {
     detail::check_positive({{limit, "the limit of the micro-batch"}});
+    if (limit == static_cast<std::uint64_t>(-1)) --limit;
     std::uint64_t good = 0, bad = limit + 1;
     for (std::uint64_t next = 1; next < bad;) {
         if (fits(next)) good = next;

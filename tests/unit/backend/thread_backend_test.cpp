@@ -154,3 +154,9 @@ TEST_CASE("ThreadBackend: a start that waits for a slot names the rank that hold
     CHECK(said.starts_with("1: "));
     CHECK(said.find("collective #0: rank 1 started it, as all did, but did not go on while rank 0 waited") != std::string::npos);
 }
+
+TEST_CASE("ThreadBackend: a time limit is positive") {
+    for (const auto limit : {std::chrono::seconds(0), std::chrono::seconds(-1)})
+        CHECK_THROWS_WITH_AS(gs::run_threads(2, [](gs::ThreadBackend comm) { comm.barrier().wait(); }, {.timeout = limit}),
+                             "the time limit of a backend must be positive", gs::Error);
+}

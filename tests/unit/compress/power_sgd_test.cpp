@@ -268,6 +268,24 @@ TEST_CASE("PowerSgd: what a gradient of a higher rank leaves comes in the next s
     CHECK(errors.back() < 0.2 * errors.front());
 }
 
+TEST_CASE("PowerSgd: the vectors that a first step guesses are different ones, however many there are") {
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              constexpr std::size_t n = 600, used = 257;
+              std::vector<Tensor> model;
+              model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{n, n});
+              PowerSgdReducer sync(comm, model, PowerSgd{.rank = used, .start_step = 0, .min_compression_rate = 1});
+              std::vector<double> gradient(n * n);
+              for (std::size_t k = 0; k < used; ++k) gradient[k * n + k] = 1;
+              write(sync.gradient_view(0), as(DType::f32, gradient));
+              sync.mark_ready(0);
+              sync.finish();
+              const auto result = numbers(sync.gradient_view(0));
+              double error = 0;
+              for (std::size_t e = 0; e < result.size(); ++e) error = std::max(error, std::abs(result[e] - gradient[e]));
+              finding.check(error < 1e-3, std::to_string(error));
+          }) == "");
+}
+
 TEST_CASE("PowerSgd: gradients that are zero for a while, and then not") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               std::vector<Tensor> model;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -71,6 +72,37 @@ TEST_CASE("TopK: the k largest of what is there travel, and the rest is kept exa
     }
 }
 
+TEST_CASE("TopK: what waited until its type of low precision cannot hold it is late, not lost") {
+    for (const auto& [dtype, value, averaging] :
+         {std::tuple(DType::f8e4m3, 64.0, Averaging::mean), std::tuple(DType::f8e4m3, 64.0, Averaging::sum),
+          std::tuple(DType::f8e5m2, 4096.0, Averaging::mean), std::tuple(DType::f16, 4096.0, Averaging::weighted_mean)})
+        for (const int ranks : {2, 3})
+            CHECK(findings(ranks, [&, dtype = dtype, value = value, averaging = averaging](ThreadBackend comm, Finding& finding) {
+                      auto model = tensors({1000}, dtype);
+                      TopKReducer sync(comm, model, {.averaging = averaging}, TopK{.density = 0.005});
+                      constexpr std::size_t used = 200;  // they wait for 40 steps
+                      std::vector<double> gradient(1000);
+                      std::fill_n(gradient.begin(), used, value);
+                      const bool weighted = averaging == Averaging::weighted_mean, sums = averaging == Averaging::sum;
+                      double given = 0, sent = 0;
+                      for (int step = 0; step < 60; ++step) {
+                          if (weighted) sync.set_weight(1 + comm.rank());
+                          kernel::copy(const_buffer(gradient), sync.gradient_view(0));
+                          sync.mark_ready(0);
+                          sync.finish();
+                          given += static_cast<double>(used) * value * (sums ? ranks : 1);
+                          for (const double x : numbers(sync.gradient_view(0))) sent += x;
+                      }
+                      std::vector<double> held(1);  // which counts by the ranks' weights
+                      for (const double x : numbers(sync.exchange().residual(0))) held[0] += x;
+                      held[0] *= weighted ? 2.0 * (1 + comm.rank()) / (ranks * (ranks + 1)) : sums ? 1 : 1.0 / ranks;
+                      comm.all_reduce(buffer(held), ReduceOp::sum).wait();
+                      finding.check(
+                          std::abs(given - sent - held[0]) < 1e-4 * given,
+                          std::to_string(given) + " given, " + std::to_string(sent) + " sent, " + std::to_string(held[0]) + " held");
+                  }) == "");
+}
+
 TEST_CASE("TopK: an element that the bucket does not have is refused, with the rank that sent it") {
     TopK::Codec codec(TopK{.density = 0.5});
     BucketContents contents{.count = 4, .dtype = DType::f32, .parts = {}};
@@ -79,7 +111,10 @@ TEST_CASE("TopK: an element that the bucket does not have is refused, with the r
     REQUIRE(bucket.words == 4);
     std::uint32_t messages[] = {0, 3, 0, 0, 1, 4, 0, 0};
     float sums[4];
-    const auto add_up = [&] { codec.add_up(bucket, {.first = messages, .stride = 4, .count = 2}, 1, buffer(std::span(sums))); };
+    const auto add_up = [&] {
+        codec.add_up(bucket, {.first = messages, .stride = 4, .count = 2}, 1, buffer(std::span(sums)),
+                     [](std::size_t, ConstBufferView, BufferView) {});
+    };
     CHECK(outcome_of(add_up).says("TopK: rank 1 sent an element number 4 of a bucket of 4"));
     // What a rank puts back went through other ranks, too.
     float held[] = {5, 5, 5, 5, 5};

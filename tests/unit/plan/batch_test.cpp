@@ -145,4 +145,5 @@ TEST_CASE("find_micro_batch finds the largest that fits, and never tries beyond 
             REQUIRE(found == (fits < limit ? fits : limit));
             REQUIRE(tries <= 14);
         }
+    CHECK(find_micro_batch([](std::uint64_t m) { return m <= 99; }, std::numeric_limits<std::uint64_t>::max()) == 99);
 }

@@ -15,7 +15,9 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/forked.hpp"
@@ -146,6 +148,37 @@ TEST_CASE("arenas: a gradient may leave its arena") {
                 if ((left ? elsewhere[k - 2 * count] : arena[k]) != 0.5f) said = "wrong at " + std::to_string(k);
             }
         }
+    });
+    for (const std::string& said : found) CHECK(said == "");
+}
+
+TEST_CASE("arenas: a gradient may be in another arena in each step, of which the last one is gone") {
+    std::vector<std::string> found(2);
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        std::string& said = found[static_cast<std::size_t>(comm.rank())];
+        auto arena = std::make_unique<std::vector<float>>(parts * count);
+        gs::Reducer sync(comm, views(arena->data(), in_order));
+        for (int step = 0; step < 3; ++step) {
+            const bool moves = step != 1 || comm.rank() == 0;  // on one rank only, or on both
+            auto other = std::make_unique<std::vector<float>>(parts * count, static_cast<float>(comm.rank()));
+            if (moves) arena = std::move(other);
+            else arena->assign(parts * count, static_cast<float>(comm.rank()));
+            for (std::size_t i = parts; i-- > 0;) {
+                if (moves) sync.mark_ready(i, gs::BufferView(arena->data() + i * count, count));
+                else sync.mark_ready(i);
+            }
+            sync.finish();
+            if (*arena != std::vector<float>(parts * count, 0.5f)) said = "no mean in step " + std::to_string(step);
+        }
+        const auto error = [&] {
+            try {
+                sync.mark_ready(0, gs::BufferView(static_cast<float*>(nullptr), count));
+            } catch (const gs::Error& refused) {
+                return std::string(refused.what());
+            }
+            return std::string("nothing");
+        }();
+        if (error.find("or no memory") == std::string::npos) said = error;
     });
     for (const std::string& said : found) CHECK(said == "");
 }

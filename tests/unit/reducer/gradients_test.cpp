@@ -239,6 +239,19 @@ TEST_CASE("broadcast_parameters without values says so") {
     CHECK(outcome.says("parameter '0' has no value"));
 }
 
+TEST_CASE("a parameter may have a value and no gradient, whatever its type: frozen, or with a gradient in the bucket") {
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              std::vector<double> frozen(4), trained(3), none;
+              auto first = parameter("frozen", frozen, none);
+              first.requires_grad = false;
+              Reducer sync(comm, {first, parameter("trained", trained, none)}, {.gradients = GradientStorage::in_buckets});
+              for (double& x : sync.gradient_view(1).as<double>()) x = comm.rank();
+              sync.mark_ready(1);
+              sync.finish();
+              for (const double x : sync.gradient_view(1).as<double>()) finding.check(x == 0.5, "no mean");
+          }) == "");
+}
+
 TEST_CASE("frozen parameters take no part, and keep whatever is in their gradient") {
     for (const int ranks : rank_counts(1, 3))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
