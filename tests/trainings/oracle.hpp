@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -44,9 +45,10 @@ struct Vector {
 };
 
 /// Trains alone, as plainly as possible.
+template <class O>
 class Oracle {
 public:
-    explicit Oracle(const DrawnTraining& t) : t_(t), model_(initial_model(t)), optimizer_(AdamW{}, model_) {}
+    explicit Oracle(const DrawnTraining& t) : t_(t), model_(initial_model(t)), optimizer_(O{}, model_) {}
 
     std::string train(const std::vector<double>& norms) {
         for (int s = 0; s < t_.steps; ++s) {
@@ -64,7 +66,7 @@ public:
             double factor = 1;
             if (t_.max_norm > 0) {
                 const double norm = norms.at(static_cast<std::size_t>(s)), plain = std::sqrt(squares) / divisor;
-                if (!(std::abs(norm - plain) <= 1e-12 * plain))
+                if (!(std::abs(norm - plain) <= std::max(1e-12, t_.tolerance) * plain))
                     return "the norm of step " + std::to_string(s) + " is " + std::to_string(norm) + ", not " + std::to_string(plain);
                 factor = gradsync::clip_factor(norm, t_.max_norm);
             }
@@ -178,20 +180,39 @@ private:
 
     const DrawnTraining& t_;
     std::vector<Tensor> model_;
-    WholeOptimizer<AdamW> optimizer_;
+    WholeOptimizer<O> optimizer_;
 };
 
-/// Compares every rank's weights with the oracle's, bit by bit. Norms are compared with a tolerance, because the order of their sums is not
-/// promised; but all ranks must have the same one, with which the oracle clips. Returns the first difference, or "".
-inline std::string difference(const DrawnTraining& t, const std::vector<Trained>& ranks) {
-    for (const Trained& rank : ranks)
+/// Are these weights the oracle's?
+inline bool agree(const DrawnTraining& t, gradsync::ConstBufferView weights, gradsync::ConstBufferView oracles) {
+    if (t.tolerance == 0) return bytes_of(weights) == bytes_of(oracles);
+    const std::vector<double> all = numbers(weights), expected = numbers(oracles);
+    double largest = 1, distance = 0;
+    for (std::size_t k = 0; k < all.size(); ++k) {
+        largest = std::max(largest, std::abs(expected[k]));
+        if (const double d = std::abs(all[k] - expected[k]); !(d <= distance)) distance = d;
+    }
+    return distance <= t.tolerance * largest;
+}
+
+/// Compares the weights of all ranks, which must have the same bits, with the oracle's. Norms are compared with a tolerance, because the
+/// order of their sums is not promised; but all ranks must have the same one, with which the oracle clips. Returns the first difference, or
+/// "".
+template <class O = AdamW>
+std::string difference(const DrawnTraining& t, const std::vector<Trained>& ranks) {
+    for (const Trained& rank : ranks) {
         if (rank.norms != ranks[0].norms) return "the ranks' norms differ";
-    Oracle oracle(t);
-    if (const std::string wrong_norm = oracle.train(ranks[0].norms); !wrong_norm.empty()) return wrong_norm;
-    for (std::size_t r = 0; r < ranks.size(); ++r)
         for (std::size_t i = 0; i < t.parameters.size(); ++i)
-            if (ranks[r].weights.at(i) != oracle.model()[i].value)
-                return "weights of parameter " + std::to_string(i) + " on rank " + std::to_string(r);
+            if (rank.weights.at(i) != ranks[0].weights.at(i)) return "the ranks' weights of parameter " + std::to_string(i) + " differ";
+    }
+    Oracle<O> oracle(t);
+    if (const std::string wrong_norm = oracle.train(ranks[0].norms); !wrong_norm.empty()) return wrong_norm;
+    for (std::size_t i = 0; i < t.parameters.size(); ++i) {
+        const Tensor& expected = oracle.model()[i];
+        if (!agree(t, {ranks[0].weights[i].data(), expected.count(), expected.dtype},
+                   {expected.value.data(), expected.count(), expected.dtype}))
+            return "weights of parameter " + std::to_string(i);
+    }
     return {};
 }
 

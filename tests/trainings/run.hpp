@@ -15,6 +15,7 @@
 #include <gradsync/shard/hybrid.hpp>
 
 #include "oracle.hpp"
+#include "support/temporary_directory.hpp"
 
 namespace gradsync_test {
 
@@ -24,16 +25,41 @@ struct Leg {
     std::filesystem::path from = {}, to = {};  ///< checkpoints; "": none
 };
 
-/// One rank of a training: a trainer that uses the API as the guides say. Sync: a Reducer, ShardedOptimizer or ShardedParameters.
-template <class Sync>
+/// How the trainer computes: in host memory, at once.
+template <class B>
+struct HostKernels {
+    using Optimizer = AdamW;
+
+    HostKernels(B&, const DrawnTraining&) {}
+    template <class F>
+    void run(F&& kernel) {
+        kernel();
+    }
+    void finish() {}  ///< returns when all kernels are over
+    /// What happens at a place of a step, where collectives of the backward may be in flight.
+    void disturb(int /*step*/, int /*place*/, bool /*in_flight*/) {}
+};
+
+/// One rank of a training: a trainer that uses the API as the guides say. Sync: a Reducer, ShardedOptimizer or ShardedParameters. All that
+/// reads or writes numbers is a kernel, which on devices runs later.
+template <class Sync, class Kernels>
 class Trainer {
+    using Optimizer = typename Kernels::Optimizer;
     static constexpr bool is_reducer = !requires(Sync& s) { s.step(); };
     static constexpr bool gathers = requires(Sync& s) { s.gather(0); };
     static constexpr bool averages_later = is_reducer && requires(Sync& s) { s.finish().acquire(0); };
 
 public:
-    Trainer(Sync& sync, const DrawnTraining& t, const Leg& leg, std::vector<Tensor>& model, int rank)
-        : sync_(sync), t_(t), leg_(leg), model_(model), rank_(rank), optimizer_((sync.broadcast_parameters(t.root), AdamW{}), model) {}
+    Trainer(Sync& sync, const DrawnTraining& t, const Leg& leg, std::vector<Tensor>& model, int rank, Kernels& kernels)
+        : sync_(sync),
+          t_(t),
+          leg_(leg),
+          model_(model),
+          rank_(rank),
+          kernels_(kernels),
+          optimizer_((sync.broadcast_parameters(t.root), kernels.finish(), Optimizer{}), model) {}
+    Trainer& operator=(Trainer&&) = delete;
+    ~Trainer() { kernels_.finish(); }
 
     Trained train() {
         if constexpr (!is_reducer)
@@ -53,9 +79,17 @@ private:
     using BufferView = gradsync::BufferView;
 
     std::vector<Bytes> weights() {
-        if constexpr (!is_reducer) return (sync_.flush(), gradsync_test::weights(sync_));
-        std::vector<Bytes> result;
-        for (const Tensor& p : model_) result.push_back(p.value);
+        std::vector<Bytes> result(model_.size());
+        const auto read = [&](std::size_t i) { kernels_.run([&to = result[i], from = value(i)] { to = bytes_of(from); }); };
+        if constexpr (!is_reducer) sync_.flush();
+        for (std::size_t i = 0; i < model_.size(); ++i)
+            if constexpr (gathers) {
+                const auto use = sync_.gather(t_.unit_of(i));
+                read(i);
+            } else {
+                read(i);
+            }
+        kernels_.finish();
         return result;
     }
 
@@ -64,12 +98,13 @@ private:
             std::vector<std::size_t> which;
             for (std::size_t i = 0; i < model_.size(); ++i)
                 if (s > 0 && t_.parameters[i].thaws == s) which.push_back(i);
-            if (!which.empty()) sync_.unfreeze(which);
+            if (!which.empty()) sync_.unfreeze(which), rebuilt_ = false;
         }
     }
 
     void step(int s) {
         written_.assign(model_.size(), 0);
+        kernels_.disturb(s, 0, false);
         if constexpr (requires { sync_.record_order(); })
             if (t_.rebuilds && t_.draw(2, 20, s) == 0) sync_.record_order(1);
         if constexpr (requires { sync_.no_sync(); })
@@ -83,12 +118,12 @@ private:
             }
         if (t_.finds_unused() && !t_.pooled())
             for (std::size_t i = 0; i < model_.size(); ++i)
-                if (t_.is_trained(s, i)) write(gradient(i), constant_bytes(t_.parameters[i].gradient, model_[i].count(), 0));
+                if (t_.is_trained(s, i)) fill(gradient(i), 0);
         const int rounds = t_.pooled() ? t_.turns(0) : 1;
         for (int round = 0; round < rounds; ++round) this->round(s, round);
+        kernels_.disturb(s, 1, false);
         end_step(s);
-        if constexpr (requires { sync_.rebuild_buckets(); })
-            if (t_.rebuilds && t_.draw(2, 22, s) == 0 && !averages_later) (void)sync_.rebuild_buckets();
+        if (t_.rebuilds && t_.draw(2, 22, s) == 0 && !averages_later) rebuild();
         if constexpr (requires { sync_.publish(); })
             if (t_.interrupts && t_.draw(4, 23, s) == 0) sync_.publish();
     }
@@ -105,10 +140,10 @@ private:
         for (int turn = first; turn < last; ++turn) {
             std::optional<gradsync::NoSync> guard;
             if (turn + 1 < last) guard.emplace(sync_.no_sync());
-            if constexpr (requires { sync_.rebuild_buckets(); })
-                if (turn + 1 == last && !t_.pooled() && t_.rebuilds && t_.draw(4, 24, s) == 0) (void)sync_.rebuild_buckets();
+            if (turn + 1 == last && !t_.pooled() && t_.rebuilds && t_.draw(4, 24, s) == 0) rebuild();
             pass(s, turn, has_batch || t_.eager);
         }
+        kernels_.disturb(s, 2 + round, true);
         if constexpr (!is_reducer) sync_.flush();
         if constexpr (averages_later) {
             averages_ = sync_.finish();
@@ -120,6 +155,10 @@ private:
         }
     }
 
+    void rebuild() {
+        if constexpr (requires { sync_.rebuild_buckets(); }) (void)sync_.rebuild_buckets(), rebuilt_ = true;
+    }
+
     /// A forward, and a backward that marks gradients or not.
     void pass(int s, int turn, bool marks = true) {
         std::vector<std::size_t> all;
@@ -128,17 +167,23 @@ private:
         if constexpr (gathers) {
             const auto units = shuffled(sync_.unit_count(), static_cast<std::uint32_t>(t_.draw(1u << 30, 25, t_.order == 0 ? 0 : s)));
             for (const std::size_t u : units) const auto use = sync_.gather(u);
-            for (auto u = units.rbegin(); u != units.rend(); ++u) {
+            const bool by_parameter = t_.device && t_.pooled();  // in reverse order of registration
+            for (auto i = all.rbegin(); by_parameter && i != all.rend(); ++i) {
+                const auto use = sync_.gather(t_.unit_of(*i));
+                if (marks) backward(s, turn, t_.mark_order(s, turn, rank_, {*i}));
+            }
+            for (auto u = units.rbegin(); !by_parameter && u != units.rend(); ++u) {
                 const auto use = sync_.gather(*u);
                 std::vector<std::size_t> own;
                 for (const std::size_t i : all)
                     if (t_.unit_of(i) == *u) own.push_back(i);
                 if (marks) backward(s, turn, t_.mark_order(s, turn, rank_, own));
             }
-        } else if (t_.kind == Kind::step_in_backward) {  // it wants the order of the plan
+        } else if (t_.kind == Kind::step_in_backward || (t_.device && t_.pooled() && rebuilt_)) {  // they want the order of the plan
             std::vector<std::size_t> planned;
             for (std::size_t b = 0; b < sync_.plan().size(); ++b)
-                for (const std::size_t i : sync_.plan().bucket(b)) planned.insert(planned.end(), t_.marks(s, turn, rank_, i), i);
+                for (const std::size_t i : sync_.plan().bucket(b))
+                    if (t_.uses(s, turn, rank_, i)) planned.insert(planned.end(), t_.marks(s, turn, rank_, i), i);
             if (marks) backward(s, turn, planned);
         } else if (marks) {
             backward(s, turn, t_.mark_order(s, turn, rank_, all));
@@ -155,24 +200,31 @@ private:
     void mark(int s, int turn, const std::vector<std::size_t>& order) {
         for (std::size_t k = 0; k < order.size(); ++k) {
             const std::size_t i = order[k];
+            kernels_.disturb(s, 100 * (turn + 1) + static_cast<int>(k), true);
             if constexpr (requires { sync_.wait_parameter(i); }) sync_.wait_parameter(i);
             const bool adds = written_[i] && !t_.pooled() && t_.options.accumulation == gradsync::Accumulation::in_gradients;
             const bool is_final = std::find(order.begin() + static_cast<std::ptrdiff_t>(k) + 1, order.end(), i) == order.end();
             BufferView to = gradient(i);
-            Bytes memory;
-            if (t_.renews && is_final) memory.resize((to.count + 1) * size_of(to.dtype)), to.data = memory.data();
-            if (is_final && t_.poisoned(s)) write(to, constant_bytes(to.dtype, to.count, std::nan("")));
-            else if (is_final) write_gradient(to, value(i), rank_, t_.batch(s, turn), i, adds);
-            else if (!adds) write(to, constant_bytes(to.dtype, to.count, 1000));  // what must not leave yet
+            if (t_.renews && is_final) {
+                renewed_[i].emplace_back((to.count + 1) * size_of(to.dtype));
+                to.data = renewed_[i].back().data();
+            }
+            if (is_final && t_.poisoned(s)) fill(to, std::nan(""));
+            else if (is_final)
+                kernels_.run(
+                    [=, from = value(i), rank = rank_, batch = t_.batch(s, turn)] { write_gradient(to, from, rank, batch, i, adds); });
+            else if (!adds) fill(to, 1000);  // what must not leave yet
             if (is_final) written_[i] = 1;
             if constexpr (is_reducer)
                 if (t_.renews && is_final) {
                     sync_.mark_ready(i, to);
-                    renewed_[i] = std::move(memory);
                     continue;
                 }
             sync_.mark_ready(i);
         }
+    }
+    void fill(BufferView to, double x) {
+        kernels_.run([=] { write(to, constant_bytes(to.dtype, to.count, x)); });
     }
     BufferView gradient(std::size_t i) {
         if constexpr (is_reducer) return sync_.gradient_view(i);
@@ -195,7 +247,7 @@ private:
         }
         if constexpr (is_reducer) {
             if (!averages_later && !t_.skips(s) && sync_.statistics().last.skipped == 0) {
-                optimizer_.begin_step();
+                kernels_.run([this] { optimizer_.begin_step(); });
                 for (std::size_t i = 0; i < model_.size(); ++i) step_parameter(s, i, sync_.gradient_view(i), scale);
             }
         } else if (t_.skips(s)) {
@@ -205,12 +257,13 @@ private:
         }
     }
     void step_parameter(int s, std::size_t i, BufferView average, double scale = 1) {
-        if (t_.is_trained(s, i) && sync_.was_used(i)) optimizer_.step(i, average, scale, model_[i].value_view());
+        if (t_.is_trained(s, i) && sync_.was_used(i))
+            kernels_.run([=, this] { optimizer_.step(i, average, scale, model_[i].value_view()); });
     }
     /// With OverlapForward: the averages of step s arrive.
     void finish_last(int s) {
         if (s < 0) return;
-        if (!t_.skips(s)) optimizer_.begin_step();
+        if (!t_.skips(s)) kernels_.run([this] { optimizer_.begin_step(); });
         for (const std::size_t i : shuffled(model_.size(), static_cast<std::uint32_t>(t_.draw(1u << 30, 26, s, 0, rank_)))) {
             const BufferView average = averages_.acquire(i);
             if (!t_.skips(s)) step_parameter(s, i, average);
@@ -230,17 +283,21 @@ private:
     const Leg& leg_;
     std::vector<Tensor>& model_;
     int rank_;
-    WholeOptimizer<AdamW> optimizer_;  ///< beside a Reducer
+    Kernels& kernels_;
+    WholeOptimizer<Optimizer> optimizer_;  ///< beside a Reducer
     typename decltype(averages_type<averages_later>())::type averages_;
     std::vector<char> written_;  ///< by parameter: has a gradient of this step
-    std::vector<Bytes> renewed_ = std::vector<Bytes>(model_.size());
+    bool rebuilt_ = false;       ///< the plan's order is no longer that of the registration
+    std::vector<std::vector<Bytes>> renewed_ = std::vector<std::vector<Bytes>>(model_.size());
     std::vector<double> norms_;
 };
 
 /// Runs this rank of the training, or of a leg of it.
-template <class B>
+template <template <class> class Kernels = HostKernels, class B>
 Trained run_rank(B world, const DrawnTraining& t, const Leg& leg) {
     using namespace gradsync;
+    using O = typename Kernels<B>::Optimizer;
+    constexpr MemorySpace space = B::memory_space;
     const int rank = world.rank();
     std::vector<Tensor> model = initial_model(t);
     std::vector<ParameterView> views;
@@ -261,49 +318,64 @@ Trained run_rank(B world, const DrawnTraining& t, const Leg& leg) {
         if (rank != t.root || (is_trained && !leg.from.empty())) p.value = random_gradient(p, rank, 78, i);
         p.gradient.resize((1 + p.count()) * size_of(t.parameters[i].gradient));  // none without an address, which would mean no gradient
         views.push_back({.name = p.name,
-                         .value = p.value_view(),
+                         .value = {p.value.data(), p.count(), p.dtype, space},
                          .gradient = {t.layout == 0 ? p.gradient.data() : static_cast<std::byte*>(arena.data()) + offsets[i], p.count(),
-                                      t.parameters[i].gradient, MemorySpace::host},
+                                      t.parameters[i].gradient, space},
                          .requires_grad = is_trained,
                          .uses = t.parameters[i].uses,
                          .may_be_empty = true});
     }
-    const auto train = [&](auto&& sync) { return Trainer(sync, t, leg, model, rank).train(); };
     const AnyBuckets buckets = t.bucket_policy();
     const AnyOverlap overlap = t.overlap_policy();
     using Hybrid = HybridReduceScatter<B>;
     std::optional<HybridGroups<B>> groups;
     if (t.per_group != 0) groups.emplace(hybrid_groups(world, t.per_group));
+    Kernels<B> kernels(groups ? groups->group : world, t);
+    const auto train = [&](auto&& sync) { return Trainer(sync, t, leg, model, rank, kernels).train(); };
     const ShardingOptions sharding{.reducer = t.options, .parameters = t.storage};
 
     if (t.kind == Kind::reducer && t.forward)
         return train(Reducer<B, AnyBuckets, OverlapForward>(world, views, t.options, buckets, OverlapForward()));
     if (t.kind == Kind::reducer) return train(Reducer<B, AnyBuckets, AnyOverlap>(world, views, t.options, buckets, overlap));
     if (t.kind == Kind::zero1 && groups)
-        return train(ShardedOptimizer<B, AdamW, Zero1, AnyBuckets, AnyOverlap, Hybrid>(groups->group, views, AdamW{}, sharding, buckets,
-                                                                                       overlap, Hybrid(groups->replicas)));
+        return train(ShardedOptimizer<B, O, Zero1, AnyBuckets, AnyOverlap, Hybrid>(groups->group, views, O{}, sharding, buckets, overlap,
+                                                                                   Hybrid(groups->replicas)));
     if (t.kind == Kind::zero1)
-        return train(ShardedOptimizer<B, AdamW, Zero1, AnyBuckets, AnyOverlap>(world, views, AdamW{}, sharding, buckets, overlap));
+        return train(ShardedOptimizer<B, O, Zero1, AnyBuckets, AnyOverlap>(world, views, O{}, sharding, buckets, overlap));
     if (t.kind == Kind::zero2 && groups)
-        return train(ShardedOptimizer<B, AdamW, Zero2, AnyBuckets, AnyOverlap, Hybrid>(groups->group, views, AdamW{}, sharding, buckets,
-                                                                                       overlap, Hybrid(groups->replicas)));
+        return train(ShardedOptimizer<B, O, Zero2, AnyBuckets, AnyOverlap, Hybrid>(groups->group, views, O{}, sharding, buckets, overlap,
+                                                                                   Hybrid(groups->replicas)));
     if (t.kind == Kind::zero2 && t.forward)
-        return train(
-            ShardedOptimizer<B, AdamW, Zero2, AnyBuckets, OverlapForward>(world, views, AdamW{}, sharding, buckets, OverlapForward()));
+        return train(ShardedOptimizer<B, O, Zero2, AnyBuckets, OverlapForward>(world, views, O{}, sharding, buckets, OverlapForward()));
     if (t.kind == Kind::zero2)
-        return train(ShardedOptimizer<B, AdamW, Zero2, AnyBuckets, AnyOverlap>(world, views, AdamW{}, sharding, buckets, overlap));
-    if (t.kind == Kind::step_inside)
-        return train(ShardedOptimizer<B, AdamW, StepInside, AnyBuckets>(world, views, AdamW{}, sharding, buckets));
-    if (t.kind == Kind::step_in_backward)
-        return train(ShardedOptimizer<B, AdamW, StepInBackward, AnyBuckets, AnyOverlap>(world, views, AdamW{}, sharding, buckets, overlap));
+        return train(ShardedOptimizer<B, O, Zero2, AnyBuckets, AnyOverlap>(world, views, O{}, sharding, buckets, overlap));
+    if constexpr (space == MemorySpace::host) {
+        if (t.kind == Kind::step_inside) return train(ShardedOptimizer<B, O, StepInside, AnyBuckets>(world, views, O{}, sharding, buckets));
+        if (t.kind == Kind::step_in_backward)
+            return train(ShardedOptimizer<B, O, StepInBackward, AnyBuckets, AnyOverlap>(world, views, O{}, sharding, buckets, overlap));
+    }
 
     std::vector<std::size_t> unit_of;
     for (std::size_t i = 0; i < model.size(); ++i) unit_of.push_back(t.unit_of(i));
     const Units units(unit_of);
     if (groups)
-        return train(ShardedParameters<B, AdamW, AnyOverlap, Hybrid>(groups->group, views, AdamW{}, units, t.stage3, overlap,
-                                                                     Hybrid(groups->replicas)));
-    return train(ShardedParameters<B, AdamW, AnyOverlap>(world, views, AdamW{}, units, t.stage3, overlap));
+        return train(
+            ShardedParameters<B, O, AnyOverlap, Hybrid>(groups->group, views, O{}, units, t.stage3, overlap, Hybrid(groups->replicas)));
+    return train(ShardedParameters<B, O, AnyOverlap>(world, views, O{}, units, t.stage3, overlap));
+}
+
+/// Runs the training, in two jobs if it is saved, and describes its first fault; returns "" if there is none. `run(t, leg)` returns the
+/// results of all ranks.
+template <class O = AdamW, class Run>
+std::string run_legs(const DrawnTraining& t, Run&& run) {
+    if (t.saved_after == 0) return difference<O>(t, run(t, Leg{0, t.steps}));
+    const TemporaryDirectory saved, moved;
+    const std::vector<Trained> before = run(t, Leg{0, t.saved_after, {}, saved.path()});
+    (void)run(t.between(), Leg{t.saved_after, t.saved_after, saved.path(), moved.path()});
+    std::vector<Trained> after = run(t.resumed(), Leg{t.saved_after, t.steps, moved.path(), {}});
+    for (std::size_t r = 0; r < after.size(); ++r)
+        after[r].norms.insert(after[r].norms.begin(), before[r].norms.begin(), before[r].norms.end());
+    return difference<O>(t, after);
 }
 
 }  // namespace gradsync_test

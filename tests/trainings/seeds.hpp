@@ -32,14 +32,14 @@ inline std::uint64_t number_from(const char* variable, std::uint64_t otherwise) 
 }
 
 /// Checks the trainings of seeds GRADSYNC_TRAININGS_SEED (1) and following, GRADSYNC_TRAININGS_RUNS (`usual`) of them: `run(t)` returns
-/// the first fault, or "".
+/// the first fault, or "". `on_device`: they are drawn for devices.
 template <class Run>
-void check_trainings(std::uint64_t usual, Run&& run) {
+void check_trainings(std::uint64_t usual, Run&& run, bool on_device = false) {
     const std::uint64_t first = number_from("GRADSYNC_TRAININGS_SEED", 1), runs = number_from("GRADSYNC_TRAININGS_RUNS", usual);
     for (const int signal : {SIGALRM, SIGSEGV, SIGBUS, SIGABRT})
         if (!slow_build || signal == SIGALRM) std::signal(signal, on_signal);  // sanitizers say more
     for (std::uint64_t seed = first; seed < first + runs; ++seed) {
-        const DrawnTraining t(seed);
+        const DrawnTraining drawn(seed), t = on_device ? drawn.on_device() : drawn;
         running = describe(t);
         running.reserve(running.size() + 20);  // the handler allocates nothing
         ::alarm(static_cast<unsigned>(4 * time_limit.count()));

@@ -60,6 +60,8 @@ struct DrawnTraining {
     gradsync::ReducerOptions options;
     gradsync::ParameterStorage storage = gradsync::ParameterStorage::borrowed;
     gradsync::ShardedParametersOptions stage3;
+    bool device = false;   ///< numbers are in device memory
+    double tolerance = 0;  ///< of the weights and norms, relative to the largest; 0: the bits of weights are known
 
     /// A number below n that is drawn for these numbers: the same on all ranks, and for the oracle.
     std::size_t draw(std::size_t n, int what, int step, int turn = 0, int rank = 0, std::size_t i = 0) const {
@@ -117,6 +119,8 @@ struct DrawnTraining {
     DrawnTraining resumed() const;
     /// A job that only loads the checkpoint and saves it again: another number of ranks, another stage.
     DrawnTraining between() const;
+    /// The same without what devices do not have, or do not allow.
+    DrawnTraining on_device() const;
 };
 
 inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
@@ -211,7 +215,8 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
 inline DrawnTraining DrawnTraining::resumed() const {
     const DrawnTraining other(seed + 1);
     DrawnTraining result = *this;
-    result.buckets = other.buckets, result.overlap = other.overlap, result.order = other.order, result.layout = other.layout;
+    result.buckets = other.buckets, result.overlap = other.overlap, result.layout = other.layout;
+    if (!device || !pooled()) result.order = other.order;
     result.stage3.prefetch = other.stage3.prefetch, result.stage3.replicate_below = other.stage3.replicate_below;
     return result;
 }
@@ -223,6 +228,29 @@ inline DrawnTraining DrawnTraining::between() const {
     result.ranks = other.ranks, result.root = 0, result.per_group = 0, result.tcp = false, result.forward = false;
     result.options = result.stage3.reducer = {};
     result.storage = gradsync::ParameterStorage::borrowed;
+    return result;
+}
+
+inline DrawnTraining DrawnTraining::on_device() const {
+    using namespace gradsync;
+    DrawnTraining result = *this;
+    result.device = true, result.tcp = false;
+    result.poisons = result.options.check_writes = false;
+    result.options.non_finite = NonFinite::pass;
+    if (kind == Kind::step_inside) result.kind = Kind::zero1;
+    if (kind == Kind::step_in_backward) result.kind = Kind::zero2;
+    if (storage == ParameterStorage::shared) result.storage = ParameterStorage::in_buckets;
+    if (result.pooled()) result.order = 0, result.threads = false;  // acquire_gradient() wants an order
+    if (renews) result.layout = 0;                                  // a gradient in an arena cannot be moved
+    const auto wide = [&](DType type) { return kind != Kind::reducer && type == DType::f64 ? DType::f32 : type; };
+    bool has_low = options.reduce_dtype && is_low_precision(*options.reduce_dtype);
+    for (Drawn& p : result.parameters) {
+        p.value = wide(p.value), p.gradient = wide(p.gradient);
+        has_low = has_low || is_low_precision(p.value) || is_low_precision(p.gradient);
+    }
+    if (options.reduce_dtype) result.options.reduce_dtype = wide(*options.reduce_dtype);
+    result.tolerance = has_low ? 0.04 : 1e-5;
+    result.stage3.reducer = result.options;
     return result;
 }
 
@@ -257,6 +285,7 @@ inline std::string describe(const DrawnTraining& t) {
     const auto flag = [](bool set, const char* name) { return set ? std::string(" ") + name : std::string(); };
     const auto number = [](const char* name, auto n) { return std::string(" ") + name + "=" + std::to_string(n); };
     std::string text = "seed " + std::to_string(t.seed) + ": " + kinds[static_cast<int>(t.kind)] + number("ranks", t.ranks);
+    if (t.device) text += " device";
     if (t.tcp) text += std::string(" tcp") + (t.shared_memory ? number("per_host", t.per_host) : " messages");
     if (t.per_group != 0) text += number("per_group", t.per_group);
     text += number("steps", t.steps) + number("root", t.root) + " " + describe(t.options) + " buckets=" + t.bucket_policy().describe() +

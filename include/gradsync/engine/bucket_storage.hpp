@@ -213,7 +213,7 @@ public:
     /// Allocates for the buckets of `storage`, which are reduced as `sums` says. No sum exists yet. Collective.
     void allocate(B& backend, const BucketStorage<B>& storage, std::size_t buckets, const DealtSums& sums) {
         const DealtSums::Needs needs = sums.needs();
-        micro_batches_ = sums.deal().micro_batches;
+        leaves_ = sums.leaves();
         buckets_ = buckets;
         first_part_ = needs.places * buckets;
         views_.resize(first_part_ + needs.parts * buckets);
@@ -236,10 +236,10 @@ public:
     /// The memory for this rank's shard of sum k of bucket b, if a round has several sums.
     BufferView part(std::size_t k, std::size_t b) const noexcept { return views_[first_part_ + k * buckets_ + b]; }
 
-    /// Adds the next sum, over `leaves` micro-batches, to the shard of bucket b. The last sum of a step completes the shard.
+    /// Adds the next sum, over `leaves` of `DealtSums::leaves()`, to the shard of bucket b. The last sum of a step completes the shard.
     void add(std::size_t b, BufferView sum, std::size_t leaves) {
-        if (micro_batches_ == 0) return sums_.push_in_a_row(b, sum, views_[b]);
-        if (sums_.leaves(b) + leaves != micro_batches_) return sums_.push(b, sum, views_[b], leaves);
+        if (leaves_ == 0) return sums_.push_in_a_row(b, sum, views_[b]);
+        if (sums_.leaves(b) + leaves != leaves_) return sums_.push(b, sum, views_[b], leaves);
         sums_.fold(b, sum, views_[b], views_[b]);
         if (factor_ != 1) passes_.scale(views_[b], factor_);
     }
@@ -250,7 +250,7 @@ private:
     const double factor_;
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
     List<BufferView> views_;  ///< by place and bucket, then by part and bucket
-    std::size_t micro_batches_ = 0, buckets_ = 0, first_part_ = 0, bytes_ = 0;
+    std::size_t leaves_ = 0, buckets_ = 0, first_part_ = 0, bytes_ = 0;
     SumStacks<B> sums_;  ///< by bucket
 };
 

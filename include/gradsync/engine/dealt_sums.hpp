@@ -11,7 +11,7 @@ namespace gradsync::inline v0_2::detail {
 struct DealtSum {
     std::size_t round;
     int first, last;
-    std::size_t leaves;  ///< micro-batches
+    std::size_t leaves;  ///< of the tree of sums that a step adds up: micro-batches, or 1 if rounds are not split
 };
 
 /// One past the last rank of the longest run from `first` on whose blocks in this round add up to a node of the micro-batch tree, in the
@@ -36,6 +36,9 @@ public:
     bool several() const noexcept { return several_; }
     ListView<const DealtSum> now() const noexcept { return now_; }
     std::size_t round() const noexcept { return round_; }
+    /// The leaves of all sums of a step; 0 if micro-batches are not counted. The blocks of an odd number of ranks are no node of the tree of
+    /// micro-batches, so a tree of sums of whole rounds has these as its leaves.
+    std::size_t leaves() const noexcept { return several_ ? deal_.micro_batches : deal_.rounds(); }
     [[gnu::noinline]] void set_round(std::size_t round) {
         round_ = round;
         now_.clear();
@@ -44,7 +47,7 @@ public:
             const Deal::Round r = deal_.round(number);
             for (int first = 0, last = 0; first < r.ranks; first = last) {
                 last = several_ ? end_of_sum(r, first) : r.ranks;
-                now_.push_back({number, first, last, static_cast<std::size_t>(last - first) * r.block});
+                now_.push_back({number, first, last, several_ ? static_cast<std::size_t>(last - first) * r.block : 1});
             }
         }
     }
@@ -59,14 +62,14 @@ public:
     [[gnu::noinline]] Needs needs() const {
         Needs needs;
         DealtSums all = *this;
-        std::size_t open[65], top = 0, leaves = 0;  // first micro-batch of each sum on the stack
-        for (all.set_round(0); leaves < deal_.micro_batches; all.set_round(all.round_ + 1)) {
+        std::size_t open[65], top = 0, leaves = 0;  // first leaf of each sum on the stack
+        for (all.set_round(0); leaves < this->leaves(); all.set_round(all.round_ + 1)) {
             for (const DealtSum& sum : all.now_) {
                 open[top++] = leaves;
                 leaves += sum.leaves;
                 needs.additions.push_back(0);
-                for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, deal_.micro_batches); --top) ++needs.additions.back();
-                if (leaves != deal_.micro_batches) needs.places = larger(needs.places, top);
+                for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, this->leaves()); --top) ++needs.additions.back();
+                if (leaves != this->leaves()) needs.places = larger(needs.places, top);
             }
             if (all.now_.size() > 1) needs.parts = larger(needs.parts, all.now_.size());
             needs.at_a_time = larger(needs.at_a_time, all.now_.size());

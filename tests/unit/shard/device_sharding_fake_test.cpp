@@ -41,6 +41,38 @@ TEST_CASE("sharding on devices: it trains as it does on the host") {
         }
 }
 
+TEST_CASE("sharding on devices: micro-batches that are counted, on any number of ranks") {
+    for (const int size : gradsync_test::rank_counts())
+        for (std::size_t all = static_cast<std::size_t>(size); all < 15; ++all) {
+            CAPTURE(size);
+            CAPTURE(all);
+            const Deal deal{all, size, true};
+            const auto train = [&]<class B>(B comm) {  // steps to minus the mean of 1, 2, ...
+                gradsync_test::Numbers<B> weight(1000, 0);
+                ParameterView view{.name = "w", .value = weight.view(), .gradient = weight.view()};
+                view.gradient.data = nullptr;
+                ShardedOptimizer sharded(comm, {view}, cuda::Sgd({.learning_rate = 1, .momentum = 0}),
+                                         ShardingOptions{.reducer = {.accumulation = Accumulation::in_buckets, .micro_batches = all}},
+                                         Zero2{});
+                for (std::size_t turn = 0; turn < deal.rounds(); ++turn) {
+                    const bool has_batch = turn < deal.count(comm.rank());
+                    (void)sharded.begin_step(has_batch);
+                    if (has_batch) {
+                        const float gradient = static_cast<float>(deal.number(comm.rank(), turn) + 1);
+                        gradsync_test::write(comm, sharded.acquire_gradient(0), std::vector<float>(1000, gradient));
+                        sharded.mark_ready(0);
+                    }
+                    sharded.finish();
+                }
+                sharded.step();
+                return gradsync_test::read(comm, weight.view());
+            };
+            const std::vector<float> expected(1000, static_cast<float>(all + 1) * -0.5f);
+            CHECK(gradsync_test::distance(staged(size, train), expected) < 1e-6f);
+            CHECK(gradsync_test::distance(on_devices(size, train), expected) < 1e-6f);
+        }
+}
+
 TEST_CASE("sharding on devices: the host reads a device's checkpoint, and a device the host's") {
     const ShardedCase first{.name = "stage 1"}, then{.name = "stage 3", .stage = 3};
     const gradsync_test::TemporaryDirectory of_host, of_device;
