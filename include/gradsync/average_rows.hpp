@@ -47,12 +47,14 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
         bool differs = false;
         for (std::size_t k = 1; k < n; ++k) differs = differs || all[r * n + k] != all[k];
         if (counts[r] == wrong || differs)
-            raise(Errc::invalid_argument,
-                  text(operation, ": rank ", r,
-                       counts[r] == wrong
-                           ? " passed invalid rows; its own error says which"
-                           : " has a gradient of another shape or type than rank 0, or calls the other one of average_rows and sum_rows"),
-                  {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
+            raise(
+                Errc::invalid_argument,
+                text(
+                    operation, ": rank ", r,
+                    counts[r] == wrong
+                        ? " passed invalid rows; its own error says which"
+                        : " has a gradient of another shape or type than rank 0, or one of the two calls average_rows and the other sum_rows"),
+                {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
     }
     std::size_t most = 0;
     for (const std::uint64_t count : counts) most = larger<std::size_t>(most, count);

@@ -163,8 +163,8 @@ public:
 
     /// The same for a gradient that a framework allocated anew: it lies in `gradient`, with the count, type and space of the old one. A
     /// borrowed gradient stays there until the next such call or `rebind_gradient`, so keep its memory until then. A gradient that lives in
-    /// a bucket, or in an arena of device memory, is copied to its place. Throws what `mark_ready(i)` throws, and
-    /// Error(invalid_argument) for another count, type or space.
+    /// a bucket, or in an arena of device memory that is one, is copied to its place. Throws what `mark_ready(i)` throws, and
+    /// Error(invalid_argument) for another count, type or space, or no memory.
     void mark_ready(std::size_t i, const BufferView& gradient) { engine_.mark_ready(i, gradient); }
 
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the parameters, if some

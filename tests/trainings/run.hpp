@@ -68,6 +68,7 @@ public:
             if constexpr (averages_later) finish_last(s - 1);
             thaw(s);
             step(s);
+            forget_renewed();
         }
         if constexpr (averages_later) finish_last(leg_.last - 1);
         if constexpr (!is_reducer)
@@ -77,6 +78,13 @@ public:
 
 private:
     using BufferView = gradsync::BufferView;
+
+    /// Frees what gradients were before their last mark.
+    void forget_renewed() {
+        if (t_.renews) kernels_.finish();
+        for (auto& memories : renewed_)
+            if (memories.size() > 1) memories.erase(memories.begin(), memories.end() - 1);
+    }
 
     std::vector<Bytes> weights() {
         std::vector<Bytes> result(model_.size());

@@ -124,7 +124,8 @@ template <class Lookup>
     }
     if (const char* const address = get("MASTER_ADDR")) job.address = address;
     if (job.address.starts_with('[') && job.address.ends_with(']')) job.address = job.address.substr(1, job.address.size() - 2);
-    if (const auto colon = job.address.find(':'); colon != std::string::npos && job.address.find(':', colon + 1) == std::string::npos)
+    const std::size_t colon = job.address.find(job.address.starts_with('[') ? "]:" : ":");
+    if (colon != std::string::npos && (job.address.starts_with('[') || job.address.rfind(':') == colon))
         raise(Errc::invalid_argument, text("the environment variable MASTER_ADDR must be a host without a port, not '", job.address,
                                            "'; put the port into MASTER_PORT"));
     set_port("MASTER_PORT");

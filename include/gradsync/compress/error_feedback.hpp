@@ -108,22 +108,13 @@ public:
     void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
         if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
     }
-    /// Writes averages to `to`, which begins `first` elements behind bucket b. What a type of low precision cannot hold will be late, too:
-    /// this rank keeps its part of it, by its weight.
+    /// Writes averages, in f32, to `to`, which begins `first` elements behind bucket b. What a type of low precision cannot hold will be late,
+    /// too: this rank keeps its part of it, by its weight.
     void hand_out(std::size_t b, std::size_t first, ConstBufferView averages, BufferView to, double weight) const {
         if (to.dtype == DType::f32) return kernel::copy(averages, to);
-        const float most = largest_finite(to.dtype);
-        kernel::detail::for_blocks(to.count, [&](std::size_t at, std::size_t n) {
-            alignas(64) float exact[kernel::detail::elementwise_block], held[kernel::detail::elementwise_block];
-            kernel::copy(averages.subview(at, n), BufferView{exact, n});
-            for (std::size_t k = 0; k < n; ++k)
-                held[k] = !is_finite(exact[k]) ? exact[k] : exact[k] > most ? most : exact[k] < -most ? -most : exact[k];
-            kernel::copy(ConstBufferView{held, n}, to.subview(at, n));
-            kernel::copy(to.subview(at, n), BufferView{held, n});
-            float* const residual = bucket(b) + first + at;
-            for (std::size_t k = 0; k < n && weight != 0; ++k)
-                if (is_finite(exact[k])) residual[k] += static_cast<float>(weight) * (exact[k] - held[k]);
-        });
+        float* const residual = bucket(b) + first;
+        narrow(static_cast<const float*>(averages.data), to,
+               [&](std::size_t k, float rest) { residual[k] += static_cast<float>(weight) * rest; });
     }
     /// Ends the step: turns what is left back into a residual.
     void settle(std::size_t b, std::size_t count, double unit) const {
@@ -142,18 +133,32 @@ public:
         const BufferView residual = {bucket(b), gradients.count};
         const double unit = unit_of(own);
         if (unit == 0 || kernel::largest_magnitude(bucket(b), gradients.count) == 0) return own;
-        if (own.scale == 0) {
-            kernel::copy(residual, gradients);
-            own.scale = unit;
-        } else {
-            if (unit != own.scale) kernel::scale(residual, unit / own.scale);
-            kernel::add(gradients, residual);
-        }
-        std::memset(residual.data, 0, residual.bytes());
+        const double factor = own.scale == 0 ? 1 : unit / own.scale;
+        if (factor != 1) kernel::scale(residual, factor);
+        if (own.scale == 0) own.scale = unit;
+        else kernel::add(residual, gradients);
+        float* const kept = bucket(b);
+        narrow(kept, gradients, [&](std::size_t k, float rest) { kept[k] = rest; });
+        if (factor != 1) kernel::scale(residual, 1 / factor);
         return own;
     }
 
 private:
+    /// Writes numbers to `to`, with its largest number for what is beyond it, and calls `late(k, rest)` with what it cannot hold of each.
+    template <class Late>
+    static void narrow(const float* numbers, BufferView to, Late&& late) {
+        const float most = largest_finite(to.dtype);
+        kernel::detail::for_blocks(to.count, [&](std::size_t first, std::size_t n) {
+            alignas(64) float held[kernel::detail::elementwise_block];
+            for (std::size_t k = 0; k < n; ++k) {
+                const float x = numbers[first + k];
+                held[k] = !is_finite(x) ? x : x > most ? most : x < -most ? -most : x;
+            }
+            kernel::copy(ConstBufferView{held, n}, to.subview(first, n));
+            kernel::copy(to.subview(first, n), BufferView{held, n});
+            for (std::size_t k = 0; k < n; ++k) late(first + k, is_finite(numbers[first + k]) ? numbers[first + k] - held[k] : 0.0f);
+        });
+    }
     static void add(BufferView residual, ConstBufferView gradients, double scale) {
         if (scale == 0) return;
         if (scale == 1) return kernel::add(residual, gradients);

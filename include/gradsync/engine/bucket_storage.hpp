@@ -84,7 +84,9 @@ public:
 
     void rebind(std::size_t b, std::size_t i, BufferView gradient) noexcept { buckets_[b] = parameters_[i] = gradient; }
     /// Moves bucket b from the trainer's memory to memory of its own outside the backend's, which is a little slower between processes.
-    void detach(std::size_t b, std::span<const std::size_t> parameters) {
+    void detach(std::size_t b, std::span<const std::size_t> parameters)
+        requires(B::memory_space == MemorySpace::host)
+    {
         place(b, parameters, more_memory(in_lines(buckets_[b].bytes())));
     }
 

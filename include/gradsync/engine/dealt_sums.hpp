@@ -36,8 +36,8 @@ public:
     bool several() const noexcept { return several_; }
     ListView<const DealtSum> now() const noexcept { return now_; }
     std::size_t round() const noexcept { return round_; }
-    /// The leaves of all sums of a step; 0 if micro-batches are not counted. The blocks of an odd number of ranks are no node of the tree of
-    /// micro-batches, so a tree of sums of whole rounds has these as its leaves.
+    /// The leaves of all sums of a step; 0 if micro-batches are not counted. If rounds are not split, they are the leaves: unless the number
+    /// of ranks is a power of two, a round is no node of the tree of micro-batches.
     std::size_t leaves() const noexcept { return several_ ? deal_.micro_batches : deal_.rounds(); }
     [[gnu::noinline]] void set_round(std::size_t round) {
         round_ = round;

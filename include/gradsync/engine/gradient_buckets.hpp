@@ -8,8 +8,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The gradients, and their way into and out of the buckets. The engine decides when. `add_up` and `deposit` may run concurrently for
-/// different gradients.
+/// The gradients, and their way into and out of the buckets. The engine decides when. `add_up`, `deposit` and `rebind` may run concurrently
+/// for different gradients; `marked_bucket` for one bucket at a time.
 template <Backend B>
 class GradientBuckets {
 public:
@@ -252,7 +252,7 @@ private:
         bool left = false;
         for (const std::size_t i : all) left = left || (!marks_[i].copied && mark_of(i).copied);
         if (!left) return;
-        storage_.detach(b, all);
+        if constexpr (B::memory_space == MemorySpace::host) storage_.detach(b, all);
         for (const std::size_t i : all) marks_[i] = mark_of(i), deposit(i);
     }
     [[gnu::cold]] void prepare_marks() {
@@ -391,7 +391,7 @@ private:
     List<BufferView> sums_apart_;  ///< by place and parameter
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;                    ///< by parameter
-    std::atomic<bool> some_left_{false};  ///< the range of the trainer's memory that was their bucket; see `rebind`
+    std::atomic<bool> some_left_{false};  ///< some gradients have left the range that was their bucket; see `rebind`
     List<std::uint8_t> asked_for_ = List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; for pooled gradients
     List<std::size_t> kept_;                                                 ///< saved gradients, in case no rank used them
     List<std::uint8_t> kept_bytes_;                                          ///< their contents, one after the other

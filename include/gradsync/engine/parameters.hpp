@@ -35,7 +35,8 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
             if constexpr (requires { parameters.size(); }) views.reserve(parameters.size());
             for (auto&& p : parameters) {
                 views.push_back(parameter_view(p));
-                if (ParameterView& v = views.back(); v.gradient.data == nullptr && v.gradient.count == 0 && v.value.count != 0) {
+                if (ParameterView& v = views.back();
+                    v.gradient == BufferView{} || v.gradient == BufferView(nullptr, 0, v.value.dtype, v.value.space)) {
                     v.gradient = v.value;
                     v.gradient.data = nullptr;
                 }
@@ -79,7 +80,7 @@ inline bool may_replace(const BufferView& other, const BufferView& own) noexcept
     return other.count == own.count && other.dtype == own.dtype && other.space == own.space && (other.data != nullptr || own.count == 0);
 }
 
-/// Sets `cheaper_alone` of the parameters i for which `may(i, info)`, from so many bytes on: `least`, or twice or four times as many, and so on.
+/// Sets `cheaper_alone` of the parameters i of at least `least` bytes for which `may(i, info)`. Doubles `least` until they are 256 at most.
 template <class May>
 void choose_alone(List<ParameterInfo>& infos, std::size_t least, May&& may) {
     // Limited, so that a rank that is ahead need not wait for the others before it starts another bucket.

@@ -138,14 +138,17 @@ TEST_CASE("ThreadBackend: a start that waits for a slot names the rank that hold
         gs::run_threads(2, [&](gs::ThreadBackend comm) {
             std::vector<gs::ThreadWork> works;
             for (std::size_t i = 0; i < slots; ++i) works.push_back(comm.barrier());
-            if (comm.rank() == 1) started = true;
-            while (comm.rank() == 1 && !comm.failed()) std::this_thread::yield();  // stuck: it works on none
-            while (!started) std::this_thread::yield();
+            if (comm.rank() == 1) {
+                started = true;
+                while (!comm.failed()) std::this_thread::yield();  // it works on none
+                return;
+            }
+            while (!started && !comm.failed()) std::this_thread::yield();
             comm.set_timeout(std::chrono::milliseconds(300));
             try {
                 works.push_back(comm.barrier());
             } catch (const gs::Error& error) {
-                if (comm.rank() == 0) said = std::to_string(error.context().peer) + ": " + error.what();
+                said = std::to_string(error.context().peer) + ": " + error.what();
             }
         });
     } catch (const gs::Error&) {
