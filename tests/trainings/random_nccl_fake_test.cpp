@@ -21,7 +21,7 @@
 using namespace gradsync;
 using namespace gradsync_test;
 
-namespace {
+namespace gradsync_test {
 
 /// gs::cuda::Sgd, and the same in host memory. Weights depend on gradients linearly, so that roundings stay small, and gradients with a
 /// wrong factor show.
@@ -74,6 +74,10 @@ private:
     const DrawnTraining& t_;
     cuda::Stream stream_ = cuda::make_stream();
 };
+
+}  // namespace gradsync_test
+
+namespace {
 
 std::vector<Trained> over_nccl(const DrawnTraining& t, const Leg& leg) {
     std::vector<Trained> ranks(static_cast<std::size_t>(t.ranks));
