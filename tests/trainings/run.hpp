@@ -36,7 +36,7 @@ struct HostKernels {
         kernel();
     }
     void finish() {}  ///< returns when all kernels are over
-    /// What happens at a place of a step, where collectives of the backward may be in flight.
+    /// Disturbs the device at this place of a step. `in_flight`: the backward may have collectives in flight.
     void disturb(int /*step*/, int /*place*/, bool /*in_flight*/) {}
 };
 

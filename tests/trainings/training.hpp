@@ -115,7 +115,7 @@ struct DrawnTraining {
     gradsync::AnyBuckets bucket_policy() const;
     gradsync::AnyOverlap overlap_policy() const;
 
-    /// What goes on from the checkpoint: the same training with other policies.
+    /// The training that continues from the checkpoint, with other policies.
     DrawnTraining resumed() const;
     /// A job that only loads the checkpoint and saves it again: another number of ranks, another stage.
     DrawnTraining between() const;

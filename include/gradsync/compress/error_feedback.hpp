@@ -108,8 +108,8 @@ public:
     void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
         if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
     }
-    /// Writes averages, in f32, to `to`, which begins `first` elements behind bucket b. What a type of low precision cannot hold will be late,
-    /// too: this rank keeps its part of it, by its weight.
+    /// Writes averages of f32 to `to`, which starts at element `first` of bucket b. If `to` has a type of low precision, this rank adds its
+    /// share of the rounding errors, which is its weight, to its residual.
     void hand_out(std::size_t b, std::size_t first, ConstBufferView averages, BufferView to, double weight) const {
         if (to.dtype == DType::f32) return kernel::copy(averages, to);
         float* const residual = bucket(b) + first;
