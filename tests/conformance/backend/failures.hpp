@@ -229,11 +229,16 @@ void check_failures() {
         each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
             const int rank = backend.rank(), culprit = backend.size() - 1;
             const std::string where = at(rank, backend.size());
-            backend.barrier().wait();  // nobody is in its constructor any more
-            if (rank == culprit) backend.fail("out of memory");
-            else
-                expect_error(findings, where, Errc::peer_failed, culprit, {"rank " + std::to_string(culprit), "out of memory"},
-                             [&] { reduce_something(backend); });
+            const auto meet = [&] { backend.barrier().wait(); };  // afterwards nobody is in its constructor any more
+            if (rank == culprit) {
+                meet();
+                backend.fail("out of memory");
+            } else {
+                expect_error(findings, where, Errc::peer_failed, culprit, {"rank " + std::to_string(culprit), "out of memory"}, [&] {
+                    meet();  // the culprit may be through, and have failed
+                    reduce_something(backend);
+                });
+            }
             check_dead<L>(backend, findings, where);
             backend.fail("twice");  // of no effect
         });
@@ -258,12 +263,15 @@ void check_failures() {
                                        const std::string& words, bool polls = false) {
         reduce_something(backend);  // NCCL connects ranks when the first collective of a kind starts, which waits for all of them
         Backend twin = backend.duplicate(), alike = backend.split(stays_away, backend.rank());
-        twin.barrier().wait();  // nobody is in split() any more
         if (stays_away) {
-            std::this_thread::sleep_for(2 * scant);
-            expect_error(findings, where, Errc::timeout, peer, {words, "all_reduce"}, [&] { twin.barrier().wait(); });  // until it is told
+            expect_error(findings, where, Errc::timeout, peer, {words, "all_reduce"}, [&] {
+                twin.barrier().wait();
+                std::this_thread::sleep_for(2 * scant);
+                twin.barrier().wait();  // until it is told
+            });
             return;
         }
+        twin.barrier().wait();  // nobody is in split() any more
         Exchange<Memory> part({.operation = Operation::all_reduce, .count = 5000}, backend.rank(), backend.size());
         expect_error(findings, where, Errc::timeout, peer, {words, "all_reduce"}, [&] {
             Work work = part.start(backend);
