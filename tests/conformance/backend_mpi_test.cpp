@@ -273,7 +273,7 @@ TEST_CASE("MpiBackend: ranks that wait for some that do not come name them at th
     MPI_Comm_dup(MPI_COMM_WORLD, &comm);
     const auto attempt = [&](const std::string& expected) {
         try {
-            const gradsync::MpiBackend backend(comm, {.timeout = std::chrono::milliseconds(100)});
+            const gradsync::MpiBackend backend(comm, {.timeout = std::chrono::seconds(1)});
             FAIL("nothing was thrown");
         } catch (const gradsync::Error& error) {
             CHECK(error.errc() == gradsync::Errc::timeout);

@@ -5,6 +5,7 @@
 // own.
 #include <gradsync/backend/nccl.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -122,15 +123,19 @@ TEST_CASE("NcclBackend: an asynchronous failure of NCCL's ends it on all ranks, 
 TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is named, not the one that noticed") {
     const Nothing left;
     Findings findings;
+    std::atomic<bool> fails{false};
     on_nccl_ranks(3, [&](NcclBackend comm) {
         DeviceMemory data(floats(10, 1));
         comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
         const auto error = error_of([&] {
             comm.host().barrier().wait();  // all ranks have the first sum
             if (comm.rank() == 1) {
+                fails = true;
+                fails.notify_all();
                 std::this_thread::sleep_for(20ms);  // in which the others do not know why
                 comm.fail("the disk is full");
             } else {
+                fails.wait(false);  // rank 1 gets to it in time
                 gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
             }
             comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
@@ -144,16 +149,25 @@ TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is n
 TEST_CASE("NcclBackend: so it is where NCCL fails while it registers memory") {
     const Nothing left;
     Findings findings;
+    std::atomic<bool> fails{false};
     on_nccl_ranks(3,
                   [&](NcclBackend comm) {
                       std::thread other;
-                      if (comm.rank() == 1)
-                          other = std::thread([comm]() mutable {
-                              std::this_thread::sleep_for(20ms);
-                              comm.fail("the disk is full");
-                          });
-                      else gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
-                      const auto error = error_of([&] { comm.allocate(1000); });
+                      const auto error = error_of([&] {
+                          comm.host().barrier().wait();  // nobody is in its constructor any more
+                          if (comm.rank() == 1) {
+                              other = std::thread([&fails, comm]() mutable {
+                                  fails = true;
+                                  fails.notify_all();
+                                  std::this_thread::sleep_for(20ms);  // in which the others do not know why
+                                  comm.fail("the disk is full");
+                              });
+                          } else {
+                              fails.wait(false);  // rank 1 gets to it in time
+                              gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
+                          }
+                          comm.allocate(1000);
+                      });
                       if (other.joinable()) other.join();
                       findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1,
                                      error ? error->what() : "nothing was thrown");
