@@ -120,24 +120,40 @@ TEST_CASE("NcclBackend: an asynchronous failure of NCCL's ends it on all ranks, 
     });
 }
 
+namespace {
+
+/// One rank fails, and a little before it the others' NCCL does: they do not know why.
+class Loss {
+public:
+    void fail(NcclBackend& comm) {
+        begun_ = true;
+        begun_.notify_all();
+        std::this_thread::sleep_for(20ms);
+        comm.fail("the disk is full");
+    }
+    /// On the other ranks. Waits, so that the rank that fails cannot be late.
+    void notice(const NcclBackend& comm) {
+        begun_.wait(false);
+        gradsync_fake::fail_asynchronously(comm.size(), comm.rank(), ncclRemoteError);
+    }
+
+private:
+    std::atomic<bool> begun_{false};
+};
+
+}  // namespace
+
 TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is named, not the one that noticed") {
     const Nothing left;
     Findings findings;
-    std::atomic<bool> fails{false};
+    Loss loss;
     on_nccl_ranks(3, [&](NcclBackend comm) {
         DeviceMemory data(floats(10, 1));
         comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
         const auto error = error_of([&] {
             comm.host().barrier().wait();  // all ranks have the first sum
-            if (comm.rank() == 1) {
-                fails = true;
-                fails.notify_all();
-                std::this_thread::sleep_for(20ms);  // in which the others do not know why
-                comm.fail("the disk is full");
-            } else {
-                fails.wait(false);  // rank 1 gets to it in time
-                gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
-            }
+            if (comm.rank() == 1) loss.fail(comm);
+            else loss.notice(comm);
             comm.all_reduce(view_of(data, 10), ReduceOp::sum).wait();
         });
         findings.check(error && error->errc() == Errc::peer_failed && error->context().peer == 1,
@@ -149,23 +165,14 @@ TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is n
 TEST_CASE("NcclBackend: so it is where NCCL fails while it registers memory") {
     const Nothing left;
     Findings findings;
-    std::atomic<bool> fails{false};
+    Loss loss;
     on_nccl_ranks(3,
                   [&](NcclBackend comm) {
                       std::thread other;
                       const auto error = error_of([&] {
                           comm.host().barrier().wait();  // nobody is in its constructor any more
-                          if (comm.rank() == 1) {
-                              other = std::thread([&fails, comm]() mutable {
-                                  fails = true;
-                                  fails.notify_all();
-                                  std::this_thread::sleep_for(20ms);  // in which the others do not know why
-                                  comm.fail("the disk is full");
-                              });
-                          } else {
-                              fails.wait(false);  // rank 1 gets to it in time
-                              gradsync_fake::fail_asynchronously(3, comm.rank(), ncclRemoteError);
-                          }
+                          if (comm.rank() == 1) other = std::thread([&loss, comm]() mutable { loss.fail(comm); });
+                          else loss.notice(comm);
                           comm.allocate(1000);
                       });
                       if (other.joinable()) other.join();
