@@ -6,12 +6,14 @@
 #include <doctest/doctest.h>
 
 #include <dirent.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -105,6 +107,34 @@ TEST_CASE("TcpBackend: backends that have failed leave no connections and no mem
         if (connections > 2) return std::to_string(connections) + " connections stayed";
         return blocks > 100 ? std::to_string(blocks) + " blocks of memory stayed" : "";
     });
+}
+
+TEST_CASE("TcpBackend: a rank whose collectives are complete may compute, drop its backend, or end: what it has sent arrives") {
+    enum class Then { computes, drops, ends };
+    for (const Then then : {Then::computes, Then::drops, Then::ends}) {
+        CAPTURE(static_cast<int>(then));
+        const std::uint16_t port = gradsync_test::free_port();
+        void* const shared = ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        REQUIRE(shared != MAP_FAILED);
+        auto& received = *new (shared) std::atomic<bool>(false);
+        check([&](int rank) -> std::string {
+            const auto value = rank == 0 ? 1.0f : 0.0f;
+            std::vector<std::vector<float>> parts(200, std::vector<float>(16'384, value));  // more than the sockets hold
+            std::optional<TcpBackend> comm(backend(rank, 2, port));
+            comm->set_timeout(5s);
+            std::vector<TcpBackend::WorkType> works;
+            for (auto& part : parts) works.push_back(comm->broadcast(buffer(part), 0));
+            if (rank == 1) std::this_thread::sleep_for(300ms);  // in which it reads nothing
+            for (auto& work : works) work.wait();
+            if (rank == 0) {
+                if (then == Then::drops) comm.reset();
+                for (int ms = 0; then != Then::ends && !received && ms < 10'000; ++ms) std::this_thread::sleep_for(1ms);
+            }
+            received = received || rank == 1;
+            return parts == std::vector(200, std::vector<float>(16'384, 1.0f)) ? "" : "wrong data";
+        });
+        ::munmap(shared, sizeof(std::atomic<bool>));
+    }
 }
 
 TEST_CASE("TcpBackend: a group that goes leaves no memory") {

@@ -251,6 +251,7 @@ private:
             if (!failed) world_->poll();
             // Hear even if the world has failed: hellos from before the failure count, and another engine may have received both.
             hear();
+            see_off(failed);
             if (failed) return;
             open_rounds();
             rounds_.advance([this] { world_->poll(); }, [](PendingCollective& last) { last.set_complete(); });
@@ -288,10 +289,15 @@ private:
                 if (!next.small()) next.answer();
             }
             if (!next.is_all_here()) return;
-            if (next.complete()) continue;
+            if (next.complete() || next.is_leaving()) continue;
             if (next.small()) next.finish_small(combiner_, inputs_);
             else if (rounds_.none_for(next)) next.set_complete();
         }
+    }
+
+    void see_off(bool failed) {
+        for (std::uint64_t n = pending_.first(); n < heard_; ++n)
+            if (PendingCollective& one = pending(n); one.is_leaving()) one.see_off(failed);
     }
 
     void open_rounds() {

@@ -38,7 +38,7 @@ public:
     void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known) {
         number_ = number;
         call_ = call;
-        sent_ = heard_ = complete_ = from_in_ = has_to_leave_ = false;
+        sent_ = heard_ = computed_ = complete_ = from_in_ = has_to_leave_ = false;
         const std::size_t width = size_of(call.dtype);
         // Only the root of a scatter or gather knows its size.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
@@ -94,7 +94,8 @@ public:
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
     /// Has that rank, which has started it, yet to send some of its contribution, or to receive some of what is sent to it?
     bool owes(int rank) const noexcept {
-        return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket);
+        return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket) ||
+               (computed_ && hellos_out_[index(rank)] != Transport::no_ticket);
     }
     const List<Call>& calls() const noexcept { return calls_; }
 
@@ -122,6 +123,7 @@ public:
     }
 
     /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others. `inputs`: scratch.
+    /// Complete only once `see_off` says so.
     void finish_small(collective::Combiner& combiner, List<const void*>& inputs) {
         inputs.resize(calls_.size());
         if (!by_way_of_one_) {
@@ -133,9 +135,14 @@ public:
             if (is_hub() && whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
             if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
         }
-        complete_ = true;  // set first: sending may throw, and this must not run twice
+        computed_ = true;  // set first: sending may throw, and this must not run twice
         if (is_hub()) send_hellos(0, true);
     }
+    /// Is it computed, but not known to be complete?
+    bool is_leaving() const noexcept { return computed_ && !complete_; }
+    /// Completes it once its own hellos have left this process: this rank may do something else for long afterwards, or end, and the
+    /// receivers must not wait for that. After a failure of the world it is complete at once, because other ranks may have seen it so.
+    void see_off(bool failed) { complete_ = failed || route_.transport.finish_all(hellos_out_); }
 
     bool complete() const noexcept { return complete_; }
     void set_complete() noexcept { complete_ = true; }
@@ -253,7 +260,8 @@ private:
     const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages and cache lines, so that elements are aligned
     int owners_ = 1;
     std::size_t whole_ = 0;
-    bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false, complete_ = false;
+    bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false;
+    bool computed_ = false, complete_ = false;
     bool from_in_ = false;       ///< the rest of the hello is sent straight from `in`
     bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it is sent from `in`, or asks the receiver first
     bool in_is_known_ = false, out_is_known_ = false;
