@@ -95,7 +95,7 @@ public:
     /// Has that rank, which has started it, yet to send some of its contribution, or to receive some of what is sent to it?
     bool owes(int rank) const noexcept {
         return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket) ||
-               (computed_ && hellos_out_[index(rank)] != Transport::no_ticket);
+               (is_leaving() && hellos_out_[index(rank)] != Transport::no_ticket);
     }
     const List<Call>& calls() const noexcept { return calls_; }
 
@@ -142,7 +142,7 @@ public:
     bool is_leaving() const noexcept { return computed_ && !complete_; }
     /// Completes it once its own hellos have left this process: this rank may do something else for long afterwards, or end, and the
     /// receivers must not wait for that. After a failure of the world it is complete at once, because other ranks may have seen it so.
-    void see_off(bool failed) { complete_ = failed || route_.transport.finish_all(hellos_out_); }
+    void see_off(bool failed) { complete_ = failed || !route_.transport.sends_in_poll() || route_.transport.finish_all(hellos_out_); }
 
     bool complete() const noexcept { return complete_; }
     void set_complete() noexcept { complete_ = true; }

@@ -33,6 +33,7 @@ public:
     int last_stream() const noexcept override { return 1 << 20; }
     const char* refusal() const noexcept override { return nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
+    bool sends_in_poll() const noexcept override { return true; }  // the sockets may be full
     [[gnu::cold]] bool lost(int rank) noexcept override {
         Peer& peer = peers_[at(rank)];
         if (!peer.lost && is_unanswered(peer.socket)) {
