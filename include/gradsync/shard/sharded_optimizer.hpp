@@ -243,7 +243,7 @@ public:
         for (std::size_t i : which) {
             check_index(i, "unfreeze");
             const ParameterView& p = parameters_[i];
-            if (p.value.data == nullptr && p.gradient.count != 0)
+            if (parameter_value(i).data == nullptr && p.gradient.count != 0)
                 refuse("unfreeze", detail::text("parameter '", p.name, "' has no value"), p.name);
             if (engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr && p.gradient.count != 0)
                 refuse("unfreeze",
@@ -329,9 +329,12 @@ private:
         values_.place(backend_, 0, true);
         if (shared()) values_.share(backend_, name);
         Base::make_state();
-        for (std::size_t b = 0; writes_values() && b < plan().size(); ++b)
-            for (std::size_t i : plan().bucket(b))
-                if (const BufferView value = parameters_[i].value; value.data != nullptr) copy(value, values_.value(i));
+        for (std::size_t b = 0; b < plan().size(); ++b)
+            for (std::size_t i : plan().bucket(b)) {
+                BufferView& value = parameters_[i].value;
+                if (writes_values() && value.data != nullptr) copy(value, values_.value(i));
+                if (in_buckets()) value.data = nullptr;  // the trainer may free it now
+            }
         if (shared()) backend_.barrier().wait();
         adopt_values();
         if (shared()) backend_.barrier().wait();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <doctest/doctest.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -894,6 +896,45 @@ TEST_CASE("after an unfreeze the ranks compare the weights in the buckets, not t
     for (const int size : rank_counts(1, 3)) {
         CHECK(check(Zero1{}, size) == "");
         CHECK(check(Zero2{}, size) == "");
+    }
+}
+
+TEST_CASE("weights that live in the buckets are read from the trainer's memory once: it may go before buckets are planned anew") {
+    const std::vector<std::size_t> sizes = {300, 50, 2000};
+    constexpr std::size_t page = 1 << 14;
+    const auto check = [&](ParameterStorage storage, int size) {
+        const auto expected = weights_of_thawed(size, sizes, {2, 0, 0}, 5);
+        return findings(size, [&](ThreadBackend comm, Finding& finding) {
+            auto model = initial_tensors(sizes, DType::f32);
+            std::vector<ParameterView> views;
+            for (Tensor& p : model) views.push_back(parameter_view(p));
+            views[0].requires_grad = false;
+            // Reading this memory once it is gone ends the program.
+            void* const memory = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            views[2].value.data = memory;
+            kernel::copy(model[2].value_view(), views[2].value);
+            ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{}, {.parameters = storage}, SizeCappedBuckets(4000));
+            ::munmap(memory, page);
+            sharded.broadcast_parameters();
+            const std::size_t which[] = {0, 2};  // the second takes part already
+            for (int s = 0; s < 5; ++s) {
+                if (s == 2) sharded.unfreeze(which);
+                for (std::size_t i = s < 2 ? 1 : 0; i < sizes.size(); ++i) {
+                    write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
+                    if (storage == ParameterStorage::shared) comm.barrier().wait();
+                    sharded.mark_ready(i);
+                }
+                sharded.finish();
+                sharded.step();
+                if (s == 0 || s == 3) finding.check(sharded.rebuild_buckets(), "the plan has not changed");
+            }
+            finding.check(first_difference(expected, weights(sharded)).empty(), first_difference(expected, weights(sharded)) + " differs");
+        });
+    };
+    for (const int size : rank_counts()) {
+        CAPTURE(size);
+        CHECK(check(ParameterStorage::in_buckets, size) == "");
+        CHECK(check(ParameterStorage::shared, size) == "");
     }
 }
 
