@@ -160,6 +160,30 @@ public:
         passes.copy(master, values);
     }
 
+    /// Takes the weights of this rank's shard of bucket b, which may have been written. Master weights that round to their weights stay, with
+    /// the bits that rounding drops.
+    template <class Passes, class O>
+    void adopt(const Passes& passes, std::size_t b, BufferView values, O& optimizer) const {
+        constexpr std::size_t block = 4096;
+        if (array(b, 0).data == values.data) return;
+        float masters[block], wide[block];
+        std::byte weights[block * 2], rounded[block * 2] = {};
+        const std::size_t width = size_of(values.dtype);
+        for (std::size_t n, first = 0; first < values.count; first += n) {
+            n = smaller(block, values.count - first);
+            const BufferView now = typed_view(weights, n, values.dtype), before = typed_view(rounded, n, values.dtype);
+            passes.read(values.subview(first, n), weights);
+            passes.read(array(b, 0).subview(first, n), masters);
+            if constexpr (B::memory_space == MemorySpace::host)
+                round(passes, b, first, before, optimizer, [](std::size_t) { return true; });
+            else kernel::copy(typed_view(masters, n, DType::f32), before);
+            kernel::copy(now, typed_view(wide, n, DType::f32));
+            for (std::size_t k = 0; k < n; ++k)
+                if (std::memcmp(weights + k * width, rounded + k * width, width) != 0) masters[k] = wide[k];
+            passes.write(masters, array(b, 0).subview(first, n));
+        }
+    }
+
 private:
     /// Enqueues the step of a shard in device memory on a stream.
     template <class Stream, class O, class Used>

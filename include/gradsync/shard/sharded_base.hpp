@@ -124,7 +124,7 @@ public:
                 .master_weights = state_.master_bytes(),
                 .optimizer_state = state_.state_bytes()};
     }
-    /// The parameters as registered. Trainable ones lose their value if weights live in buckets, or (stage 3) after a broadcast, load or step.
+    /// The parameters as registered. Trainable ones have no value if weights live in buckets, or (stage 3) after a broadcast, load or step.
     std::span<const ParameterView> parameters() const noexcept { return parameters_; }
 
     /// Calls `use(parameter, array, first element, view)` for each slice and each array of this rank's state. Array 0 holds the master

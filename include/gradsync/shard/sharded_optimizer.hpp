@@ -136,7 +136,8 @@ public:
         make_engine();
         gathers_.attach(backend_);
         make_state();
-        as_constructed_ = true;
+        note_weights();
+        note_digests();
     }
 
     /// Gives every rank the root's weights, including those of frozen parameters. Collective.
@@ -148,6 +149,11 @@ public:
             for (std::size_t i = 0; i < values.size(); ++i) values[i] = parameter_value(i);
             this->broadcast_buffers(values, root);
             adopt_values();
+            Base::exchange_.with_replicas([&](B& replicas) {  // their bits may differ, too, where those of the weights do not
+                for (std::size_t b = 0; b < plan().size(); ++b)
+                    if (const BufferView masters = state_.array(b, 0); masters.data != own_values(b).data)
+                        replicas.broadcast(masters, 0).wait();
+            });
         });
     }
 
@@ -160,13 +166,13 @@ public:
     }
 
     /// Updates the master weights after you have written the weights yourself, in the same way on all ranks; otherwise the next `step()`
-    /// undoes that. Local.
+    /// undoes that. Master weights that round to their weights stay. Local.
     void adopt_values() {
         flush();
         for (std::size_t b = 0; b < plan().size(); ++b) {
             if (!in_buckets())
                 for (std::size_t i : plan().bucket(b)) copy(parameters_[i].value, values_.value(i));
-            copy(own_values(b), state_.array(b, 0));
+            state_.adopt(detail::passes_of(backend_), b, own_values(b), this->optimizer_);
         }
         note_weights();
     }
@@ -188,8 +194,8 @@ public:
         if (gradient_scale != 1 && Base::steps_in_backward())
             refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
         Base::check_averaged("step");
-        if (B::memory_space == MemorySpace::host && as_constructed_ && !in_buckets() && !Base::steps_in_backward()) check_values();
-        as_constructed_ = false;
+        check_values("step");
+        digests_ = {};
         Base::step([&] {
             if (Base::step_inside(gradient_scale)) {
                 for (std::size_t i = 0; !in_buckets() && i < parameters_.size(); ++i)
@@ -223,6 +229,7 @@ public:
     [[nodiscard]] bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
+        check_values("rebuild_buckets");
         return guard([&] {
             flush();
             const BucketPlan before = plan();
@@ -252,6 +259,7 @@ public:
                        p.name);
         }
         check_no_gradients("unfreeze");
+        check_values("unfreeze");
         if (engine_->accumulates())
             refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
         guard([&] {
@@ -284,21 +292,31 @@ private:
 
     /// For the comparison of the ranks' weights.
     void note_weights() {
-        as_constructed_ = false;
+        digests_ = {};
         if (storage_ == ParameterStorage::in_buckets)
             engine_->give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? values_.value(i) : BufferView(); });
     }
-    /// Refuses weights that were written since this object copied them: `step()` would undo that.
-    [[gnu::cold]] void check_values() const {
-        for (std::size_t b = 0; b < plan().size(); ++b)
-            for (std::size_t i : plan().bucket(b))
-                if (const BufferView now = parameters_[i].value, taken = values_.value(i);
-                    now.data != taken.data && now.count != 0 && std::memcmp(now.data, taken.data, now.bytes()) != 0)
-                    refuse("step",
-                           detail::text("the weights of '", parameters_[i].name, "' were written after this ", name,
-                                        " was made, and this step would undo that; after you write weights call adopt_values() on all "
-                                        "ranks, or broadcast_parameters()"),
-                           parameters_[i].name);
+    /// A digest of the weights of parameter i if a step would undo that the trainer writes them; else 0.
+    std::uint64_t digest_of_weights(std::size_t i) const {
+        const BufferView now = parameter_value(i);
+        const bool undone = parameters_[i].requires_grad && (is_low_precision(now.dtype) || now.data != values_.value(i).data);
+        return undone && now.count != 0 ? detail::digest_of(static_cast<const std::byte*>(now.data), now.bytes(), 0) : 0;
+    }
+    /// The weights are those of construction until further notice. Other ranks may write shared ones at any time.
+    void note_digests() {
+        if (B::memory_space != MemorySpace::host || shared() || Base::steps_in_backward()) return;
+        digests_.resize(parameters_.size());
+        for (std::size_t i = 0; i < digests_.size(); ++i) digests_[i] = digest_of_weights(i);
+    }
+    /// Refuses weights that were written since construction: their master weights are older, and would overwrite them.
+    void check_values(const char* operation) const {
+        for (std::size_t i = 0; i < digests_.size(); ++i)
+            if (digests_[i] != digest_of_weights(i))
+                refuse(operation,
+                       detail::text("the weights of '", parameters_[i].name, "' were written after this ", name,
+                                    " was made, and the next step would undo that; after you write weights call adopt_values() on all "
+                                    "ranks, or broadcast_parameters()"),
+                       parameters_[i].name);
     }
     void check_no_gradients(const char* operation) const {
         if (micro_batches_ != 0) refuse(operation, "gradients of this step are averaged already; call step() first");
@@ -336,7 +354,7 @@ private:
                 if (in_buckets()) value.data = nullptr;  // the trainer may free it now
             }
         if (shared()) backend_.barrier().wait();
-        adopt_values();
+        for (std::size_t b = 0; b < plan().size(); ++b) copy(own_values(b), state_.array(b, 0));
         if (shared()) backend_.barrier().wait();
     }
 
@@ -351,11 +369,13 @@ private:
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
-        note_weights();  // make_state noted those in the parameters' memory, which may be old
+        const bool as_constructed = !digests_.empty();
+        note_weights();
+        if (as_constructed) note_digests();
     }
 
     ParameterStorage storage_;
-    bool as_constructed_ = false;  ///< the weights are those that the ranks had at construction
+    List<std::uint64_t> digests_;  ///< by parameter: `digest_of_weights` at construction; empty once weights were stepped or adopted
 };
 
 template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardingOptions, class... More>

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "support/ranks.hpp"
+
 namespace gs = gradsync;
 
 namespace {
