@@ -29,8 +29,6 @@ public:
     using Optimizer = O;
     ShardedBase& operator=(ShardedBase&&) = delete;
 
-    // ---------------------------------------------------------------------------------- the backward, as with a Reducer
-
     /// See Reducer::begin_step. Collective.
     [[nodiscard]] bool begin_step(bool has_batch = true) {
         check_usable("begin_step");
@@ -42,18 +40,16 @@ public:
                                       micro_batches_, " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, the weight compares ranks, not
-    /// micro-batches.
+    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it compares the ranks in each.
     void set_weight(double weight) {
         check_usable("set_weight");
         check_stepped("set_weight");
         engine_->set_weight(weight);
     }
-    /// While the guard lives, marks only add up gradients, without communication. Throws Error(invalid_argument) if gradients are sharded.
-    /// See Reducer::no_sync.
+    /// See Reducer::no_sync. Throws Error(invalid_argument) if gradients are sharded, or averaged already.
     NoSync no_sync() {
         check_usable("no_sync");
-        check_stepped("no_sync");
+        check_open("no_sync");
         return engine_->no_sync();
     }
     /// See Reducer::broadcast_buffers. With hybrid sharding the root is a rank of the first group. Collective.
@@ -68,18 +64,18 @@ public:
     /// which gradients become ready. If gradients are sharded, the call may wait until another bucket is reduced, the initial contents are
     /// unspecified, and the memory is valid until the last gradient of its bucket is marked.
     BufferView acquire_gradient(std::size_t i) { return engine_->acquire_gradient(i); }
-    /// See Reducer::mark_ready. Thread-safe.
-    void mark_ready(std::size_t i) { engine_->mark_ready(i); }
+    /// See Reducer::mark_ready. Thread-safe. Throws Error(invalid_argument) if the step takes no further micro-batch; call `step()` first.
+    void mark_ready(std::size_t i) {
+        check_open("mark_ready");
+        engine_->mark_ready(i);
+    }
 
     /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are complete), or throws as
     /// Reducer::finish does. Further calls before `step()` add the averages of further micro-batches (not in stage 1). The step then uses
     /// their mean, or their sum with Averaging::sum. Collective.
     void finish() {
         check_usable("finish");
-        if (micro_batches_ != 0 && (engine_options_.gradients != GradientStorage::pooled || steps_in_backward()))
-            refuse("finish", "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
-        if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
-            refuse("finish", text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
+        check_open("finish");
         engine_->check_micro_batches("finish");
         guard([&] {
             deferred_ = inside_.possible() && !steps_in_backward() && !engine_->compares_weights();
@@ -106,7 +102,6 @@ public:
     double gradient_norm() {
         check_averaged("gradient_norm");
         refuse_in_backward("gradient_norm");
-        if (!deferred_) engine_->check_between_steps("gradient_norm");
         return guard([&] {
             if (std::exchange(deferred_, false)) reduce();
             return engine_->gradient_norm() / divisor();
@@ -269,17 +264,23 @@ protected:
                        text("frozen parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"), p.name);
     }
 
-    void copy(ConstBufferView from, BufferView to) { passes_of(backend_).copy(from, to); }
-
     /// Are gradients sharded, and the micro-batches of a step counted?
     bool counts_micro_batches() const noexcept {
         return engine_options_.micro_batches != 0 && engine_options_.gradients == GradientStorage::pooled;
     }
+    /// Refuses another micro-batch of a step that takes none after this `finish()`.
+    void check_open(const char* operation) const {
+        if (micro_batches_ == 0) return;
+        if (engine_options_.gradients != GradientStorage::pooled || steps_in_backward())
+            refuse(operation, "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+        if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
+            refuse(operation, text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
+    }
     void check_averaged(const char* operation) const {
         check_usable(operation);
         if (micro_batches_ == 0) refuse(operation, "there are no averaged gradients; call finish() first");
-        const std::size_t due = engine_->deal().rounds();
-        if (counts_micro_batches() && micro_batches_ != due)
+        if (!deferred_) engine_->check_between_steps(operation);
+        if (const std::size_t due = engine_->deal().rounds(); counts_micro_batches() && micro_batches_ != due)
             refuse(operation,
                    text("only ", micro_batches_, " of this step's ", due, " micro-batches were averaged; call finish() after each"));
     }
@@ -358,9 +359,8 @@ protected:
             policies.consumes = Derived::in_backward && can_step_inside();
             if (!Derived::in_backward && can_step_inside()) policies.overlap = NoOverlap();  // buckets leave in `step()`
             return policies;
-        } else {
-            return make_policies<B>(buckets_, overlap_, exchange_);
         }
+        return make_policies<B>(buckets_, overlap_, exchange_);
     }
     bool can_step_inside() const {
         if constexpr (Derived::steps_inside && abilities_of<B>.steps_inside) return backend_.size() > 1 && backend_.steps_inside();

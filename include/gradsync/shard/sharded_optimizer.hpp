@@ -86,7 +86,7 @@ class ShardedOptimizer
     : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O, Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
-    using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::copy, Base::engine_, Base::engine_options_,
+    using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_, Base::engine_options_,
         Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse, Base::start_gather,
         Base::state_, Base::step_bucket, Base::values_, Base::watch;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
@@ -274,6 +274,7 @@ public:
 private:
     bool in_buckets() const noexcept { return storage_ != ParameterStorage::borrowed; }
     bool shared() const noexcept { return storage_ == ParameterStorage::shared; }
+    void copy(ConstBufferView from, BufferView to) { detail::passes_of(backend_).copy(from, to); }
     bool writes_values() const noexcept { return !shared() || backend_.rank() == 0; }
 
     void make_engine() {

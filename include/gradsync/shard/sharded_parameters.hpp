@@ -214,7 +214,7 @@ private:
         Base::make_state();
         for (const detail::ShardSlice& slice : state_.slices())
             if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
-                this->copy(value.subview(slice.first, slice.count), state_.array(slice, 0));
+                detail::passes_of(backend_).copy(value.subview(slice.first, slice.count), state_.array(slice, 0));
         if (values_.size() > unit_count()) values_[unit_count()].users = 1;
         renew_values();
     }

@@ -488,7 +488,7 @@ TEST_CASE("misuse is told") {
                   sharded.finish();
               }
           }) ==
-          "finish on rank 0: gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+          "mark_ready on rank 0: gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
     CHECK(says([&](ThreadBackend comm) {
               auto model = model_of();
               ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(comm, model, Sgd{});
@@ -1358,7 +1358,7 @@ TEST_CASE("stage 1: calls at the wrong time, and with wrong arguments, are refus
     }
 }
 
-TEST_CASE("what the engine refuses leaves a sharded optimizer usable: finish() of an early micro-batch, and a norm in a backward") {
+TEST_CASE("what the engine refuses leaves a sharded optimizer usable: finish() of an early micro-batch, and a late mark") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors({30, 40}, DType::f32);
               ShardedOptimizer<ThreadBackend, Sgd> sharded(
@@ -1377,12 +1377,72 @@ TEST_CASE("what the engine refuses leaves a sharded optimizer usable: finish() o
               }
               backward();
               sharded.finish();
-              sharded.mark_ready(1);
               check_refused(
-                  finding, [&] { (void)sharded.gradient_norm(); }, "gradients of this step are marked ready already");
+                  finding, [&] { sharded.mark_ready(1); }, "gradients are averaged already; call step() first");
               sharded.step();
               finding.check(sharded.statistics().steps == 1, "no step");
           }) == "");
+}
+
+TEST_CASE("marks and no_sync() between finish() and step() are refused, or wait for another finish(): nothing half-reduced is stepped") {
+    const auto check = [](auto stage, int size, const ShardingOptions& options, bool parts) {
+        Training t{.max_norm = 0};
+        const bool counts = options.reducer.micro_batches != 0;
+        const auto expected = weights_of_whole(size, t);
+        return findings(size, [&](ThreadBackend comm, Finding& finding) {
+            auto model = initial_tensors(t.counts, t.dtype);
+            const auto train = [&](auto&& sharded) {
+                const std::size_t first = model.size() - 1;
+                for (int s = 0; s < t.steps; ++s) {
+                    sharded_backward(sharded, s);
+                    sharded.finish();
+                    const Outcome guarded = outcome_of([&] { const auto guard = sharded.no_sync(); });
+                    finding.check(guarded.is(Errc::invalid_argument), "no_sync() is not refused: " + guarded.text);
+                    if (!stage.shards_gradients || counts) {
+                        // The trainer has not written gradients, so the step has those of the backward.
+                        const Outcome marked = outcome_of([&] { sharded.mark_ready(first); });
+                        finding.check(marked.is(Errc::invalid_argument) && marked.says("averaged") && marked.says("call step() first"),
+                                      "a mark is not refused: " + marked.text);
+                    } else if (comm.rank() != 1) {  // a second micro-batch that is the first one once more: the same mean
+                        const auto mark = [&](std::size_t i) {
+                            if constexpr (requires { sharded.gather(0); }) {
+                                const auto use = sharded.gather(sharded.unit_of(i));
+                                write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
+                            } else {
+                                write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), s, i);
+                            }
+                            sharded.mark_ready(i);
+                        };
+                        mark(first);
+                        check_refused(
+                            finding, [&] { sharded.step(); }, "gradients of this step are marked ready already; call finish() first");
+                        check_refused(
+                            finding, [&] { (void)sharded.gradient_norm(); }, "are marked ready already; call finish() first");
+                        for (std::size_t i = first; i-- > 0;) mark(i);
+                        sharded.finish();
+                    } else {
+                        sharded_backward(sharded, s);
+                        sharded.finish();
+                    }
+                    sharded.step();
+                }
+                finding.check(first_difference(expected, weights(sharded)).empty(),
+                              first_difference(expected, weights(sharded)) + " differs");
+            };
+            if (parts) train(ShardedParameters<ThreadBackend, AdamW>(comm, model, AdamW{}, awkward_units));
+            else train(ShardedOptimizer<ThreadBackend, AdamW, decltype(stage)>(comm, model, AdamW{}, options));
+        });
+    };
+    for (const int size : rank_counts()) {
+        CAPTURE(size);
+        CHECK(check(Zero1{}, size, {}, false) == "");
+        CHECK(check(Zero1{}, size, {.reducer = {.gradients = GradientStorage::in_buckets}}, false) == "");
+        CHECK(check(StepInside{}, size, {}, false) == "");
+        CHECK(check(Zero2{}, size, {}, false) == "");
+        CHECK(check(Zero2{}, size, {}, true) == "");
+        const ReducerOptions counted{.accumulation = Accumulation::in_buckets, .micro_batches = static_cast<std::size_t>(size)};
+        CHECK(check(Zero2{}, size, {.reducer = counted}, false) == "");
+    }
 }
 
 namespace {

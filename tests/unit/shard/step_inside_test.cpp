@@ -314,7 +314,7 @@ TEST_CASE("a mark that is missing is found by finish(), and micro-batches betwee
                                  ShardingOptions{.reducer = {.compare_weights_every = never}});
         sharded.mark_ready(0);
         sharded.finish();
-        const bool refused = outcome_of([&] { (void)sharded.no_sync(); }).says("call step() or discard() first") &&
+        const bool refused = outcome_of([&] { (void)sharded.no_sync(); }).says("call step() first") &&
                              outcome_of([&] { (void)sharded.begin_step(); }).says("call step() or discard() first") &&
                              outcome_of([&] { sharded.set_weight(1); }).says("call step() or discard() first");
         if (refused) sharded.step();
