@@ -255,12 +255,14 @@ public:
 
     /// Collective.
     StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state, std::span<const ParameterView> parameters)
-        : host_(host_of(backend)), passes_(passes_of(backend)), plan_(plan), state_(state), parameters_(parameters) {
+        : host_(host_of(backend)), passes_(passes_of(backend)), state_(state), parameters_(parameters) {
+        for (std::size_t b = 0; b < plan.size(); ++b)
+            for (const std::size_t i : plan.bucket(b)) planned_[i] = 1;
         for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // at most one slice per parameter
     }
 
     /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable parameter's arrays, in host
-    /// memory. Collective.
+    /// memory. Plans differ between trainings, and change, so the order is that of registration. Collective.
     template <class Sink>
     void collect(int root, Sink&& sink) {
         for_pieces(state_.array_count(), [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
@@ -289,11 +291,10 @@ public:
 private:
     template <class Use>
     void for_pieces(std::size_t arrays, Use&& use) {
-        for (std::size_t b = 0; b < plan_.size(); ++b)
-            for (std::size_t i : plan_.bucket(b))
-                for (std::size_t a = 0; a < arrays; ++a)
-                    for (std::size_t first = 0, count = parameters_[i].gradient.count; first < count; first += piece)
-                        use(i, a, first, typed_view(memory_.data(), smaller(piece, count - first), state_.array(b, a).dtype));
+        for (std::size_t i = 0; i < parameters_.size(); ++i)
+            for (std::size_t a = 0; planned_[i] != 0 && a < arrays; ++a)
+                for (std::size_t first = 0, count = parameters_[i].gradient.count; first < count; first += piece)
+                    use(i, a, first, typed_view(memory_.data(), smaller(piece, count - first), accumulator_of(parameters_[i].value.dtype)));
     }
 
     /// Calls `use(part, own)` if this rank owns a part of the piece; `own` are the same elements in its state.
@@ -313,9 +314,9 @@ private:
 
     HostOf<B>& host_;
     [[no_unique_address]] PassesOf<B> passes_;
-    const BucketPlan& plan_;
     const ShardState<B>& state_;
     std::span<const ParameterView> parameters_;
+    List<char> planned_ = List<char>(parameters_.size());   ///< by parameter: does it have state? Others may be unfrozen by now
     List<const ShardSlice*> slice_of_{parameters_.size()};  ///< by parameter: this rank's slice, or null
     decltype(std::declval<HostOf<B>&>().allocate(std::size_t{})) memory_ = host_.allocate(piece * sizeof(double));
 };

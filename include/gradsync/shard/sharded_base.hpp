@@ -149,8 +149,8 @@ public:
         return number;
     }
 
-    /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in the same order on every run.
-    /// The pieces of an array come in order. No rank holds more than its shards and one piece. Collective.
+    /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in order of registration. The
+    /// pieces of an array come in order. No rank holds more than its shards and one piece. Collective.
     template <class Sink>
     void collect_state(int root, Sink&& sink) {
         check_root(root, "collect_state");

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -1843,4 +1844,51 @@ TEST_CASE("an optimizer that stands outside sees the gradients of a step, and al
     check(Zero1{}, DType::f32);
     check(Zero1{}, DType::bf16);
     check(Zero2{}, DType::bf16);
+}
+
+TEST_CASE("state is collected and distributed in the order of registration, whatever the plan") {
+    using Piece = std::tuple<std::size_t, std::size_t, std::size_t>;
+    const std::vector<std::size_t> sizes = {700, 300000, 0, 5, 1025};
+    for (const int size : rank_counts()) {
+        CAPTURE(size);
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  std::vector<Piece> expected;
+                  for (const std::size_t i : {0u, 1u, 3u, 4u})
+                      for (std::size_t a = 0; a < 2; ++a)
+                          for (std::size_t first = 0; first < sizes[i]; first += std::size_t{1} << 18) expected.push_back({i, a, first});
+                  const auto model = initial_tensors(sizes, DType::bf16);
+                  auto own = model;
+                  ShardedOptimizer<ThreadBackend, Sgd, Zero1> sharded(comm, own, Sgd{}, {}, SizeCappedBuckets(4096));
+                  const auto check = [&](auto&& object, const std::string& when) {
+                      std::vector<Piece> collected, everywhere, distributed;
+                      std::vector<Bytes> state;
+                      object.collect_state(0, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
+                          collected.push_back({i, a, first});
+                          state.push_back(bytes_of(piece));
+                      });
+                      object.collect_everywhere([&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView) {
+                          everywhere.push_back({i, a, first});
+                      });
+                      const auto before = weights(object);
+                      object.distribute_state(0, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
+                          write(piece, state[distributed.size()]);
+                          distributed.push_back({i, a, first});
+                      });
+                      finding.check(everywhere == expected, "another order on all ranks " + when);
+                      finding.check(comm.rank() != 0 || (collected == expected && distributed == expected), "another order " + when);
+                      finding.check(first_difference(before, weights(object)).empty(), "other weights " + when);
+                  };
+                  check(sharded, "at first");
+                  for (const std::size_t i : {3u, 0u, 2u, 4u, 1u}) {
+                      write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), 0, i);
+                      sharded.mark_ready(i);
+                  }
+                  sharded.finish();
+                  sharded.step();
+                  finding.check(sharded.rebuild_buckets(), "the plan has not changed");
+                  check(sharded, "after planning anew");
+                  auto parts = model;
+                  check(ShardedParameters<ThreadBackend, Sgd>(comm, parts, Sgd{}, Units({0, 0, 1, 2, 1})), "in stage 3");
+              }) == "");
+    }
 }
