@@ -28,7 +28,7 @@ struct OptimizerSlice {
 /// - `round(slice)`, if there is one, takes a `RoundingSlice` and rounds master weights to the type of the weights, after each step and
 ///   after each write to them (`publish()`, `distribute_state()`); in stage 3 at each gather. Without it they are rounded to nearest.
 ///
-/// The optimizer owns its scalars (step count, learning rate); save and load them yourself.
+/// The optimizer owns its scalars (step count, learning rate); save and load them yourself. If `round` uses them, call `publish()` then.
 template <class O>
 concept FlatOptimizer = std::movable<O> && requires(O& optimizer, const O& constant, const OptimizerSlice<float>& slice) {
     { constant.state_count() } -> std::convertible_to<std::size_t>;

@@ -225,6 +225,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
 /// are found by name. A parameter that is frozen now gets the weights that it was saved with, if it was trained then. Other frozen
 /// parameters are not restored: call `broadcast_parameters()` first. Throws Error(storage) on every rank if a file is missing or damaged, or
 /// if the checkpoint has a parameter that this training does not have, or lacks one that is trained; the state is then undefined. Collective.
+///
+/// An optimizer with `round` has rounded the weights with the scalars that it has now. Set those of the note, then call `publish()`.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     auto backend = sharded.backend();
