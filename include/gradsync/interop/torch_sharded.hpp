@@ -38,8 +38,7 @@ public:
     /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages. Throws
     /// Error(invalid_argument) if `shards()` were stepped without a call of `stepped()`. Collective.
     void finish() {
-        if (averaged_ && digest() != *averaged_)
-            refuse("finish", "this rank's shards() were stepped, but no rank has the new weights; call stepped() after your optimizer");
+        check_stepped("finish");
         Sharded::finish();
         if constexpr (external) {
             for (at::Tensor& s : shards_) s.mutable_grad().reset();
@@ -158,6 +157,7 @@ private:
     /// Moves the gradient that autograd made into the engine's memory.
     void mark(std::size_t i) {
         trained_.check_place(i, Sharded::parameter_value(i).data);
+        if (keeps_) check_stepped("mark_ready");  // else it may be another micro-batch
         const at::NoGradGuard no_graph;
         at::Tensor& gradient = tensors_[i].mutable_grad();
         const at::Tensor& t = tensors_[i];
@@ -177,6 +177,11 @@ private:
             if (t.requires_grad()) torch::autograd::impl::bump_version(t);
     }
 
+    /// Refuses a call after shards() were stepped, but not distributed.
+    void check_stepped(const char* operation) const {
+        if (averaged_ && digest() != *averaged_)
+            refuse(operation, "this rank's shards() were stepped, but no rank has the new weights; call stepped() after your optimizer");
+    }
     /// A digest of one element of each shard. C++ optimizers do not count versions.
     std::uint64_t digest() const {
         std::uint64_t sum = 0;
@@ -237,10 +242,14 @@ public:
     }
 
     using Sharded::wait_parameter;
-    /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are.
+    /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are. Throws Error(invalid_argument) after a
+    /// micro-batch under `no_sync()`.
     [[nodiscard]] bool rebuild_buckets()
         requires(!Base::external)
     {
+        for (const at::Tensor& t : tensors_)  // they lie in the buckets
+            if (t.requires_grad() && t.grad().defined())
+                detail::refuse("rebuild_buckets", "`.grad()` holds micro-batches; call finish() and step() first, or discard()");
         if (!Sharded::rebuild_buckets()) return false;
         move_into_buckets();
         return true;

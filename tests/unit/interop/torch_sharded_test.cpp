@@ -241,6 +241,29 @@ TEST_CASE("micro-batches add up") {
     CHECK(compare(2, expected, make_fully(gs::ShardedParametersOptions{.shard_gradients = false}), 2) == "");
 }
 
+TEST_CASE("buckets are not planned anew between micro-batches, whose gradients lie there") {
+    const Result expected = train_whole(2, 2);
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net(comm.rank());
+              Whole whole;
+              gs::TorchShardedOptimizer sharded(comm, net, Momentum{}, gs::SizeCappedBuckets{512});
+              for (int step = 0; step < steps; ++step) {
+                  {
+                      const auto guard = sharded.no_sync();
+                      loss_of(net, whole, comm.rank(), step, 0).backward();
+                  }
+                  const auto outcome = outcome_of([&] { (void)sharded.rebuild_buckets(); });
+                  finding.check(outcome.says("call finish() and step() first, or discard()"), "it is not refused: " + outcome.text);
+                  loss_of(net, whole, comm.rank(), step, 1).backward();
+                  sharded.finish();
+                  sharded.step();
+                  if (step == 0) finding.check(sharded.rebuild_buckets(), "the plan has not changed");
+              }
+              const auto weights = sharded.state_dict();
+              for (const auto& [name, w] : expected.weights) finding.check(torch::equal(weights.at(name), w), name);
+          }) == "");
+}
+
 TEST_CASE("masters of a 16-bit model start unrounded, and its weights are the rounded masters") {
     for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
         if (dtype == torch::kHalf && TORCH_VERSION_MAJOR < 2) continue;  // it has no norm of layers in f16 on the CPU
