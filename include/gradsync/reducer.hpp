@@ -90,8 +90,10 @@ class Reducer {
     static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>() &&
                   require_exchange<Exchange, B>());
 
-    static_assert(std::is_same_v<Exchange, AllReduce> || ExchangeOver<Exchange, B>::traits.scatters ||
-                      !detail::gathers_in_forward<Overlap>(),
+    static_assert(!ExchangeOver<Exchange, B>::traits.scatters,
+                  "gradsync: a Reducer's averages are whole, and this exchange leaves each rank its shard; use AllReduce, a compressor, or "
+                  "ShardedOptimizer");
+    static_assert(std::is_same_v<Exchange, AllReduce> || !detail::gathers_in_forward<Overlap>(),
                   "gradsync: OverlapForward splits AllReduce in two halves, and no other exchange; use OverlapBackward with this one");
 
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();

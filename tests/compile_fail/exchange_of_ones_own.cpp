@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: the fourth template argument of Reducer is an exchange \(AllReduce, ReduceScatter, ...\): .* an exchange of your own needs a member template WorkType<B>
+// expect 1: gradsync: the fourth template argument of Reducer is an exchange \(AllReduce, PowerSgd, ...\): .* an exchange of your own needs a member template WorkType<B>
 // expect 2: gradsync: give this exchange a member static constexpr gradsync::ExchangeTraits traits
 // expect 3: gradsync: give this exchange a member WorkType<B> start\(
 // expect 4: gradsync: give this exchange a member bool is_single_rank\(const B& backend\) const

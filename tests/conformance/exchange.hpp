@@ -17,8 +17,8 @@
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/core/exchange.hpp>
 #include <gradsync/core/requirements.hpp>
+#include <gradsync/engine/gradient_engine.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
-#include <gradsync/reducer.hpp>
 
 #include "support/averaging_oracle.hpp"
 #include "support/ranks.hpp"
@@ -125,7 +125,16 @@ auto start(Exchanging<X>& own, std::size_t b, Exchanged& bucket, int rank) {
     return own.exchange.start(own.backend, b, bucket.view(), bucket.op, bucket.by[static_cast<std::size_t>(rank)]);
 }
 
-/// Completes a bucket in one of the ways in which a Reducer may.
+/// The engine below all faces, with this exchange and a bucket for each parameter: a Reducer takes no exchange that scatters.
+template <class X>
+auto engine_of(const RecordingBackend& backend, std::vector<Tensor>& model, const X& exchange) {
+    using namespace gradsync;
+    return detail::GradientEngine<RecordingBackend>(backend, "this engine", detail::view_parameters<MemorySpace::host>(model),
+                                                    {.gradients = GradientStorage::in_buckets},
+                                                    detail::make_policies<RecordingBackend>(PerParameter{}, NoOverlap{}, exchange));
+}
+
+/// Completes a bucket in one of the ways in which an engine may.
 template <class W>
 void complete(W& work, int way) {
     if (way % 3 == 0) return work.wait();
@@ -206,12 +215,12 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
                   }) == "");
         }
     }
-    SUBCASE("a Reducer leaves the means, or this rank's shards of them") {
+    SUBCASE("an engine leaves the means, or this rank's shards of them") {
         for (const int ranks : rank_counts()) {
             CAPTURE(ranks);
             CHECK(on_ranks(ranks, make, [&](ThreadBackend& world, auto& own, Finding& finding) {
                       auto model = tensors({700, 1, 0, 5, 1025, 2});
-                      Reducer sync(own.backend, model, {.gradients = GradientStorage::in_buckets}, own.policy, NoOverlap{}, PerParameter{});
+                      auto sync = engine_of(own.backend, model, own.policy);
                       for (int step = 0; step < 3; ++step) {
                           std::vector<Exchanged> buckets;
                           for (std::size_t b = 0; b < sync.plan().size(); ++b) {
@@ -307,7 +316,7 @@ void check_exchange(const Make& make, const MakeOther& make_other) {
             auto other = make_other(RecordingBackend(world));
             if (own.backend.size() == 1) throw Error(Errc::parameter_mismatch, own.exchange.describe() + other.describe());
             auto model = tensors({3});
-            const auto make_reducer = [&](auto policy) { Reducer sync(own.backend, model, PerParameter{}, NoOverlap{}, policy); };
+            const auto make_reducer = [&](auto policy) { engine_of(own.backend, model, policy); };
             world.rank() == 0 ? make_reducer(own.policy) : make_reducer(other);
         });
         CHECK(result[0].text == result[1].text);

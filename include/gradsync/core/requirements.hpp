@@ -88,7 +88,7 @@ template <class X, class B, class Policy = X>
 consteval void explain_exchange() {
     if constexpr (BucketPolicy<X> || OverlapPolicy<X> || !requires { typename X::template WorkType<B>; }) {
         static_assert(never<X>,
-                      "gradsync: the fourth template argument of Reducer is an exchange (AllReduce, ReduceScatter, ...): write "
+                      "gradsync: the fourth template argument of Reducer is an exchange (AllReduce, PowerSgd, ...): write "
                       "Reducer<Backend, BucketPolicy, OverlapPolicy, Exchange>; an exchange of your own needs a member template "
                       "WorkType<B>: the type that start() returns");
     } else if constexpr (!Work<typename X::template WorkType<B>>) {

@@ -205,7 +205,7 @@ protected:
         if (options.check_writes && B::memory_space != MemorySpace::host)
             refuse("Reducer", "check_writes reads gradients in host memory only; leave it out");
         if (options.gradients == GradientStorage::pooled && !scatters_)
-            refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (ReduceScatter); use in_buckets");
+            refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (Zero2); use in_buckets");
         if (options.gradients == GradientStorage::pooled && !sums && has_several_sums(options, backend_.size()))
             refuse("Reducer", text("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ",
                                    backend_.size(), ", and the same number on each rank"));

@@ -14,7 +14,7 @@ enum class GradientStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket)
     in_buckets,  ///< in `gradient_view(i)`: no copy
     pooled,      ///< likewise, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced.
-                 ///< For exchanges that leave each rank only its shard (ReduceScatter).
+                 ///< For gradients that are reduced to shards (Zero2).
 };
 
 /// The result that `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.

@@ -139,8 +139,6 @@ template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBac
 class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
     using Base = Reducer<B, Buckets, Overlap, Exchange>;
     using Role = detail::Role;
-    static_assert(!ExchangeOver<Exchange, B>::traits.scatters,
-                  "gradsync: TorchReducer's gradients are whole; use AllReduce or a compressor");
     static_assert(!detail::gathers_in_forward<Overlap>(),
                   "gradsync: OverlapForward steps one parameter at a time, and libtorch's optimizers cannot; use OverlapBackward");
     static constexpr bool plain = std::is_same_v<Exchange, AllReduce> && B::memory_space == MemorySpace::host;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 
@@ -134,11 +135,11 @@ TEST_CASE("of more large gradients than travel apart the larger ones do") {
 TEST_CASE("large gradients share buckets where they cannot travel where they are") {
     constexpr std::size_t large = ThreadBackend::cheaper_alone_from() / sizeof(float);
     const auto plan = [&]<class Overlap = OverlapBackward, class Exchange = AllReduce>(const ReducerOptions& options, Overlap = {},
-                                                                                       Exchange = {}) {
+                                                                                       const Exchange& exchange = {}) {
         std::vector<Buckets> plans(2);
         run_threads(2, [&](ThreadBackend comm) {
             auto model = tensors({large, large});
-            Reducer<ThreadBackend, SizeCappedBuckets, Overlap, Exchange> sync(comm, model, options);
+            Reducer<ThreadBackend, SizeCappedBuckets, Overlap, Exchange> sync(comm, model, options, exchange);
             plans[static_cast<std::size_t>(comm.rank())] = buckets(sync.plan());
         });
         CHECK(plans[0] == plans[1]);
@@ -153,7 +154,7 @@ TEST_CASE("large gradients share buckets where they cannot travel where they are
     CHECK(plan({.unused = UnusedParameters::find_unused}) == together);
     CHECK(plan({.reduce_dtype = DType::f64}) == together);
     CHECK(plan({.reduce_dtype = DType::f32}) == apart);
-    CHECK(plan({}, OverlapBackward{}, ReduceScatter{}) == together);
+    CHECK(plan({}, OverlapBackward{}, PowerSgd{}) == together);
 }
 
 TEST_CASE("gradients in buckets lie where elements of their type may") {
