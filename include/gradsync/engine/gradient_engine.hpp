@@ -104,7 +104,6 @@ public:
         step_.forget_weight();
         this->written_.reset();
         set_has_batch(true);
-        settled_ = false;
     }
 
     bool try_finish() {
@@ -276,7 +275,7 @@ private:
     }
 
     void settle_marks() {
-        if (std::exchange(settled_, true)) return;
+        if (readiness_.end_backward()) return;
         if (!step_.has_batch()) settle_all();
         else if (!all_ready()) settle_unready();
     }
@@ -370,7 +369,7 @@ private:
             watch_marks();
         }
         set_has_batch(true);
-        closed_ = settled_ = false;
+        closed_ = false;
     }
 
     /// With OverlapForward, averages that were not waited for would be lost.
@@ -392,8 +391,7 @@ private:
     List<std::uint8_t> used_;                 ///< by parameter, of the last step; only with find_unused
     typename HostOf<B>::WorkType agreement_;  ///< the ranks' agreement on used gradients and on skipping the step
     Statistics statistics_;
-    bool settled_ = false;  ///< all marks of this step are settled
-    bool closed_ = false;   ///< and all buckets are launched
+    bool closed_ = false;  ///< all marks of this step are settled, and all buckets are launched
     int exceptions_ = std::uncaught_exceptions();
 };
 

@@ -109,6 +109,10 @@ public:
         pending_[b].store(0, std::memory_order_release);
     }
 
+    /// Records that no marks may follow in this step (with StepInside, before a bucket is launched). Returns whether that was known.
+    bool end_backward() noexcept { return ended_.exchange(true, std::memory_order_relaxed); }
+    bool ended() const noexcept { return ended_.load(std::memory_order_relaxed); }
+
     /// Was no gradient filled since the last `reset`?
     bool untouched() const noexcept {
         for (std::size_t w = 0; w < all_.size(); ++w)
@@ -121,6 +125,7 @@ public:
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
         empty_buckets();
         forget_used();
+        ended_ = false;
     }
 
 private:
@@ -142,12 +147,17 @@ private:
     List<std::uint64_t> all_;                    ///< by word: the bits of its gradients
     List<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of gradients not yet in their bucket
     List<std::atomic<std::uint32_t>> pending_;   ///< by bucket: number of words with bits set
+    std::atomic<bool> ended_{false};             ///< the backward is over; extra marks may ask at any time
 };
 
 // Error messages about extra and missing marks.
 
-[[gnu::cold, gnu::noinline]] inline std::string marked_too_often(const ParameterView& p, std::size_t bucket) {
+[[gnu::cold, gnu::noinline]] inline std::string marked_too_often(const ParameterView& p, std::size_t bucket, bool ended) {
     if (!p.requires_grad) return text("parameter '", p.name, "' is frozen (requires_grad = false) and takes no marks");
+    if (ended)
+        return text("parameter '", p.name, "' (bucket ", bucket,
+                    ") was marked ready after finish() or try_finish() had ended the backward; "
+                    "first call step() or discard(), or try_finish() until it returns true");
     return text("parameter '", p.name, "' (bucket ", bucket, ") was marked ready more than ", p.uses == 1 ? "once" : text(p.uses, " times"),
                 " before finish(); call finish() each step, put micro-batches before the last under no_sync(), or set its `uses` if it is "
                 "used more often");

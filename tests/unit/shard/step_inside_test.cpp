@@ -323,6 +323,30 @@ TEST_CASE("a mark that is missing is found by finish(), and micro-batches betwee
     for (const Outcome& outcome : seen) CHECK(outcome.says("'w' (bucket 0, marked 0 of 1 times)"));
 }
 
+TEST_CASE("a mark between finish() and step() is refused, and the step goes on") {
+    for (const int ranks : rank_counts(2))
+        CHECK(findings(ranks, [](ThreadBackend comm, Finding& finding) {
+                  std::vector<float> w(10, 1.0f), gradient(10, 1.0f), v(3, 1.0f), twice(3, 1.0f);
+                  ShardedOptimizer sharded(comm,
+                                           {ParameterView{.name = "w", .value = buffer(w), .gradient = buffer(gradient)},
+                                            ParameterView{.name = "v", .value = buffer(v), .gradient = buffer(twice), .uses = 2}},
+                                           Sgd{}, StepInside{}, ShardingOptions{.reducer = {.compare_weights_every = never}});
+                  for (int step = 0; step < 2; ++step) {
+                      const float before = w[0];
+                      for (const std::size_t i : {1, 0, 1}) sharded.mark_ready(i);
+                      sharded.finish();
+                      for (const std::size_t i : {0, 1, 1}) {
+                          const Outcome late = outcome_of([&] { sharded.mark_ready(i); });
+                          finding.check(late.is(Errc::invalid_argument) && late.says("after finish()") && late.says("call step()"),
+                                        late.text);
+                      }
+                      if (step == 0) sharded.step();
+                      else sharded.discard();
+                      finding.check((w[0] != before) == (step == 0) && w[0] == v[0], "a wrong step");
+                  }
+              }) == "");
+}
+
 namespace {
 
 /// Trains with stage 2, and with its steps in the backward. Returns what differs.
