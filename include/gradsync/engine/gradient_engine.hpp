@@ -219,6 +219,7 @@ public:
     /// The position of each parameter in its bucket, and the length of the buckets, in elements.
     const BucketLayout& layout() const noexcept { return gradients_.layout(); }
     ListView<const ParameterInfo> infos() const noexcept { return gradients_.infos(); }
+    const ReducerOptions& options() const noexcept { return options_; }       ///< as the engine understands them
     CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }  ///< of bucket b's collectives
     Watch& watch() noexcept { return step_.watch(); }                         ///< the stopwatch behind the statistics
     std::size_t bytes() const noexcept { return gradients_.bytes(); }         ///< of gradient memory that the library owns

@@ -50,6 +50,14 @@ const char* refusal_of_f64(const ParameterView& p) {
     }
     return nullptr;
 }
+/// Throws Error(invalid_argument) if O cannot step one of the trainable parameters. `face`: the public object as errors name it.
+template <class O, MemorySpace space>
+void check_f64(const List<ParameterView>& parameters, const char* face, int rank) {
+    for (const ParameterView& p : parameters)
+        if (const char* const why = p.requires_grad ? refusal_of_f64<O, space>(p) : nullptr)
+            raise(Errc::invalid_argument, text(face, " on rank ", rank, ": parameter '", p.name, "' ", why),
+                  {.operation = face, .rank = rank, .parameter = p.name});
+}
 
 /// Passes the slices of an optimizer's step to a function.
 template <class Use>

@@ -206,9 +206,7 @@ protected:
         if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
             refuse(Derived::name,
                    "weights that live with the library are compared once only; leave ReducerOptions::compare_weights_every out");
-        for (const ParameterView& p : parameters_)
-            if (const char* const why = p.requires_grad ? refusal_of_f64<O, B::memory_space>(p) : nullptr)
-                refuse(Derived::name, text("parameter '", p.name, "' ", why), p.name);
+        check_f64<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
         const std::string all = text(settings, " states=", optimizer_.state_count());
         verify(host_of(backend_), parameters_, {}, all);
         // Not assigned yet: if construction throws, the old engine must still report the failure.

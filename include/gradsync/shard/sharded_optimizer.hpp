@@ -262,10 +262,15 @@ public:
         check_values("unfreeze");
         if (engine_->accumulates())
             refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
+        List<ParameterView> trained = parameters_;
+        for (std::size_t i : which) trained[i].requires_grad = true;
+        check_values_apart(trained);
+        detail::check_f64<O, B::memory_space>(trained, name, backend_.rank());
+        (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank(), backend_.size());
         guard([&] {
             flush();
             const BucketPlan before = plan();
-            for (std::size_t i : which) parameters_[i].requires_grad = true;
+            parameters_ = std::move(trained);
             make_engine();
             move_state(before);
         });
@@ -277,13 +282,16 @@ private:
     void copy(ConstBufferView from, BufferView to) { detail::passes_of(backend_).copy(from, to); }
     bool writes_values() const noexcept { return !shared() || backend_.rank() == 0; }
 
-    void make_engine() {
-        if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters_); one != nullptr)
+    void check_values_apart(const List<ParameterView>& parameters) const {
+        if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters); one != nullptr)
             refuse(
                 name,
                 detail::text("the values of '", one->name, "' and '", other->name,
                              "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2"),
                 other->name);
+    }
+    void make_engine() {
+        check_values_apart(parameters_);
         Base::make_engine(detail::text("stage=", Stage::shards_gradients ? "2" : "1", steps_inside ? " inside" : "", " parameters=",
                                        !in_buckets() ? "borrowed"
                                        : shared()    ? "shared"

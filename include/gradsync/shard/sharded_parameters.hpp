@@ -93,16 +93,28 @@ public:
     /// construction. After a load, `publish()`, a step or another broadcast the shards stay as they are. Collective.
     void broadcast_parameters(int root = 0) {
         check_broadcast(root);
+        auto missing = static_cast<std::uint64_t>(parameters_.size());  // the first parameter that has no value on the root
+        for (std::size_t i = parameters_.size(); reads_values_ && i-- > 0;)
+            if (const ParameterView& p = parameters_[i]; p.requires_grad && p.value.data == nullptr && p.value.count != 0) missing = i;
+        guard([&] {
+            const BufferView shared(&missing, 1);
+            detail::host_of(backend_).broadcast(shared, root).wait();
+            exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(shared, 0).wait(); });
+        });
+        if (missing < parameters_.size()) {
+            const std::string& which = parameters_[missing].name;
+            refuse("broadcast_parameters", detail::text("parameter '", which, "' has no value on rank ", root, "; give it one there"),
+                   which);
+        }
         guard([&] {
             for (const ParameterView& p : parameters_)
                 if (!p.requires_grad) this->broadcast_buffers({&p.value, 1}, root);
             if (!reads_values_) return;
             detail::StateTransfer<B>(backend_, plan(), state_, parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
-                    const ParameterView& p = parameters_[i];
-                    if (p.value.data == nullptr)
-                        refuse("broadcast_parameters", detail::text("parameter '", p.name, "' has no value on the root"), p.name);
-                    detail::read_as(backend_, p.value.subview(first, piece.count), piece);
+                    const BufferView value = parameters_[i].value;
+                    if (value.data != nullptr)
+                        detail::read_as(backend_, value.subview(first, piece.count), piece);  // else replica 0 has it
                 });
             exchange_.with_replicas([&](B& replicas) {
                 for (std::size_t b = 0; b < plan().size(); ++b) replicas.broadcast(state_.array(b, 0), 0).wait();

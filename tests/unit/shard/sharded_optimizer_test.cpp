@@ -791,6 +791,38 @@ TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the
     }
 }
 
+TEST_CASE("parameters that cannot be trained are not unfrozen, and the training goes on") {
+    for (const int size : rank_counts())
+        for (const auto storage : {ParameterStorage::borrowed, ParameterStorage::in_buckets})
+            CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = initial_tensors({30, 40, 50, 30}, DType::f32);
+                      std::vector<ParameterView> views;
+                      for (Tensor& p : model) views.push_back(parameter_view(p));
+                      std::vector<double> values(40);
+                      std::vector<std::int32_t> counts(50);
+                      views[1].value = buffer(values);
+                      views[2].gradient = buffer(counts);
+                      views[3].value = model[0].value_view();
+                      for (const std::size_t i : {1, 2, 3}) views[i].requires_grad = false;
+                      ShardedOptimizer sharded(comm, views, Sgd{}, ShardingOptions{.parameters = storage});
+                      for (int s = 0; s < 2; ++s) {
+                          const auto refused = [&](std::size_t i, const std::string& words) {
+                              const std::size_t which[] = {i};
+                              const Outcome outcome = outcome_of([&] { sharded.unfreeze(which); });
+                              finding.check(outcome.is(Errc::invalid_argument) && outcome.says(words), words + ": " + outcome.text);
+                              finding.check(!sharded.parameters()[i].requires_grad, "it is trained");
+                          };
+                          refused(1, "'p1' is f64, and the optimizer");
+                          refused(2, "'p2' has a gradient of i32");
+                          refused(3, "the values of 'p0' and 'p3' share memory");
+                          write(sharded.acquire_gradient(0), random_gradient(model[0], comm.rank(), s, 0));
+                          sharded.mark_ready(0);
+                          sharded.finish();
+                          sharded.step();
+                      }
+                  }) == "");
+}
+
 TEST_CASE("an option without effect is refused") {
     run_threads(1, [](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);

@@ -555,6 +555,25 @@ TEST_CASE("calls at the wrong time, and with wrong arguments, are refused, and t
     }
 }
 
+TEST_CASE("a root without a value is named by broadcast_parameters() on every rank, and another root serves") {
+    for (const int ranks : rank_counts())
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors({30, 400}, DType::f32);
+                  std::vector<ParameterView> views;
+                  for (Tensor& p : model) views.push_back(parameter_view(p));
+                  const int without = comm.size() - 1;
+                  if (comm.rank() == without) views[1].value.data = nullptr;
+                  ShardedParameters sharded(comm, views, Sgd{}, Units({0, 1}), OverlapBackward{});
+                  const Outcome outcome = outcome_of([&] { sharded.broadcast_parameters(without); });
+                  finding.check(outcome.is(Errc::invalid_argument) && outcome.says("'p1' has no value on rank " + std::to_string(without)),
+                                outcome.text);
+                  if (comm.size() > 1) sharded.broadcast_parameters();
+                  const auto use = sharded.gather(1);
+                  finding.check(comm.size() == 1 || holds(sharded.parameter_value(1), initial_tensors({30, 400}, DType::f32)[1].value),
+                                "other weights");
+              }) == "");
+}
+
 TEST_CASE("a frozen parameter without a value is named by broadcast_parameters(), and what needs none goes on") {
     for (int size = 1; size <= 2; ++size)
         CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
