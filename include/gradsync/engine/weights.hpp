@@ -90,23 +90,32 @@ public:
         const List<std::uint64_t> all = std::exchange(all_, {});
         bool same = true;
         for (const std::uint64_t digest : all) same = same && digest == digest_;
-        if (same) return;
-        const List<std::uint64_t> table = gather_values(backend, own_);
-        // The first rank to throw fails the communicator, so all must have the table by then.
-        try {
-            backend.barrier().wait();
-        } catch (const Error&) {  // another rank has thrown already
-        }
+        if (!same) compare(backend, backend, parameters, "rank ");
+    }
+    /// After `finish`: the same for the groups of a hybrid sharding. `replicas` has one rank of each group.
+    void compare_groups(Host& replicas, Host& group, ListView<const ParameterView> parameters) {
+        compare(replicas, group, parameters, "group ");
+    }
+
+private:
+    void compare(Host& ranks, Host& backend, ListView<const ParameterView> parameters, const char* name) {
+        const List<std::uint64_t> table = gather_values(ranks, own_);
         for (std::size_t i = 0; i < own_.size(); ++i)
-            if (const std::string who = minority(table, i, all.size()); !who.empty())
+            if (const std::string who = minority(table, i, static_cast<std::size_t>(ranks.size()), name); !who.empty()) {
+                // The first rank to throw fails its communicators, so all must have the table by then.
+                try {
+                    backend.barrier().wait();
+                    ranks.barrier().wait();
+                } catch (const Error&) {  // another rank has thrown already
+                }
                 raise(Errc::parameter_mismatch,
                       text("the weights of '", parameters[i].name, "' differ: ", who,
                            "; call broadcast_parameters() before the first step, and step alike on all ranks (if they differ on "
                            "purpose: ReducerOptions::compare_weights_every = gs::never)"),
                       {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name});
+            }
     }
 
-private:
     template <class Passes>
     static std::uint64_t digest_of_value(Passes& passes, const BufferView& value) {
         constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // copied from a device at a time
@@ -123,8 +132,8 @@ private:
         return digest;
     }
 
-    /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal.
-    [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks) const {
+    /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal. `name`: what a rank stands for.
+    [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks, const char* name) const {
         const auto of = [&](std::size_t r) { return table[r * own_.size() + i]; };
         std::size_t usual = 0, most = 0;
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -134,8 +143,8 @@ private:
         }
         std::string who;
         for (std::size_t r = 0; r < ranks; ++r)
-            if (of(r) != of(usual)) who += text(who.empty() ? "rank " : " and rank ", r);
-        return who.empty() ? who : text("those of ", who, " are not those of rank ", usual);
+            if (of(r) != of(usual)) who += text(who.empty() ? "" : " and ", name, r);
+        return who.empty() ? who : text("those of ", who, " are not those of ", name, usual);
     }
 
     List<std::uint64_t> own_, given_;  ///< digest by parameter

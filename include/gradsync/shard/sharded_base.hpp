@@ -78,9 +78,11 @@ public:
         check_open("finish");
         engine_->check_micro_batches("finish");
         guard([&] {
-            deferred_ = inside_.possible() && !steps_in_backward() && !engine_->compares_weights();
+            const bool compares = engine_->compares_weights();
+            deferred_ = inside_.possible() && !steps_in_backward() && !compares;
             if (deferred_) engine_->settle();
             else reduce();
+            if (compares) exchange_.with_replicas([&](B& replicas) { engine_->compare_groups(host_of(replicas)); });
             ++micro_batches_;
         });
     }

@@ -120,6 +120,43 @@ TEST_CASE("buffers are the first group's root's in all groups") {
               }) == "");
 }
 
+TEST_CASE("weights that differ between groups are found by the first finish(), and by a later one that compares") {
+    for (const auto& [ranks, per_group] : {std::pair{2, 1}, std::pair{3, 1}, std::pair{4, 2}})
+        for (const bool optimizer : {true, false})
+            for (const int step : {0, 2}) {
+                if (step != 0 && !optimizer) continue;  // its weights live with the library, and are compared once
+                for (const Outcome& outcome : outcomes(ranks, [&](ThreadBackend world) {
+                         auto [group, replicas] = hybrid_groups(world, per_group);
+                         auto model = initial_tensors({100, 7}, DType::f32);
+                         const auto differ = [&] { model[1].value_view().as<float>()[3] += replicas.rank() == 1 ? 1.0f : 0.0f; };
+                         const auto run = [&](auto& sharded) {
+                             for (int s = 0; s <= step; ++s) {
+                                 if (s == step && s != 0) differ();
+                                 for (const std::size_t i : {1, 0}) {
+                                     [[maybe_unused]] const auto gradient = sharded.acquire_gradient(i);
+                                     write(gradient, Bytes(gradient.bytes()));
+                                     sharded.mark_ready(i);
+                                 }
+                                 sharded.finish();
+                                 sharded.step();
+                             }
+                         };
+                         if (step == 0) differ();
+                         if (optimizer) {
+                             ShardedOptimizer sharded(group, model, Sgd{}, ShardingOptions{.reducer = {.compare_weights_every = 1}},
+                                                      Zero2{}, Hybrid(replicas));
+                             run(sharded);
+                         } else {
+                             ShardedParameters sharded(group, model, Sgd{}, Units({0, 1}), Hybrid(replicas));
+                             run(sharded);
+                         }
+                     })) {
+                    CHECK(outcome.is(Errc::parameter_mismatch));
+                    CHECK(outcome.says("the weights of 'p1' differ: those of group 1 are not those of group 0"));
+                }
+            }
+}
+
 TEST_CASE("a time limit that is set later holds for the averages across groups, too") {
     CHECK(findings(2, [](ThreadBackend world, Finding& finding) {
               auto [group, replicas] = hybrid_groups(world, 1);
