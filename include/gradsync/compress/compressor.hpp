@@ -13,9 +13,8 @@ namespace gradsync::inline v0_2 {
 /// integers, and a world of one rank, are not compressed.
 ///
 /// Nothing is lost: in each step, the sum that travels plus the residuals that stay equals the sum of all gradients and all earlier
-/// residuals, up to rounding. If an average is too large for its type, the compressor keeps the rest for later. There are two exceptions: what
-/// is too large of a parameter that PowerSgd sends whole, and the sum of a parameter that no rank used in a step
-/// (UnusedParameters::find_unused).
+/// residuals, up to rounding of f32. If an average does not fit into its type, the compressor keeps the rest for later. There is one
+/// exception: the sum of a parameter that no rank used in a step (UnusedParameters::find_unused).
 /// A residual counts in a later mean as much as a gradient of that step, regardless of the weights when it was kept. A rank without weight,
 /// or in a sum without a batch, keeps its residual for later, except rank 0, whose residual always counts in a sum.
 ///

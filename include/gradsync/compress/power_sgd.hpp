@@ -253,7 +253,7 @@ private:
             if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
         });
         for (const detail::NumbersOf& part : own.whole) {
-            kernel::copy(ConstBufferView{from, part.count}, bucket.subview(part.first, part.count));
+            residuals_.hand_out(b, part.first, ConstBufferView{from, part.count}, bucket.subview(part.first, part.count), weight);
             from += part.count;
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);
