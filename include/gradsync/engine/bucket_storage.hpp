@@ -210,6 +210,7 @@ public:
     GradientShards(B& backend, const ReducerOptions& options)
         : passes_(passes_of(backend)),
           factor_(options.averaging == Averaging::mean ? 1.0 / static_cast<double>(options.micro_batches) : 1),
+          low_factor_(factor_ * sum_divisor(options, DType::f16, backend.size())),
           sums_(backend, 0) {}
 
     /// Allocates for the buckets of `storage`, which are reduced as `sums` says. No sum exists yet. Collective.
@@ -243,13 +244,14 @@ public:
         if (leaves_ == 0) return sums_.push_in_a_row(b, sum, views_[b]);
         if (sums_.leaves(b) + leaves != leaves_) return sums_.push(b, sum, views_[b], leaves);
         sums_.fold(b, sum, views_[b], views_[b]);
-        if (factor_ != 1) passes_.scale(views_[b], factor_);
+        const double factor = is_low_precision(sum.dtype) ? low_factor_ : factor_;
+        if (factor != 1) passes_.scale(views_[b], factor);
     }
     void forget() noexcept { sums_.forget(); }
 
 private:
     [[no_unique_address]] PassesOf<B> passes_;
-    const double factor_;
+    const double factor_, low_factor_;  ///< of a step's sum, by the type in which the sums travel
     decltype(std::declval<B&>().allocate(std::size_t{})) memory_{};
     List<BufferView> views_;  ///< by place and bucket, then by part and bucket
     std::size_t leaves_ = 0, buckets_ = 0, first_part_ = 0, bytes_ = 0;

@@ -159,16 +159,23 @@ constexpr bool has_several_sums(const ReducerOptions& options, int size) noexcep
     return !deal.sharded_gradients || deal.count(0) != deal.count(size - 1) || !std::has_single_bit(static_cast<unsigned>(size));
 }
 
+/// The divisor of the sums that travel if shards add them up; 0 if they do not. A mean over `size` ranks may fit into a type of low precision
+/// where the sum does not. It is a power of two, so that it changes no other bits.
+constexpr double sum_divisor(const ReducerOptions& options, DType dtype, int size) noexcept {
+    if (options.gradients != GradientStorage::pooled || options.micro_batches == 0) return 0;
+    return is_low_precision(dtype) ? static_cast<double>(std::bit_ceil(static_cast<unsigned>(size))) : 1;
+}
+
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights. `weight`: the
-/// argument of `set_weight`; `has_batch`: that of `begin_step`; `count`: micro-batches of this rank. `adds_up`: several sums are added up
-/// afterwards, and the total is scaled.
+/// argument of `set_weight`; `has_batch`: that of `begin_step`; `count`: micro-batches of this rank. `divisor`: not 0 if several sums are
+/// added up afterwards, and the total is scaled; the sums travel divided by it.
 constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch, double count = 1,
-                                       bool adds_up = false) noexcept {
-    switch (adds_up ? Averaging::sum : options.averaging) {
+                                       double divisor = 0) noexcept {
+    switch (divisor != 0 ? Averaging::sum : options.averaging) {
         case Averaging::mean:
             return has_batch ? Contribution{1, count} : Contribution{0, options.divisor == JoinDivisor::all_ranks ? count : 0.0};
         // A sum is a mean whose weights add up to 1.
-        case Averaging::sum: return {has_batch ? 1.0 : 0.0, rank == 0 ? 1.0 : 0.0};
+        case Averaging::sum: return {has_batch ? 1.0 : 0.0, rank == 0 ? larger(divisor, 1.0) : 0.0};
         case Averaging::weighted_mean: return has_batch ? Contribution{weight, weight} : Contribution{0, 0};
         case Averaging::mean_over_count: return has_batch ? Contribution{1, weight} : Contribution{0, 0};
     }

@@ -366,9 +366,9 @@ private:
                   text("rank ", backend_.rank(),
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
-        const bool adds_up = several_ || (gradients_.pooled() && options_.micro_batches != 0);
+        const double divisor = larger(several_ ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
         const auto count = static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.dealt().deal().count(backend_.rank()));
-        const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, adds_up);
+        const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, divisor);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         if (several_) dealt_.start(backend_, gradients_, b, own);
         else exchange_->start(backend_, b, bucket, ReduceOp::mean, own);

@@ -1785,6 +1785,40 @@ TEST_CASE("stages 1 and 2: V micro-batches give the same weights on every number
         }
 }
 
+TEST_CASE("stage 2 with micro_batches: a mean that a type of low precision holds does not overflow in a sum") {
+    for (const int ranks : rank_counts())
+        for (const auto& [dtype, reduce_dtype, value] :
+             {std::tuple{DType::f16, OptionalDType(), 60000.0}, std::tuple{DType::f32, OptionalDType(DType::f16), -60000.0},
+              std::tuple{DType::f8e4m3, OptionalDType(), 416.0}})
+            for (const auto averaging : {Averaging::mean, Averaging::sum})
+                CHECK(findings(ranks, [&, dtype = dtype, reduce_dtype = reduce_dtype, value = value](ThreadBackend comm, Finding& finding) {
+                          auto model = initial_tensors({10, 7}, dtype);
+                          const std::size_t all = 2 * static_cast<std::size_t>(ranks) + 1;
+                          ReducerOptions options{.averaging = averaging, .accumulation = Accumulation::in_buckets, .micro_batches = all};
+                          options.reduce_dtype = reduce_dtype;
+                          ShardedOptimizer sharded(comm, model, Sgd{}, ShardingOptions{.reducer = options}, Zero2{}, PerParameter{});
+                          const Deal deal{all, ranks, true};
+                          for (std::size_t k = 0; k < deal.rounds(); ++k) {
+                              const bool has_batch = k < deal.count(comm.rank());
+                              if (k >= deal.count(ranks - 1)) (void)sharded.begin_step(has_batch);
+                              for (std::size_t i = 2; has_batch && i-- > 0;) {
+                                  const BufferView gradient = sharded.acquire_gradient(i);
+                                  with_type(dtype, [&]<class T>(T*) {
+                                      write(gradient, bytes_of(const_buffer(std::vector<T>(gradient.count, element_of<T>(value)))));
+                                  });
+                                  sharded.mark_ready(i);
+                              }
+                              sharded.finish();
+                          }
+                          const double expected = value * (averaging == Averaging::mean ? 1 : static_cast<double>(all));
+                          sharded.for_each_gradient([&](const auto& slice) {
+                              for (const double g : slice.gradient)
+                                  finding.check(std::abs(g - expected) <= 0.07 * std::abs(expected), std::to_string(g));
+                          });
+                          sharded.step();
+                      }) == "");
+}
+
 TEST_CASE("stage 2 with micro_batches: steps that come too early, and what comes too late, are refused") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors({30}, DType::f32);
