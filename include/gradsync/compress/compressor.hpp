@@ -16,7 +16,9 @@ namespace gradsync::inline v0_2 {
 /// residuals, up to rounding of f32. If an average does not fit into its type, the compressor keeps the rest for later. There is one
 /// exception: the sum of a parameter that no rank used in a step (UnusedParameters::find_unused).
 /// A residual counts in a later mean as much as a gradient of that step, regardless of the weights when it was kept. A rank without weight,
-/// or in a sum without a batch, keeps its residual for later, except rank 0, whose residual always counts in a sum.
+/// or in a sum without a batch, keeps its residual for later, except rank 0, whose residual always counts in a sum. With
+/// Averaging::mean_over_count a residual that was read from a checkpoint counts as for a weight of 1 in steps of weight 0 before the rank's
+/// first other weight.
 ///
 /// Bad settings throw Error(invalid_argument) when the Reducer is made.
 ///
