@@ -49,13 +49,15 @@ public:
     /// A backend of the same ranks for host memory.
     Host& host() noexcept { return host_; }
 
-    std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
+    std::chrono::nanoseconds timeout() const { return host_.timeout(); }
     void set_timeout(std::chrono::nanoseconds limit) {
         host_.set_timeout(limit);  // first: throws if this was moved from
         engine_->host().set_timeout(limit);
     }
-    std::chrono::nanoseconds progress_time() const noexcept { return engine_->host().progress_time(); }
-    void fail(const std::string& what) noexcept { engine_->fail(what); }
+    std::chrono::nanoseconds progress_time() const { return this->engine().host().progress_time(); }
+    void fail(const std::string& what) noexcept {
+        if (engine_) engine_->fail(what);
+    }
 
     StagingBackend split(int color, int key) {
         Host host = host_.split(color, key);

@@ -43,14 +43,15 @@ public:
             return none;
         }
         contact.token = Nonce::random();
-        List<Address> all = bind.empty() ? addresses_of({}) : List<Address>{address_of(listener)};
+        const Address own = address_of(listener);
+        List<Address> all = own.is_wildcard() ? addresses_of({}) : List<Address>{own};
         if (all.empty()) all = addresses_of("lo");
         for (Address& address : all) {
-            address.set_port(address_of(listener).port());
+            address.set_port(own.port());
             if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
         }
-        const Hello own{.size = static_cast<std::uint32_t>(meeting.size()), .to = static_cast<std::uint32_t>(meeting.rank())};
-        Reception reception(std::move(listener), own, contact.key(meeting.secret()));
+        const Hello hello{.size = static_cast<std::uint32_t>(meeting.size()), .to = static_cast<std::uint32_t>(meeting.rank())};
+        Reception reception(std::move(listener), hello, contact.key(meeting.secret()));
         reception.contact_ = contact;
         return reception;
     }
@@ -234,7 +235,9 @@ struct Answer {
         const Hash own = proof(key, 'c', hello, challenge), others = proof(key, 'a', hello, challenge);
         if (!channel.socket().send_all(&own, sizeof own, deadline)) answer.problem = std::strerror(errno);
         else if (hears(Kind::welcome, sizeof others, deadline)) {
-            if (bootstrap::text_of(words) == bytes_of(others)) {
+            Hash answered;
+            std::memcpy(&answered, words.data(), sizeof answered);
+            if (answered == others) {
                 channel.secure(proof(key, 's', hello, challenge));
                 answer.channel = std::move(channel);
             } else {
@@ -340,7 +343,7 @@ struct Answer {
         return true;
     };
     do called.erase_if(is_settled);
-    while (!called.empty() && Clock::now() < end && ::usleep(20'000) == 0);
+    while (!called.empty() && Clock::now() < end && (::usleep(20'000), true));
     if (answering.joinable()) answering.join();
     else answer();
     for (Link& link : heard) links.push_back(std::move(link));

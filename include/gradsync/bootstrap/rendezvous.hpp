@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -25,8 +26,8 @@ inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 ///
 /// `all_gather(own)` returns every rank's bytes, by rank; they may differ in length. It is collective, and has a time limit and a size
 /// limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive or is gone. A model need not be
-/// thread-safe. If others than the job's ranks can read the exchange, a model has `secret()`: text that only the ranks know. It becomes
-/// part of the keys of the connections.
+/// thread-safe. If others than the job's ranks can read the exchange, a model has `std::string_view secret()`: text that only the ranks
+/// know. It becomes part of the keys of the connections.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -45,7 +46,7 @@ class AnyRendezvous {
 public:
     template <class R>
         requires(!std::is_same_v<R, AnyRendezvous> && Rendezvous<R>)
-    AnyRendezvous(R& model) noexcept
+    AnyRendezvous(R& model)
         : model_(&model),
           rank_(model.rank()),
           size_(model.size()),
@@ -59,9 +60,14 @@ public:
 
 private:
     template <class R>
-    static std::string_view secret_of(const R& model) noexcept {
-        if constexpr (requires { model.secret(); }) return model.secret();
-        else return {};
+    static std::string_view secret_of(R& model) {
+        if constexpr (requires { model.secret(); }) {
+            static_assert(std::is_same_v<decltype(model.secret()), std::string_view>,
+                          "gradsync: secret() of a rendezvous returns a std::string_view, of text that the rendezvous keeps");
+            return model.secret();
+        } else {
+            return {};
+        }
     }
 
     void* model_;

@@ -40,7 +40,7 @@ public:
     virtual void look(std::uint64_t number, Deadline& deadline) = 0;
     virtual void abandon(std::uint64_t number) noexcept {
         // It may already be complete.
-        if (const std::optional<Call> open = advance_to(number)) fail(abandoned(name_of(*open, number), own_world_rank()));
+        if (const std::optional<Call> open = advance_to(number)) fail(abandoned(name_of(*open, number), own_world_rank(), flights()));
     }
     virtual void fail(const Failure& failure) noexcept = 0;
     virtual std::chrono::nanoseconds progress_time() const noexcept = 0;
@@ -80,6 +80,23 @@ public:
     }
 
 protected:
+    /// Throws Error, on all ranks, if they pass different sizes, or if one of them has a `problem`. Collective.
+    [[gnu::cold]] void check_size(const char* operation, std::size_t bytes, std::string problem = {}) {
+        constexpr std::uint64_t unable = ~std::uint64_t{0};
+        const List<std::uint64_t> sizes = exchange(problem.empty() ? std::uint64_t{bytes} : unable);
+        for (int r = 0; r < size(); ++r) {
+            const std::uint64_t theirs = sizes[static_cast<std::size_t>(r)];
+            if (theirs == sizes[0] && theirs != unable) continue;
+            if (problem.empty())
+                problem = theirs == unable ? text("rank ", world_rank(r), " cannot do it; see what it says")
+                                           : text("rank ", world_rank(r), " passes ", theirs, " bytes, rank ", world_rank(0), " ", sizes[0],
+                                                  "; all ranks must pass the same number");
+            gradsync::detail::raise(theirs == unable ? Errc::invalid_argument : Errc::parameter_mismatch,
+                                    text(operation, " on rank ", own_world_rank(), ": ", problem),
+                                    {.operation = operation, .rank = own_world_rank(), .peer = world_rank(r)});
+        }
+    }
+
     /// Throws the world's failure, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         fail(world().failure());

@@ -92,14 +92,10 @@ public:
     using WorkType = NumberedWork<Engine>;
     static constexpr MemorySpace memory_space = space;
 
-    int rank() const {
-        if (!engine_) refuse_moved_from();
-        return engine_->rank();
-    }
-    int size() const {
-        if (!engine_) refuse_moved_from();
-        return engine_->size();
-    }
+    int rank() const { return engine().rank(); }
+    int size() const { return engine().size(); }
+    /// This rank's number in the communicator from which this one was split. Errors name ranks by it.
+    int world_rank() const { return engine().own_world_rank(); }
 
     WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
         return start(reduction(Operation::all_reduce, buffer, buffer, op, contribution));
@@ -177,8 +173,8 @@ public:
     /// Returns a number for a CollectiveTag's owner. Local, but all ranks must call it at the same places in the program.
     template <class D = Derived>
         requires(D::abilities.tags)
-    std::size_t next_owner() noexcept {
-        return engine_->next_number();
+    std::size_t next_owner() {
+        return engine().next_number();
     }
 
     /// Sets the time limit of every wait of this rank, here and in communicators that are made from this one later. Throws
@@ -188,28 +184,28 @@ public:
         collective::check_limit(limit);
         engine_->set_timeout(limit);
     }
-    std::chrono::nanoseconds timeout() const noexcept { return engine_->timeout(); }
+    std::chrono::nanoseconds timeout() const { return engine().timeout(); }
 
     /// Works on this rank's share of all collectives that all ranks have started. Never blocks. No-op in a forked child.
     void progress() noexcept {
-        if (engine_.maker().is_here()) engine_->progress();
+        if (engine_ && engine_.maker().is_here()) engine_->progress();
     }
 
     /// The time that this rank has spent on work in `progress()` and `test()`.
-    std::chrono::nanoseconds progress_time() const noexcept { return engine_->progress_time(); }
+    std::chrono::nanoseconds progress_time() const { return engine().progress_time(); }
 
     /// Has the communicator failed? Later starts then throw the reason.
     template <class D = Derived>
         requires(D::abilities.failed)
-    bool failed() const noexcept {
-        return engine_->world().failed();
+    bool failed() const {
+        return engine().world().failed();
     }
 
     /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`. If
     /// the current exception is an Error that blames another rank, that rank is named instead. Returns once no rank touches another's
     /// buffers.
     [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
-        if (!engine_.maker().is_here()) return;
+        if (!engine_ || !engine_.maker().is_here()) return;
         const int self = engine_->own_world_rank(), peer = handled().peer;
         const bool known = peer >= 0 && peer < size() && engine_->world_rank(peer) == peer;
         if constexpr (records) engine_->flights()->write(self);
@@ -217,10 +213,13 @@ public:
     }
 
 protected:
-    void check_handle() const {
-        if (!engine_) refuse_moved_from();
-        check_maker(engine_);
+    /// The engine. Throws Error(invalid_argument) if this handle was moved from.
+    Engine& engine() const {
+        if (!engine_) [[unlikely]]
+            refuse_moved_from();
+        return *engine_;
     }
+    void check_handle() const { check_maker((engine(), engine_)); }
     explicit EngineCollectives(Shared<Engine> engine) : engine_(std::move(engine)) {
         if constexpr (records) engine_->record_flights();
     }

@@ -66,8 +66,9 @@ struct Late {
                  " was under way; look at its machine and the network")};
 }
 
-/// The calling thread abandoned the collective.
-[[gnu::cold, gnu::noinline]] inline Failure abandoned(const std::string& what, int self) {
+/// The calling thread abandoned the collective. `flights`: those of rank `self`, or null.
+[[gnu::cold, gnu::noinline]] inline Failure abandoned(const std::string& what, int self, FlightRecorder* flights = nullptr) {
+    if (flights != nullptr) flights->write(self);
     if (std::uncaught_exceptions() > 0)
         return {Errc::peer_failed, self, text("an exception on rank ", self, " left ", what, " incomplete; look at what that rank says")};
     return {Errc::abandoned, self, text("rank ", self, " dropped ", what, " before it was complete; keep the Work and wait() for it")};

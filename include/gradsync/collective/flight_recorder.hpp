@@ -58,7 +58,7 @@ public:
     /// Writes all entries to the file PREFIX.RANK, once, if the environment has GRADSYNC_FLIGHT_RECORDER=PREFIX.
     [[gnu::cold, gnu::noinline]] void write(int rank) noexcept {
         const char* const prefix = std::getenv("GRADSYNC_FLIGHT_RECORDER");
-        if (prefix == nullptr || written_.exchange(true)) return;
+        if (prefix == nullptr || *prefix == '\0' || written_.exchange(true)) return;
         try {
             const std::string name = text(prefix, ".", rank);
             std::FILE* const file = std::fopen(name.c_str(), "ae");

@@ -47,7 +47,10 @@ public:
 
     int rank() const noexcept { return host_.rank(); }
     int size() const noexcept { return host_.size(); }
-    int own_world_rank() const noexcept { return rank(); }
+    int own_world_rank() const {
+        if constexpr (requires { host_.world_rank(); }) return host_.world_rank();
+        else return rank();
+    }
     Host& host() noexcept { return host_; }
     std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
     std::size_t next_number() noexcept { return next_owner(host_); }
@@ -281,8 +284,8 @@ private:
             text(collective::name_of(started.call, oldest.number), ": ", where, " did not end within ", format_duration(timeout()),
                  "; find out what its stream waits for, or raise the limit with set_timeout()");
         host_.fail(what);
-        failed_ = std::make_unique<Error>(Errc::timeout, text("rank ", rank(), ": ", what),
-                                          ErrorContext{.operation = name_of(started.call.operation).data(), .rank = rank()});
+        failed_ = std::make_unique<Error>(Errc::timeout, text("rank ", own_world_rank(), ": ", what),
+                                          ErrorContext{.operation = name_of(started.call.operation).data(), .rank = own_world_rank()});
     }
 
     /// Waits for the copies, up to the time limit, unless a stream has stalled before.

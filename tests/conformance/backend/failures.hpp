@@ -367,6 +367,12 @@ void check_failures() {
             refuses("reduce_scatter", [&] { (void)backend.reduce_scatter({}, {}, gradsync::ReduceOp::sum); });
             refuses("duplicate", [&] { backend.duplicate(); });
             refuses("set_timeout", [&] { backend.set_timeout(1s); });
+            if constexpr (requires { backend.timeout(); }) refuses("timeout", [&] { (void)backend.timeout(); });
+            if constexpr (requires { backend.failed(); }) refuses("failed", [&] { (void)backend.failed(); });
+            if constexpr (requires { backend.next_owner(); }) refuses("next_owner", [&] { (void)backend.next_owner(); });
+            if constexpr (requires { backend.progress_time(); }) refuses("progress_time", [&] { (void)backend.progress_time(); });
+            backend.progress();
+            backend.fail("what it cannot fail");
             backend = other;
             reduce_something(backend);
         });

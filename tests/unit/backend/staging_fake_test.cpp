@@ -26,7 +26,8 @@ std::vector<std::string> beside_a_stall(bool waits) {
             const gs::cuda::DeviceMemory memory(4096);
             std::optional<gradsync_fake::Busy> stalled;
             if (host.rank() == 0) stalled.emplace(stream.get());
-            gs::StagingBackend<gs::ThreadBackend> comm(host, {.stream = stream.get()});
+            gs::StagingBackend<gs::ThreadBackend> whole(host, {.stream = stream.get()});
+            auto comm = whole.split(0, -host.rank());  // errors number ranks as `host` does
             comm.set_timeout(std::chrono::milliseconds(host.rank() == 0 ? 300 : 30'000));
             auto work = comm.all_reduce({memory.data(), 1024, gs::DType::f32, gs::MemorySpace::device}, gs::ReduceOp::sum);
             try {

@@ -3,6 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -163,6 +166,49 @@ TEST_CASE("connect: a rank that was stopped for longer than a caller waits for i
     CHECK(link.rank == 1);
     REQUIRE(links.size() == 1);
     CHECK(links[0].rank == 0);
+}
+
+TEST_CASE("connect: signals do not end it before its time") {
+    Rank0 rank;
+    const List<Contact> contacts{rank.reception.contact(), Contact{}, Contact{}, Contact{}};
+    struct sigaction handled {
+    }, before{};
+    handled.sa_handler = [](int) {};
+    REQUIRE(::sigaction(SIGUSR1, &handled, &before) == 0);
+    List<Link> links;
+    std::atomic<bool> over = false;
+    std::thread caller([&] {
+        Reception none;
+        links = gradsync::net::connect(none, contacts, 1, "a secret", List<int>{0}, List<int>{}, 60s);
+        over = true;
+    });
+    std::thread signals([&] {
+        for (; !over; std::this_thread::sleep_for(1ms)) ::pthread_kill(caller.native_handle(), SIGUSR1);
+    });
+    std::this_thread::sleep_for(gradsync::net::patience + 1s);  // the first call has found nobody
+    (void)rank.reception.answer(Clock::now() + 10s, List<int>{1});
+    caller.join();
+    signals.join();
+    ::sigaction(SIGUSR1, &before, nullptr);
+    CHECK(links.size() == 1);
+}
+
+TEST_CASE("Reception: at all addresses of the machine, it names them, and not the one that stands for all") {
+    gradsync_test::NumbersOnly meeting{0, 4, "a secret"};
+    for (const std::string bind : {"", "0.0.0.0", "::"}) {
+        CAPTURE(bind);
+        std::string problem;
+        const Reception reception = Reception::open(meeting, bind, problem);
+        CAPTURE(problem);
+        if (bind == "::" && reception.contact().count == 0) continue;  // a machine without IPv6
+        REQUIRE(reception.contact().count > 0);
+        for (std::size_t i = 0; i < reception.contact().count; ++i) {
+            gradsync::net::Address address = reception.contact().addresses[i];
+            CHECK(address.port() != 0);
+            CHECK(address.text() != "0.0.0.0");
+            CHECK(address.text() != "::");
+        }
+    }
 }
 
 TEST_CASE("call: a stranger at one address that answers, and then says nothing, leaves time for the others") {

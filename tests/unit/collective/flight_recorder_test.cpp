@@ -2,7 +2,11 @@
 #include <gradsync/collective/flight_recorder.hpp>
 #include <gradsync/gradsync.hpp>
 
+#include <gradsync/backend/tcp.hpp>
+
 #include <doctest/doctest.h>
+
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -12,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/forked.hpp"
+#include "support/ports.hpp"
 #include "support/ranks.hpp"
 #include "support/standard_error.hpp"
 #include "support/temporary_directory.hpp"
@@ -85,6 +91,41 @@ TEST_CASE("FlightRecorder: the rank whose own exception ends a step writes its f
         // Rank 0 may hear of the failure before it starts that bucket.
         CHECK(all.find(rank == ".1" ? "all_reduce(mean, f32, 10 elements) for bucket 0 of Reducer #0" : "all_gather") != std::string::npos);
     }
+}
+
+TEST_CASE("FlightRecorder: a rank that drops a collective, and waits for no other, writes its file") {
+    const gradsync_test::TemporaryDirectory directory;
+    const std::string prefix = directory.file("flights");
+    ::setenv("GRADSYNC_FLIGHT_RECORDER", prefix.c_str(), 1);
+    const std::uint16_t port = gradsync_test::free_port();
+    (void)gradsync_test::outcomes(2, [](gs::ThreadBackend comm) {
+        std::vector<float> ten(10);
+        if (comm.rank() == 1) (void)comm.all_reduce(gs::buffer(ten), gs::ReduceOp::sum);
+    });
+    const auto reports = gradsync_test::forked(2, [&](int rank) -> std::string {
+        ::setenv("GRADSYNC_FLIGHT_RECORDER", (prefix + ".of_processes").c_str(), 1);
+        gs::TcpRendezvous rendezvous({.rank = rank, .size = 2, .port = port});
+        gs::TcpBackend comm(rendezvous);
+        std::vector<float> ten(10);
+        if (rank == 1) (void)comm.all_reduce(gs::buffer(ten), gs::ReduceOp::sum);
+        return "done";
+    });
+    ::unsetenv("GRADSYNC_FLIGHT_RECORDER");
+    for (const auto& report : reports) CHECK(report.text == "done");
+    for (const std::string name : {".1", ".of_processes.1"}) {
+        CAPTURE(name);
+        std::ifstream file(prefix + name);
+        std::string line;
+        std::getline(file, line);
+        CHECK(line.find("#0 all_reduce(sum, f32, 10 elements) (started ") == 0);
+    }
+}
+
+TEST_CASE("FlightRecorder: an empty name is none") {
+    ::setenv("GRADSYNC_FLIGHT_RECORDER", "", 1);
+    gs::collective::FlightRecorder(7).write(7);
+    ::unsetenv("GRADSYNC_FLIGHT_RECORDER");
+    CHECK(::access(".7", F_OK) != 0);
 }
 
 TEST_CASE("FlightRecorder: a file that cannot be written is named") {

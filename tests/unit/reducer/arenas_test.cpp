@@ -273,7 +273,7 @@ TEST_CASE("adopt: memory of malloc and of unequal sizes is refused on all ranks"
         const std::string of_others = "rank 1 cannot do it; see what it says";
         if (heaps.find(comm.rank() == 1 ? of_1 : of_others) == std::string::npos) return heaps;
         if (pages.find(comm.rank() == 1 ? of_pages : of_others) == std::string::npos) return pages;
-        if (sizes.find("rank 1 adopts 32768 bytes, rank 0 65536") == std::string::npos) return sizes;
+        if (sizes.find("rank 1 passes 32768 bytes, rank 0 65536; all ranks must pass the same number") == std::string::npos) return sizes;
         return "";
     });
     for (const auto& report : reports) CHECK(report.text == "");

@@ -17,8 +17,9 @@ public:
     Lifeline& operator=(Lifeline&&) = delete;
     ~Lifeline() { close(); }
 
-    /// Says good-bye. Afterwards this rank watches no other.
+    /// Says good-bye. Afterwards this rank watches no other, and cannot be called.
     void close() noexcept {
+        reception_.close();
         std::lock_guard lock(mutex_);
         for (const Line& line : lines_)
             if (line.socket) (void)!::send(line.socket.get(), &good_bye, 1, MSG_NOSIGNAL | MSG_DONTWAIT);

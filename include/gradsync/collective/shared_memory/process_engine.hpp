@@ -188,6 +188,7 @@ public:
     /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private memory of this process,
     /// on which collectives are slower. Collective.
     [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
+        check_size("allocate", bytes);
         if (bytes == 0) return {};
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
         const std::size_t unit = bytes >= Segment::huge_page ? Segment::huge_page : Segment::page;
@@ -208,19 +209,7 @@ public:
 
     [[gnu::cold]] collective::Memory adopt(std::span<std::byte> region) override {
         std::string problem = AdoptedPages::problem_of(region);
-        const auto check = [&] {  // on all ranks
-            const List<std::uint64_t> sizes = exchange(std::uint64_t{problem.empty() ? region.size() : 0});
-            for (int r = 0; r < size(); ++r) {
-                const std::uint64_t bytes = sizes[static_cast<std::size_t>(r)];
-                if (bytes == sizes[0] && bytes != 0) continue;
-                if (problem.empty())
-                    problem = bytes == 0 ? text("rank ", world_rank(r), " cannot do it; see what it says")
-                                         : text("rank ", world_rank(r), " adopts ", bytes, " bytes, rank ", world_rank(0), " ", sizes[0]);
-                gradsync::detail::raise(Errc::invalid_argument, text("adopt on rank ", own_world_rank(), ": ", problem),
-                                        {.operation = "adopt", .rank = own_world_rank(), .peer = world_rank(r)});
-            }
-        };
-        check();
+        check_size("adopt", region.size(), problem);
         collective::Memory shared = size() == 1 ? collective::Memory() : allocate(region.size());
         const auto number = regions_->number_of(shared.data());
         if (!number) return {};
@@ -231,7 +220,7 @@ public:
         } catch (const std::exception& error) {
             problem = error.what();
         }
-        check();
+        check_size("adopt", region.size(), problem);
         regions_->add_alias(*number, part, region.data(), region.size());
         return collective::Memory(Shared<void>::of(region.data(), [shared = std::move(shared), pages](void*) {}));
     }

@@ -135,7 +135,7 @@ public:
 
     /// Declares that nobody will wait for collective n, and that its buffers may be freed soon.
     void abandon(std::uint64_t n) noexcept {
-        if (!board_->done(n)) fail(collective::abandoned(detector_.name(n), own_world_rank()));
+        if (!board_->done(n)) fail(collective::abandoned(detector_.name(n), own_world_rank(), flights()));
     }
 
     /// Ends the world, unless it has ended, and returns once no rank touches another's buffers.

@@ -22,7 +22,8 @@ using gradsync::detail::Shared, gradsync::detail::text;
 /// its own mapping. Not thread-safe.
 class Segment {
 public:
-    static constexpr std::size_t page = 4096, huge_page = std::size_t{2} << 20;
+    /// `page`: whole pages on every system; those of ARM and POWER may have 64 KiB.
+    static constexpr std::size_t page = std::size_t{64} << 10, huge_page = std::size_t{2} << 20;
 
     /// Another process of this machine opens the segment with this. Trivially copyable, to be sent.
     struct IpcHandle {
