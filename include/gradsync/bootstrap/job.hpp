@@ -101,6 +101,10 @@ template <class Lookup>
         raise(
             Errc::invalid_argument,
             "MASTER_ADDR and MASTER_PORT are set, but RANK and WORLD_SIZE are not; set all four on every rank, or unset these two to run a single rank");
+    if (launcher == slurm && !has("SLURM_NTASKS"))  // in a batch script, outside of srun
+        raise(
+            Errc::invalid_argument,
+            "SLURM_PROCID is set, but SLURM_NTASKS is not; start the program with srun, or set RANK=0 and WORLD_SIZE=1 to run a single rank");
     if (launcher != none) {
         const auto& names = names_of[launcher];
         job.size = static_cast<int>(number(names.size, 1, max_ranks));

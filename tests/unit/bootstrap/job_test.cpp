@@ -178,4 +178,5 @@ TEST_CASE("job: what is missing or no number is named") {
     CHECK(says(refusal_of({{"MASTER_ADDR", "[fe80::1]:29500"}}), "a host without a port, not '[fe80::1]:29500'"));
     CHECK(says(refusal_of({{"MASTER_ADDR", "node1:29500"}}), "a host without a port, not 'node1:29500'; put the port into MASTER_PORT"));
     CHECK(says(refusal_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "n["}}), "set MASTER_ADDR"));
+    CHECK(says(refusal_of({{"SLURM_PROCID", "0"}}), "start the program with srun"));
 }
