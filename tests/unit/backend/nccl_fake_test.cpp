@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -14,11 +15,14 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gradsync/kernel/convert.hpp>
 
 #include "nccl_fake.hpp"
+#include "support/forked.hpp"
+#include "support/ports.hpp"
 
 using namespace std::chrono_literals;
 using namespace gradsync_test;
@@ -73,6 +77,18 @@ TEST_CASE("NcclBackend: the time limit is of the collective, not of the computat
         const auto error = error_of([&] { comm.barrier().wait(); });
         findings.check(!error, error ? error->what() : "");
     });
+}
+
+TEST_CASE("NcclBackend: a rank of the environment's job that has a wrong time limit keeps no other waiting") {
+    const std::string port = std::to_string(free_port());
+    const auto reports = forked(2, [&](int rank) -> std::string {
+        for (const auto& [name, value] : {std::pair{"RANK", std::to_string(rank)}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}})
+            ::setenv(name, value.c_str(), 1);
+        const auto error = error_of([&] { NcclBackend::from_environment({.timeout = rank == 1 ? 0s : 30s}); });
+        return error ? error->what() : "no error";
+    });
+    CHECK(reports[0].text == "NcclBackend: rank 1 has other NcclOptions than rank 0; give all ranks the same");
+    CHECK(reports[1].text == "the time limit of a backend must be positive");
 }
 
 TEST_CASE("NcclBackend: where no host waits, ranks that stay away are named all the same") {
