@@ -36,7 +36,7 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
             for (auto&& p : parameters) {
                 views.push_back(parameter_view(p));
                 if (ParameterView& v = views.back();
-                    v.gradient == BufferView{} || v.gradient == BufferView(nullptr, 0, v.value.dtype, v.value.space)) {
+                    v.gradient == BufferView{} || v.gradient == typed_view(nullptr, 0, v.value.dtype, v.value.space)) {
                     v.gradient = v.value;
                     v.gradient.data = nullptr;
                 }
