@@ -47,6 +47,7 @@ public:
         List<Address> all = own.is_wildcard() ? addresses_of({}) : List<Address>{own};
         if (all.empty()) all = addresses_of("lo");
         for (Address& address : all) {
+            if (address.family() == AF_INET6 && own.family() == AF_INET) continue;
             address.set_port(own.port());
             if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
         }

@@ -154,7 +154,7 @@ struct Address {
     socklen_t size() const noexcept { return family() == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in); }
     /// The port, in the host's byte order.
     std::uint16_t port() const noexcept { return ntohs(name.sin6_port); }
-    /// Does it mean all addresses of this machine?
+    /// Does it stand for all addresses of this machine?
     bool is_wildcard() const noexcept {
         if (family() == AF_INET6) return IN6_IS_ADDR_UNSPECIFIED(&name.sin6_addr);
         return reinterpret_cast<const sockaddr_in*>(&name)->sin_addr.s_addr == INADDR_ANY;

@@ -135,9 +135,10 @@ public:
     /// Says how the ranks reach one another, and why no faster way is in use.
     std::string describe() const { return paths_->describe() + this->engine_->remark(); }
 
-    /// Returns memory in which collectives are fastest; see the concept. Collective.
+    /// Returns memory in which collectives are fastest; see the concept. Throws Error, on all ranks, if their sizes differ. Collective.
     collective::Memory allocate(std::size_t bytes) {
         this->check_handle();
+        this->engine_->check_size("allocate", bytes);
         return this->engine_->allocate(bytes);
     }
 

@@ -79,24 +79,26 @@ public:
         return all;
     }
 
-protected:
-    /// Throws Error, on all ranks, if they pass different sizes, or if one of them has a `problem`. Collective.
-    [[gnu::cold]] void check_size(const char* operation, std::size_t bytes, std::string problem = {}) {
+    /// Throws Error, on all ranks, if they pass different sizes, or if one of them cannot go on for its own `problem`. Collective.
+    [[gnu::cold]] void check_size(const char* operation, std::size_t bytes, const std::string& problem = {}) {
         constexpr std::uint64_t unable = ~std::uint64_t{0};
         const List<std::uint64_t> sizes = exchange(problem.empty() ? std::uint64_t{bytes} : unable);
-        for (int r = 0; r < size(); ++r) {
-            const std::uint64_t theirs = sizes[static_cast<std::size_t>(r)];
-            if (theirs == sizes[0] && theirs != unable) continue;
-            if (problem.empty())
-                problem = theirs == unable ? text("rank ", world_rank(r), " cannot do it; see what it says")
-                                           : text("rank ", world_rank(r), " passes ", theirs, " bytes, rank ", world_rank(0), " ", sizes[0],
-                                                  "; all ranks must pass the same number");
-            gradsync::detail::raise(theirs == unable ? Errc::invalid_argument : Errc::parameter_mismatch,
-                                    text(operation, " on rank ", own_world_rank(), ": ", problem),
+        const auto refuse = [&](Errc code, int r, const std::string& what) {
+            gradsync::detail::raise(code, text(operation, " on rank ", own_world_rank(), ": ", what),
                                     {.operation = operation, .rank = own_world_rank(), .peer = world_rank(r)});
-        }
+        };
+        if (!problem.empty()) refuse(Errc::invalid_argument, rank(), problem);
+        for (int r = 0; r < size(); ++r)
+            if (sizes[static_cast<std::size_t>(r)] == unable)
+                refuse(Errc::invalid_argument, r, text("rank ", world_rank(r), " cannot do it; see what it says"));
+        for (int r = 1; r < size(); ++r)
+            if (const std::uint64_t theirs = sizes[static_cast<std::size_t>(r)]; theirs != sizes[0])
+                refuse(Errc::parameter_mismatch, r,
+                       text("rank ", world_rank(r), " passes ", theirs, " bytes, rank ", world_rank(0), " ", sizes[0],
+                            "; all ranks must pass the same number"));
     }
 
+protected:
     /// Throws the world's failure, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         fail(world().failure());

@@ -94,7 +94,7 @@ public:
 
     int rank() const { return engine().rank(); }
     int size() const { return engine().size(); }
-    /// This rank's number in the communicator from which this one was split. Errors name ranks by it.
+    /// This rank's number before any split. Errors name ranks by it.
     int world_rank() const { return engine().own_world_rank(); }
 
     WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
@@ -219,7 +219,10 @@ protected:
             refuse_moved_from();
         return *engine_;
     }
-    void check_handle() const { check_maker((engine(), engine_)); }
+    void check_handle() const {
+        (void)engine();
+        check_maker(engine_);
+    }
     explicit EngineCollectives(Shared<Engine> engine) : engine_(std::move(engine)) {
         if constexpr (records) engine_->record_flights();
     }

@@ -108,8 +108,7 @@ public:
 
     /// Memory that the machine's ranks share; messages from and to it need no copy.
     [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
-        collective::Memory memory = aside_->allocate(bytes);  // even for no bytes: the ranks compare their sizes
-        return bytes == 0 ? memory : flat_->lend(std::move(memory), bytes);
+        return bytes == 0 ? collective::Memory() : flat_->lend(aside_->allocate(bytes), bytes);
     }
 
     [[gnu::cold]] collective::Memory adopt(std::span<std::byte> region) override {

@@ -109,6 +109,28 @@ TEST_CASE("TcpBackend: backends that have failed leave no connections and no mem
     });
 }
 
+TEST_CASE("TcpBackend: memory of different sizes is refused on all ranks, which can go on") {
+    for (const bool shared_memory : {true, false})
+        for (const std::size_t odd : {0, 200}) {
+            const std::uint16_t port = gradsync_test::free_port();
+            const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
+                gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
+                TcpBackend comm(rendezvous, {.timeout = 60s, .shared_memory = shared_memory});
+                std::string said;
+                try {
+                    (void)comm.allocate(rank == 2 ? odd : 100);
+                } catch (const gradsync::Error& error) {
+                    if (error.errc() != gradsync::Errc::parameter_mismatch || error.context().peer != 2) return "another code or peer";
+                    said = error.what();
+                }
+                const std::string expected = "allocate on rank " + std::to_string(rank) + ": rank 2 passes " + std::to_string(odd) +
+                                             " bytes, rank 0 100; all ranks must pass the same number";
+                return said != expected ? said : comm.allocate(100).data() == nullptr ? "no memory" : "right";
+            });
+            for (const auto& report : reports) CHECK(report.text == "right");
+        }
+}
+
 TEST_CASE("TcpBackend: a rank whose collectives are complete may compute, drop its backend, or end: what it has sent arrives") {
     enum class Then { computes, drops, ends };
     for (const Then then : {Then::computes, Then::drops, Then::ends}) {
@@ -119,7 +141,7 @@ TEST_CASE("TcpBackend: a rank whose collectives are complete may compute, drop i
         auto& received = *new (shared) std::atomic<bool>(false);
         check([&](int rank) -> std::string {
             const auto value = rank == 0 ? 1.0f : 0.0f;
-            std::vector<std::vector<float>> parts(200, std::vector<float>(16'384, value));  // more than the sockets hold
+            std::vector<std::vector<float>> parts(300, std::vector<float>(12'288, value));  // more than the sockets hold
             std::optional<TcpBackend> comm(backend(rank, 2, port));
             comm->set_timeout(5s);
             std::vector<TcpBackend::WorkType> works;
@@ -131,7 +153,7 @@ TEST_CASE("TcpBackend: a rank whose collectives are complete may compute, drop i
                 for (int ms = 0; then != Then::ends && !received && ms < 10'000; ++ms) std::this_thread::sleep_for(1ms);
             }
             received = received || rank == 1;
-            return parts == std::vector(200, std::vector<float>(16'384, 1.0f)) ? "" : "wrong data";
+            return parts == std::vector(300, std::vector<float>(12'288, 1.0f)) ? "" : "wrong data";
         });
         ::munmap(shared, sizeof(std::atomic<bool>));
     }

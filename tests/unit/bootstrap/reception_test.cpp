@@ -187,13 +187,13 @@ TEST_CASE("connect: signals do not end it before its time") {
     });
     std::this_thread::sleep_for(gradsync::net::patience + 1s);  // the first call has found nobody
     (void)rank.reception.answer(Clock::now() + 10s, List<int>{1});
+    signals.join();  // before the thread that it signals
     caller.join();
-    signals.join();
     ::sigaction(SIGUSR1, &before, nullptr);
     CHECK(links.size() == 1);
 }
 
-TEST_CASE("Reception: at all addresses of the machine, it names them, and not the one that stands for all") {
+TEST_CASE("Reception: a wildcard to listen at is announced as the addresses that it stands for") {
     gradsync_test::NumbersOnly meeting{0, 4, "a secret"};
     for (const std::string bind : {"", "0.0.0.0", "::"}) {
         CAPTURE(bind);

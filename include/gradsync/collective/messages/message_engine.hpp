@@ -251,11 +251,13 @@ private:
             if (!failed) world_->poll();
             // Hear even if the world has failed: hellos from before the failure count, and another engine may have received both.
             hear();
-            see_off(failed);
-            if (failed) return;
-            open_rounds();
-            rounds_.advance([this] { world_->poll(); }, [](PendingCollective& last) { last.set_complete(); });
-            retire();
+            if (!failed) {
+                open_rounds();
+                rounds_.advance([this] { world_->poll(); }, [](PendingCollective& last) { last.set_computed(); });
+            }
+            for (std::uint64_t n = pending_.first(); n < pending_.next(); ++n)
+                if (PendingCollective& one = pending(n); one.is_leaving()) one.see_off(failed);
+            if (!failed) retire();
         });
     }
 
@@ -289,15 +291,10 @@ private:
                 if (!next.small()) next.answer();
             }
             if (!next.is_all_here()) return;
-            if (next.complete() || next.is_leaving()) continue;
+            if (next.computed()) continue;
             if (next.small()) next.finish_small(combiner_, inputs_);
-            else if (rounds_.none_for(next)) next.set_complete();
+            else if (rounds_.none_for(next)) next.set_computed();
         }
-    }
-
-    void see_off(bool failed) {
-        for (std::uint64_t n = pending_.first(); n < heard_; ++n)
-            if (PendingCollective& one = pending(n); one.is_leaving()) one.see_off(failed);
     }
 
     void open_rounds() {

@@ -123,7 +123,6 @@ public:
     }
 
     /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others. `inputs`: scratch.
-    /// Complete only once `see_off` says so.
     void finish_small(collective::Combiner& combiner, List<const void*>& inputs) {
         inputs.resize(calls_.size());
         if (!by_way_of_one_) {
@@ -138,14 +137,16 @@ public:
         computed_ = true;  // set first: sending may throw, and this must not run twice
         if (is_hub()) send_hellos(0, true);
     }
+    bool computed() const noexcept { return computed_; }
+    void set_computed() noexcept { computed_ = true; }
     /// Is it computed, but not known to be complete?
     bool is_leaving() const noexcept { return computed_ && !complete_; }
-    /// Completes it once its own hellos have left this process: this rank may do something else for long afterwards, or end, and the
-    /// receivers must not wait for that. After a failure of the world it is complete at once, because other ranks may have seen it so.
+    /// Completes what is computed once its own hellos have left this process: this rank may do something else for long afterwards, or end,
+    /// and the receivers must not wait for that. After a failure of the world it is complete at once, because other ranks may have seen it
+    /// so.
     void see_off(bool failed) { complete_ = failed || !route_.transport.sends_in_poll() || route_.transport.finish_all(hellos_out_); }
 
     bool complete() const noexcept { return complete_; }
-    void set_complete() noexcept { complete_ = true; }
 
     /// May another collective use its memory?
     bool is_over() {

@@ -54,7 +54,7 @@ public:
     /// all ranks, in all calls.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
-    /// Does a quick message that `finish` does not call complete need this rank's polls to leave?
+    /// Can a quick message stay in this process until a later `poll`?
     virtual bool sends_in_poll() const noexcept { return false; }
 
     /// Is a rank's process gone, with everything that it sent received? A transport that cannot tell returns false.

@@ -188,7 +188,6 @@ public:
     /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private memory of this process,
     /// on which collectives are slower. Collective.
     [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
-        check_size("allocate", bytes);
         if (bytes == 0) return {};
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
         const std::size_t unit = bytes >= Segment::huge_page ? Segment::huge_page : Segment::page;

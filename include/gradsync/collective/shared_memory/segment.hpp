@@ -22,7 +22,7 @@ using gradsync::detail::Shared, gradsync::detail::text;
 /// its own mapping. Not thread-safe.
 class Segment {
 public:
-    /// `page`: whole pages on every system; those of ARM and POWER may have 64 KiB.
+    /// `page`: the largest of any system's pages, which have 4 to 64 KiB.
     static constexpr std::size_t page = std::size_t{64} << 10, huge_page = std::size_t{2} << 20;
 
     /// Another process of this machine opens the segment with this. Trivially copyable, to be sent.
@@ -98,10 +98,11 @@ private:
             void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (reserved == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
+            const auto own_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
             const std::uintptr_t aligned = gradsync::detail::round_up(begin, huge_page),
-                                 page_end = gradsync::detail::round_up(aligned + whole, page);
+                                 page_end = gradsync::detail::round_up(aligned + whole, own_page);
             if (aligned != begin) ::munmap(reserved, aligned - begin);
-            if (const std::uintptr_t end = begin + gradsync::detail::round_up(whole + huge_page, page); end > page_end)
+            if (const std::uintptr_t end = begin + gradsync::detail::round_up(whole + huge_page, own_page); end > page_end)
                 ::munmap(reinterpret_cast<void*>(page_end), end - page_end);
             address = ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0);
         } else {

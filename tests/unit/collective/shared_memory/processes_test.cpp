@@ -416,24 +416,6 @@ TEST_CASE("processes: memory that cannot be shared is each rank's own, and the e
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
 
-TEST_CASE("processes: memory of different sizes is refused on all ranks, which can go on") {
-    const auto ends = run_engines(3, 2, [](sm::ProcessEngine& engine, int repeat) {
-        const std::size_t odd = repeat == 0 ? 0 : 200;
-        std::string said;
-        try {
-            (void)engine.allocate(engine.rank() == 2 ? odd : 100);
-        } catch (const gs::Error& error) {
-            said = error.what();
-            expect(error.errc() == gs::Errc::parameter_mismatch && error.context().peer == 2, "another code or peer");
-        }
-        expect(said == "allocate on rank " + std::to_string(engine.rank()) + ": rank 2 passes " + std::to_string(odd) +
-                           " bytes, rank 0 100; all ranks must pass the same number",
-               said);
-        expect(engine.allocate(100).data() != nullptr, "no memory");
-    });
-    CHECK(ends == std::vector<std::string>(3, "ok"));
-}
-
 TEST_CASE("processes: what a rank has seen complete when it fails is complete for all ranks") {
     const auto ends = run_engines(3, 120, [](sm::ProcessEngine& engine, int repeat) {
         // Not reached by the others, so staged, in two pieces; or nothing to stage.
