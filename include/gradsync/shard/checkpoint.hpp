@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -145,6 +146,26 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
             refuse_file(ShardManifest::path(directory), text("is of other parameters: it does not have all of '", name, "'"));
 }
 
+/// Loads the state of one group; see `load_shards`. Collective over the group.
+template <class Sharded>
+ShardManifest load_group(const std::filesystem::path& directory, Sharded& sharded) {
+    auto backend = sharded.backend();
+    auto& comm = host_of(backend);
+    ShardManifest manifest = agree_on_manifest(comm, directory);
+    for (;;) {
+        try {
+            agree_on_success(comm, [&] { read_shards(directory, manifest, sharded, comm.rank(), comm.size(), passes_of(backend)); });
+            return manifest;
+        } catch (const Error& error) {
+            if (error.errc() != Errc::storage) throw;
+            // Another job may have saved and removed the parts meanwhile.
+            ShardManifest next = agree_on_manifest(comm, directory);
+            if (next.digest == manifest.digest) throw;
+            manifest = std::move(next);
+        }
+    }
+}
+
 }  // namespace detail
 
 /// Writes the state of all shards to `directory`, which all ranks must be able to reach. Frozen parameters are not saved. Parameters are
@@ -224,28 +245,33 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
 /// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may differ: parameters
 /// are found by name. A parameter that is frozen now gets the weights that it was saved with, if it was trained then. Other frozen
 /// parameters are not restored: call `broadcast_parameters()` first. Throws Error(storage) on every rank if a file is missing or damaged, or
-/// if the checkpoint has a parameter that this training does not have, or lacks one that is trained; the state is then undefined. Collective.
+/// if the checkpoint has a parameter that this training does not have, or lacks one that is trained, or if groups of hybrid sharding load
+/// different checkpoints; the state is then undefined. Collective.
 ///
 /// An optimizer with `round` has rounded the weights with the scalars that it has now. Set those of the note, then call `publish()`.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
-    auto backend = sharded.backend();
-    auto& comm = detail::host_of(backend);
     sharded.flush();  // gathers in flight must not overwrite what is loaded
-    detail::ShardManifest manifest = detail::agree_on_manifest(comm, directory);
-    for (;;) {
-        try {
-            detail::agree_on_success(
-                comm, [&] { detail::read_shards(directory, manifest, sharded, comm.rank(), comm.size(), detail::passes_of(backend)); });
-            break;
-        } catch (const Error& error) {
-            if (error.errc() != Errc::storage) throw;
-            // Another job may have saved and removed the parts meanwhile.
-            detail::ShardManifest next = detail::agree_on_manifest(comm, directory);
-            if (next.digest == manifest.digest) throw;
-            manifest = std::move(next);
-        }
+    detail::ShardManifest manifest;
+    std::optional<Error> failure;
+    try {
+        manifest = detail::load_group(directory, sharded);
+    } catch (const Error& error) {
+        if (error.errc() != Errc::storage) throw;
+        failure = error;
     }
+    sharded.with_replicas([&](auto& replicas) {  // groups may find other files, or none, under the same name
+        auto& groups = detail::host_of(replicas);
+        const List<std::uint64_t> digests = detail::gather_values(groups, List<std::uint64_t>{failure ? 0 : manifest.digest});
+        for (std::size_t g = 0; !failure && g < digests.size(); ++g)
+            if (digests[g] != manifest.digest)
+                detail::raise(Errc::storage,
+                              detail::text("group ", groups.rank(), " has loaded ", directory.string(), ", but group ", g,
+                                           digests[g] == 0 ? " could not; look at what it says"
+                                                           : " a different checkpoint; let all groups read the same directory"),
+                              {.operation = "load_shards", .rank = groups.rank(), .peer = static_cast<int>(g)});
+    });
+    if (failure) throw *failure;
     sharded.publish();
     return manifest.note;
 }

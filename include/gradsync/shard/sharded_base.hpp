@@ -115,12 +115,7 @@ public:
     const Statistics& statistics() const noexcept { return statistics_; }
     const BucketPlan& plan() const noexcept { return engine_->plan(); }
     const B& backend() const noexcept { return backend_; }
-    ShardMemory memory() const noexcept {
-        return {.parameters = values_.bytes(),
-                .gradients = engine_->bytes(),
-                .master_weights = state_.master_bytes(),
-                .optimizer_state = state_.state_bytes()};
-    }
+    ShardMemory memory() const noexcept { return {values_.bytes(), engine_->bytes(), state_.master_bytes(), state_.state_bytes()}; }
     /// The parameters as registered. Trainable ones have no value if weights live in buckets, or (stage 3) after a broadcast, load or step.
     std::span<const ParameterView> parameters() const noexcept { return parameters_; }
 
@@ -147,9 +142,11 @@ public:
     /// The number of this rank's group with hybrid sharding, from 0; 0 otherwise.
     int replica() const {
         int number = 0;
-        exchange_.with_replicas([&](const B& replicas) { number = replicas.rank(); });
+        with_replicas([&](const B& replicas) { number = replicas.rank(); });
         return number;
     }
+    /// Calls `use(replicas)` with hybrid sharding; see the concept ExchangePolicy.
+    void with_replicas(auto&& use) const { exchange_.with_replicas(use); }
 
     /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in order of registration. The
     /// pieces of an array come in order. No rank holds more than its shards and one piece. Collective.

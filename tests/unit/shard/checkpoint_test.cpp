@@ -77,6 +77,10 @@ struct Replaced {
     void flush() { own.flush(); }
     void publish() { own.publish(); }
     template <class F>
+    void with_replicas(F&& f) const {
+        own.with_replicas(f);
+    }
+    template <class F>
     void for_each_shard(F&& f) {
         if (saves++ == 0) save_shards(directory, own, "newer");
         own.for_each_shard(f);

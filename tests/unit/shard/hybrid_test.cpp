@@ -14,11 +14,13 @@
 #include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/bucket/optimal.hpp>
 #include <gradsync/gradsync.hpp>
+#include <gradsync/shard/checkpoint.hpp>
 #include <gradsync/shard/hybrid.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 
 #include "support/sharding.hpp"
+#include "support/temporary_directory.hpp"
 
 using namespace gradsync;
 using namespace gradsync_test;
@@ -155,6 +157,43 @@ TEST_CASE("weights that differ between groups are found by the first finish(), a
                     CHECK(outcome.says("the weights of 'p1' differ: those of group 1 are not those of group 0"));
                 }
             }
+}
+
+TEST_CASE("groups that load different checkpoints, or of which one cannot load, are told so on every rank, and may try again") {
+    const TemporaryDirectory directory;
+    const auto directories = [&](const char* name) { return directory.file(name); };
+    for (const auto& [ranks, per_group] : {std::pair{2, 1}, std::pair{3, 1}, std::pair{4, 2}})
+        for (const bool optimizer : {true, false})
+            CHECK(findings(ranks, [&, per_group = per_group](ThreadBackend world, Finding& finding) {
+                      auto [group, replicas] = hybrid_groups(world, per_group);
+                      auto model = initial_tensors({100, 7}, DType::f32);
+                      const auto run = [&](auto& sharded) {
+                          const bool first = sharded.replica() == 0, odd = sharded.replica() == 1;
+                          for (const char* const name : {"old", "new"})
+                              if (first) save_shards(directories(name), sharded, name);
+                          world.barrier().wait();
+                          const auto said = [&](const char* name) -> std::string {
+                              try {
+                                  return "loaded " + load_shards(directories(name), sharded);
+                              } catch (const Error& error) {
+                                  return (error.errc() == Errc::storage ? "" : "not storage: ") + std::string(error.what());
+                              }
+                          };
+                          const std::string other = said(odd ? "old" : "new"), none = said(odd ? "none" : "new");
+                          finding.check(other.find(" a different checkpoint; let all groups read the same directory") != std::string::npos,
+                                        other);
+                          const char* const why = odd ? "cannot be read" : "but group 1 could not; look at what it says";
+                          finding.check(none.find(why) != std::string::npos, none);
+                          finding.check(said("new") == "loaded new", "the groups cannot go on");
+                      };
+                      if (optimizer) {
+                          ShardedOptimizer sharded(group, model, Sgd{}, Zero2{}, Hybrid(replicas));
+                          run(sharded);
+                      } else {
+                          ShardedParameters sharded(group, model, Sgd{}, Units({0, 1}), Hybrid(replicas));
+                          run(sharded);
+                      }
+                  }) == "");
 }
 
 TEST_CASE("a time limit that is set later holds for the averages across groups, too") {
