@@ -114,8 +114,8 @@ using ExchangeOver = typename decltype(detail::exchange_of<X, B>())::type;
 ///
 /// - `template <class B> using Exchange` is a BucketExchange over B that is constructible from the settings.
 ///
-/// Policies are copied before the first bucket; a copy need not keep the state of buckets. A Reducer takes no exchange that scatters, and
-/// OverlapForward no other than AllReduce or one that scatters. `require_exchange` names the first missing member.
+/// Policies are copied before the first bucket; a copy need not keep the state of buckets. A Reducer takes no exchange that scatters.
+/// OverlapForward takes AllReduce and, in sharded training, an exchange that scatters. `require_exchange` names the first missing member.
 template <class X, class B>
 concept ExchangePolicy =
     std::copy_constructible<X> && BucketExchange<ExchangeOver<X, B>, B> && std::constructible_from<ExchangeOver<X, B>, const X&>;

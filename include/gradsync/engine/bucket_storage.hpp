@@ -209,8 +209,9 @@ class GradientShards {
 public:
     GradientShards(B& backend, const ReducerOptions& options)
         : passes_(passes_of(backend)),
-          factor_(options.averaging == Averaging::mean ? 1.0 / static_cast<double>(options.micro_batches) : 1),
-          low_factor_(factor_ * sum_divisor(options, DType::f16, backend.size())),
+          factor_(options.averaging == Averaging::mean && options.micro_batches != 0 ? 1.0 / static_cast<double>(options.micro_batches)
+                                                                                     : 1),
+          low_factor_(factor_ * larger(sum_divisor(options, DType::f16, backend.size()), 1.0)),
           sums_(backend, 0) {}
 
     /// Allocates for the buckets of `storage`, which are reduced as `sums` says. No sum exists yet. Collective.

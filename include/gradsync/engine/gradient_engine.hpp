@@ -205,7 +205,7 @@ public:
     /// Does a bucket have several sums in a step?
     bool sums_apart() const noexcept { return gradients_.dealt().several(); }
     bool compares_weights() const noexcept { return step_.compares_weights(); }
-    void compare_groups(HostOf<B>& replicas) { step_.weights().compare_groups(replicas, host_of(backend_), gradients_.parameters()); }
+    void compare_groups(HostOf<B> replicas) { step_.weights().compare_groups(std::move(replicas)); }
     void give_weights(auto&& value_of) { step_.give_weights(value_of); }  ///< see Step, also for `launch_before_wait`
     bool launch_before_wait() { return step_.launch_before_wait(readiness_); }
     const Deal& deal() const noexcept { return gradients_.dealt().deal(); }

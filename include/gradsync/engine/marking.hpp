@@ -370,7 +370,7 @@ protected:
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_mark(std::size_t i) {
         if ((unsynchronised_.load(std::memory_order_relaxed) & finishing) != 0) fail_at(i, "mark_ready", in_finish);
         const std::string what = marked_too_often(gradients_.parameter(i), readiness_.bucket_of(i), readiness_.ended());
-        if (!gradients_.parameter(i).requires_grad || (readiness_.ended() && step_.launched() == 0)) refuse("mark_ready", what, name(i));
+        if (!gradients_.parameter(i).requires_grad) refuse("mark_ready", what, name(i));
         fail_at(i, "mark_ready", what, Errc::gradient_marked_twice);
     }
 

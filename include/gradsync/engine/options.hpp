@@ -160,10 +160,11 @@ constexpr bool has_several_sums(const ReducerOptions& options, int size) noexcep
 }
 
 /// The divisor of the sums that travel if shards add them up; 0 if they do not. A mean over `size` ranks may fit into a type of low precision
-/// where the sum does not. It is a power of two, so that it changes no other bits.
+/// where the sum does not. It is a power of two: only sums that it makes subnormal lose bits, as the mean would.
 constexpr double sum_divisor(const ReducerOptions& options, DType dtype, int size) noexcept {
     if (options.gradients != GradientStorage::pooled || options.micro_batches == 0) return 0;
-    return is_low_precision(dtype) ? static_cast<double>(std::bit_ceil(static_cast<unsigned>(size))) : 1;
+    return is_low_precision(dtype) && options.averaging == Averaging::mean ? static_cast<double>(std::bit_ceil(static_cast<unsigned>(size)))
+                                                                           : 1;
 }
 
 /// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and weights. `weight`: the

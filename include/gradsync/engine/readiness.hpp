@@ -156,8 +156,7 @@ private:
     if (!p.requires_grad) return text("parameter '", p.name, "' is frozen (requires_grad = false) and takes no marks");
     if (ended)
         return text("parameter '", p.name, "' (bucket ", bucket,
-                    ") was marked ready after finish() or try_finish() had ended the backward; "
-                    "first call step() or discard(), or try_finish() until it returns true");
+                    ") was marked ready after try_finish() had ended the backward; first call it until it returns true");
     return text("parameter '", p.name, "' (bucket ", bucket, ") was marked ready more than ", p.uses == 1 ? "once" : text(p.uses, " times"),
                 " before finish(); call finish() each step, put micro-batches before the last under no_sync(), or set its `uses` if it is "
                 "used more often");

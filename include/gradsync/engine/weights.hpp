@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <optional>
 
 #include "verification.hpp"
 
@@ -72,8 +73,11 @@ public:
             own_.push_back(is_given ? given_[i] : digest_of_value(passes, parameters[i].value));
         }
         digest_ = digest_of(reinterpret_cast<const std::byte*>(own_.data()), own_.size() * sizeof own_[0], 0);
-        all_.resize(static_cast<std::size_t>(backend.size()));
-        work_ = backend.all_gather(ConstBufferView(&digest_, 1), BufferView(all_.data(), all_.size()));
+        exchange(backend, all_, work_);
+        if (groups_) {
+            groups_->set_timeout(backend.timeout());
+            exchange(*groups_, of_groups_, groups_work_);
+        }
     }
     /// `start` then compares, of each of the `count` parameters that has no value, `value_of(i)` as it is now.
     template <class Passes, class ValueOf>
@@ -81,23 +85,30 @@ public:
         given_.clear();
         for (std::size_t i = 0; i < count; ++i) given_.push_back(digest_of_value(passes, value_of(i)));
     }
-    bool test() { return work_.test(); }
+    bool test() { return work_.test() && groups_work_.test(); }
+    /// Also compares the groups of a hybrid sharding from now on. `replicas`: one rank of each group; nobody else uses this handle.
+    void compare_groups(Host replicas) { groups_.emplace(std::move(replicas)); }
 
     /// Throws Error(parameter_mismatch), with the same text on every rank, if their weights differ. No-op without a `start`.
     void finish(Host& backend, ListView<const ParameterView> parameters) {
         if (all_.empty()) return;
         work_.wait();
-        const List<std::uint64_t> all = std::exchange(all_, {});
-        bool same = true;
-        for (const std::uint64_t digest : all) same = same && digest == digest_;
-        if (!same) compare(backend, backend, parameters, "rank ");
-    }
-    /// After `finish`: the same for the groups of a hybrid sharding. `replicas` has one rank of each group.
-    void compare_groups(Host& replicas, Host& group, ListView<const ParameterView> parameters) {
-        compare(replicas, group, parameters, "group ");
+        groups_work_.wait();
+        const List<std::uint64_t> ranks = std::exchange(all_, {}), groups = std::exchange(of_groups_, {});
+        if (differ(ranks)) compare(backend, backend, parameters, "rank ");
+        if (differ(groups)) compare(*groups_, backend, parameters, "group ");
     }
 
 private:
+    void exchange(Host& ranks, List<std::uint64_t>& all, typename Host::WorkType& work) {
+        all.resize(static_cast<std::size_t>(ranks.size()));
+        work = ranks.all_gather(ConstBufferView(&digest_, 1), BufferView(all.data(), all.size()));
+    }
+    bool differ(const List<std::uint64_t>& digests) const {
+        bool same = true;
+        for (const std::uint64_t digest : digests) same = same && digest == digest_;
+        return !same;
+    }
     void compare(Host& ranks, Host& backend, ListView<const ParameterView> parameters, const char* name) {
         const List<std::uint64_t> table = gather_values(ranks, own_);
         for (std::size_t i = 0; i < own_.size(); ++i)
@@ -149,8 +160,9 @@ private:
 
     List<std::uint64_t> own_, given_;  ///< digest by parameter
     std::uint64_t digest_ = 0;
-    List<std::uint64_t> all_;  ///< digest by rank; empty when no comparison is in flight
-    typename Host::WorkType work_;
+    std::optional<Host> groups_;
+    List<std::uint64_t> all_, of_groups_;  ///< digest by rank and by group; empty when no comparison is in flight
+    typename Host::WorkType work_, groups_work_;
 };
 
 /// A number that is equal on threads of one process, and almost never on different processes.

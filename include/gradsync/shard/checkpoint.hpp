@@ -248,7 +248,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
 /// if the checkpoint has a parameter that this training does not have, or lacks one that is trained, or if groups of hybrid sharding load
 /// different checkpoints; the state is then undefined. Collective.
 ///
-/// An optimizer with `round` has rounded the weights with the scalars that it has now. Set those of the note, then call `publish()`.
+/// If the optimizer has `round`, restore its scalars from the note, then call `publish()`: the weights were rounded with the old ones.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     sharded.flush();  // gathers in flight must not overwrite what is loaded

@@ -169,26 +169,27 @@ public:
     }
 
     /// Takes the weights of this rank's shard of bucket b, which may have been written. Master weights that round to their weights stay, with
-    /// the bits that rounding drops.
+    /// the bits that rounding drops; an optimizer's `round` rounds as in its present state.
     template <class Passes, class O>
     void adopt(const Passes& passes, std::size_t b, BufferView values, O& optimizer) const {
-        constexpr std::size_t block = 4096;
         if (array(b, 0).data == values.data) return;
-        float masters[block], wide[block];
-        std::byte weights[block * 2], rounded[block * 2] = {};
-        const std::size_t width = size_of(values.dtype);
+        // On devices each block costs three copies that the host waits for.
+        const std::size_t block = smaller(values.count, std::size_t{1} << (B::memory_space == MemorySpace::host ? 12 : 20)),
+                          width = size_of(values.dtype);
+        List<float> masters(block), wide(block);
+        List<std::byte> weights(block * width), rounded(block * width);
         for (std::size_t n, first = 0; first < values.count; first += n) {
             n = smaller(block, values.count - first);
-            const BufferView now = typed_view(weights, n, values.dtype), before = typed_view(rounded, n, values.dtype);
-            passes.read(values.subview(first, n), weights);
-            passes.read(array(b, 0).subview(first, n), masters);
+            const BufferView now = typed_view(weights.data(), n, values.dtype), before = typed_view(rounded.data(), n, values.dtype);
+            passes.read(values.subview(first, n), weights.data());
+            passes.read(array(b, 0).subview(first, n), masters.data());
             if constexpr (B::memory_space == MemorySpace::host)
                 round(passes, b, first, before, optimizer, [](std::size_t) { return true; });
-            else kernel::copy(typed_view(masters, n, DType::f32), before);
-            kernel::copy(now, typed_view(wide, n, DType::f32));
+            else kernel::copy(typed_view(masters.data(), n, DType::f32), before);
+            kernel::copy(now, typed_view(wide.data(), n, DType::f32));
             for (std::size_t k = 0; k < n; ++k)
-                if (std::memcmp(weights + k * width, rounded + k * width, width) != 0) masters[k] = wide[k];
-            passes.write(masters, array(b, 0).subview(first, n));
+                if (std::memcmp(&weights[k * width], &rounded[k * width], width) != 0) masters[k] = wide[k];
+            passes.write(masters.data(), array(b, 0).subview(first, n));
         }
     }
 

@@ -40,7 +40,7 @@ public:
                                       micro_batches_, " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it compares the ranks in each.
+    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it is that of this one.
     void set_weight(double weight) {
         check_usable("set_weight");
         check_stepped("set_weight");
@@ -78,11 +78,9 @@ public:
         check_open("finish");
         engine_->check_micro_batches("finish");
         guard([&] {
-            const bool compares = engine_->compares_weights();
-            deferred_ = inside_.possible() && !steps_in_backward() && !compares;
+            deferred_ = inside_.possible() && !steps_in_backward() && !engine_->compares_weights();
             if (deferred_) engine_->settle();
             else reduce();
-            if (compares) exchange_.with_replicas([&](B& replicas) { engine_->compare_groups(host_of(replicas)); });
             ++micro_batches_;
         });
     }
@@ -217,7 +215,10 @@ protected:
         engine_ = std::move(made);
         gathers_.set_watch(watch());
         const std::string planning = text(all, " ", std::string(buckets_.describe()), " ", describe(engine_options_));
-        exchange_.with_replicas([&](B& replicas) { verify(host_of(replicas), parameters_, plan(), planning); });
+        exchange_.with_replicas([&](B& replicas) {
+            verify(host_of(replicas), parameters_, plan(), planning);
+            if (engine_options_.compare_weights_every != gradsync::never) engine_->compare_groups(host_of(replicas).duplicate());
+        });
     }
 
     /// Allocates the state of the current plan, after its values. Collective.
@@ -268,6 +269,7 @@ protected:
     /// Refuses another micro-batch of a step that takes none after this `finish()`.
     void check_open(const char* operation) const {
         if (micro_batches_ == 0) return;
+        check_usable(operation);
         if (engine_options_.gradients != GradientStorage::pooled || steps_in_backward())
             refuse(operation, "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
         if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())

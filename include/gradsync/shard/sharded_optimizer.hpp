@@ -149,7 +149,7 @@ public:
             for (std::size_t i = 0; i < values.size(); ++i) values[i] = parameter_value(i);
             this->broadcast_buffers(values, root);
             adopt_values();
-            Base::exchange_.with_replicas([&](B& replicas) {  // their bits may differ, too, where those of the weights do not
+            Base::exchange_.with_replicas([&](B& replicas) {  // masters may differ even if the weights are equal
                 for (std::size_t b = 0; b < plan().size(); ++b)
                     if (const BufferView masters = state_.array(b, 0); masters.data != own_values(b).data)
                         replicas.broadcast(masters, 0).wait();
@@ -166,7 +166,7 @@ public:
     }
 
     /// Updates the master weights after you have written the weights yourself, in the same way on all ranks; otherwise the next `step()`
-    /// undoes that. Master weights that round to their weights stay. Local.
+    /// undoes that. Master weights that round to their weights stay (with `round`: as the optimizer rounds now; call `publish()` first). Local.
     void adopt_values() {
         flush();
         for (std::size_t b = 0; b < plan().size(); ++b) {
@@ -311,7 +311,7 @@ private:
         const bool undone = parameters_[i].requires_grad && (is_low_precision(now.dtype) || now.data != values_.value(i).data);
         return undone && now.count != 0 ? detail::digest_of(static_cast<const std::byte*>(now.data), now.bytes(), 0) : 0;
     }
-    /// The weights are those of construction until further notice. Other ranks may write shared ones at any time.
+    /// Records digests of the weights at construction. Other ranks may write shared weights at any time.
     void note_digests() {
         if (B::memory_space != MemorySpace::host || shared() || Base::steps_in_backward()) return;
         digests_.resize(parameters_.size());

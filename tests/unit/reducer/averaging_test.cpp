@@ -2,6 +2,7 @@
 // Mean, sum, weighted mean, mean over a count.
 #include <doctest/doctest.h>
 
+#include <cfenv>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -205,4 +206,15 @@ TEST_CASE("a step without a weight ends in an error that asks for one, on every 
                 }
                 CHECK(seen.back().is(Errc::invalid_argument));
             }
+}
+
+TEST_CASE("a Reducer computes nothing invalid, which programs may trap to find NaNs") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 7}, DType::f32);
+              std::feclearexcept(FE_ALL_EXCEPT);
+              Reducer sync(comm, model);
+              backward(sync, model, comm.rank(), 0);
+              sync.finish();
+              finding.check(std::fetestexcept(FE_INVALID | FE_DIVBYZERO) == 0, "an invalid operation, or a division by zero");
+          }) == "");
 }
