@@ -111,7 +111,7 @@ TEST_CASE("TcpBackend: backends that have failed leave no connections and no mem
 
 TEST_CASE("TcpBackend: memory of different sizes is refused on all ranks, which can go on") {
     for (const bool shared_memory : {true, false})
-        for (const std::size_t odd : {0, 200}) {
+        for (const std::size_t odd : {0u, 200u}) {
             const std::uint16_t port = gradsync_test::free_port();
             const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
                 gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});

@@ -127,14 +127,14 @@ TEST_CASE("weights that differ between groups are found by the first finish(), a
         for (const bool optimizer : {true, false})
             for (const int step : {0, 2}) {
                 if (step != 0 && !optimizer) continue;  // its weights live with the library, and are compared once
-                for (const Outcome& outcome : outcomes(ranks, [&](ThreadBackend world) {
-                         auto [group, replicas] = hybrid_groups(world, per_group);
+                for (const Outcome& outcome : outcomes(ranks, [&, per_group = per_group](ThreadBackend world) {
+                         auto groups = hybrid_groups(world, per_group);
                          auto model = initial_tensors({100, 7}, DType::f32);
-                         const auto differ = [&] { model[1].value_view().as<float>()[3] += replicas.rank() == 1 ? 1.0f : 0.0f; };
+                         const auto differ = [&] { model[1].value_view().as<float>()[3] += groups.replicas.rank() == 1 ? 1.0f : 0.0f; };
                          const auto run = [&](auto& sharded) {
                              for (int s = 0; s <= step; ++s) {
                                  if (s == step && s != 0) differ();
-                                 for (const std::size_t i : {1, 0}) {
+                                 for (const std::size_t i : {1u, 0u}) {
                                      [[maybe_unused]] const auto gradient = sharded.acquire_gradient(i);
                                      write(gradient, Bytes(gradient.bytes()));
                                      sharded.mark_ready(i);
@@ -145,11 +145,11 @@ TEST_CASE("weights that differ between groups are found by the first finish(), a
                          };
                          if (step == 0) differ();
                          if (optimizer) {
-                             ShardedOptimizer sharded(group, model, Sgd{}, ShardingOptions{.reducer = {.compare_weights_every = 1}},
-                                                      Zero2{}, Hybrid(replicas));
+                             ShardedOptimizer sharded(groups.group, model, Sgd{}, ShardingOptions{.reducer = {.compare_weights_every = 1}},
+                                                      Zero2{}, Hybrid(groups.replicas));
                              run(sharded);
                          } else {
-                             ShardedParameters sharded(group, model, Sgd{}, Units({0, 1}), Hybrid(replicas));
+                             ShardedParameters sharded(groups.group, model, Sgd{}, Units({0, 1}), Hybrid(groups.replicas));
                              run(sharded);
                          }
                      })) {
@@ -184,7 +184,7 @@ TEST_CASE("groups that load different checkpoints, or of which one cannot load, 
     for (const auto& [ranks, per_group] : {std::pair{2, 1}, std::pair{3, 1}, std::pair{4, 2}})
         for (const bool optimizer : {true, false})
             CHECK(findings(ranks, [&, per_group = per_group](ThreadBackend world, Finding& finding) {
-                      auto [group, replicas] = hybrid_groups(world, per_group);
+                      auto groups = hybrid_groups(world, per_group);
                       auto model = initial_tensors({100, 7}, DType::f32);
                       const auto run = [&](auto& sharded) {
                           const bool first = sharded.replica() == 0, odd = sharded.replica() == 1;
@@ -206,10 +206,10 @@ TEST_CASE("groups that load different checkpoints, or of which one cannot load, 
                           finding.check(said("new") == "loaded new", "the groups cannot go on");
                       };
                       if (optimizer) {
-                          ShardedOptimizer sharded(group, model, Sgd{}, Zero2{}, Hybrid(replicas));
+                          ShardedOptimizer sharded(groups.group, model, Sgd{}, Zero2{}, Hybrid(groups.replicas));
                           run(sharded);
                       } else {
-                          ShardedParameters sharded(group, model, Sgd{}, Units({0, 1}), Hybrid(replicas));
+                          ShardedParameters sharded(groups.group, model, Sgd{}, Units({0, 1}), Hybrid(groups.replicas));
                           run(sharded);
                       }
                   }) == "");

@@ -803,7 +803,7 @@ TEST_CASE("parameters that cannot be trained are not unfrozen, and the training 
                       views[1].value = buffer(values);
                       views[2].gradient = buffer(counts);
                       views[3].value = model[0].value_view();
-                      for (const std::size_t i : {1, 2, 3}) views[i].requires_grad = false;
+                      for (const std::size_t i : {1u, 2u, 3u}) views[i].requires_grad = false;
                       ShardedOptimizer sharded(comm, views, Sgd{}, ShardingOptions{.parameters = storage});
                       for (int s = 0; s < 2; ++s) {
                           const auto refused = [&](std::size_t i, const std::string& words) {

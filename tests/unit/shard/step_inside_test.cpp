@@ -333,9 +333,9 @@ TEST_CASE("a mark between finish() and step() is refused, and the step goes on")
                                            Sgd{}, StepInside{}, ShardingOptions{.reducer = {.compare_weights_every = never}});
                   for (int step = 0; step < 2; ++step) {
                       const float before = w[0];
-                      for (const std::size_t i : {1, 0, 1}) sharded.mark_ready(i);
+                      for (const std::size_t i : {1u, 0u, 1u}) sharded.mark_ready(i);
                       sharded.finish();
-                      for (const std::size_t i : {0, 1, 1}) {
+                      for (const std::size_t i : {0u, 1u, 1u}) {
                           const Outcome late = outcome_of([&] { sharded.mark_ready(i); });
                           finding.check(late.is(Errc::invalid_argument) && late.says("averaged already; call step() first"), late.text);
                       }
