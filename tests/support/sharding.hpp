@@ -32,6 +32,12 @@ inline std::vector<Tensor> initial_tensors(const std::vector<std::size_t>& count
     return result;
 }
 
+inline std::vector<gradsync::ParameterView> views_of(std::vector<Tensor>& model) {
+    std::vector<gradsync::ParameterView> views;
+    for (Tensor& p : model) views.push_back(gradsync::parameter_view(p));
+    return views;
+}
+
 /// Writes the gradient of parameter i that `rank` computes from micro-batch number `batch` with the weights `value`: a multiple of
 /// 1/64 plus a tenth of the weight. Adds it, or overwrites.
 void write_gradient(gradsync::BufferView gradient, gradsync::ConstBufferView value, int rank, int batch, std::size_t i, bool add = false);

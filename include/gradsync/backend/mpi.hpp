@@ -73,7 +73,7 @@ private:
 
     GRADSYNC_SETUP static detail::Connection connect(detail::AdoptedCommunicator given, const MpiOptions& options) {
         const MPI_Comm comm = given.comm;
-        MpiRendezvous meeting(comm, {.timeout = collective::is_limit(options.timeout) ? options.timeout : MpiRendezvousOptions().timeout});
+        MpiRendezvous meeting(comm, {.timeout = collective::limit_or(options.timeout, MpiRendezvousOptions().timeout)});
         check_options(meeting, comm, options, given.use);
         if (given.use != MpiCommunicator::duplicate) refuse_second(comm);
         const detail::Placement ranks(meeting, options.domain);

@@ -102,8 +102,8 @@ public:
         cuda::check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
         if (options.device < 0) options.device = job.local_rank % devices;
         cuda::check(cudaSetDevice(options.device), "cudaSetDevice");
-        TcpRendezvous rendezvous(job, {.timeout = collective::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout,
-                                       .bind = options.bind});
+        TcpRendezvous rendezvous(job,
+                                 {.timeout = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout), .bind = options.bind});
         return NcclBackend(rendezvous, options);
     }
 

@@ -32,9 +32,8 @@ public:
 
     /// Makes a backend of the job that the environment describes; see `Job::from_environment`. Collective.
     static TcpBackend from_environment(TcpOptions options = {}) {
-        TcpRendezvous rendezvous(
-            Job::from_environment(),
-            {.timeout = collective::is_limit(options.timeout) ? options.timeout : TcpRendezvousOptions().timeout, .bind = options.bind});
+        TcpRendezvous rendezvous(Job::from_environment(),
+                                 {.timeout = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout), .bind = options.bind});
         return TcpBackend(rendezvous, options);
     }
 

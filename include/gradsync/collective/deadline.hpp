@@ -9,6 +9,10 @@ namespace gradsync::inline v0_2::collective {
 
 constexpr bool is_limit(std::chrono::nanoseconds timeout) noexcept { return timeout > std::chrono::nanoseconds::zero(); }
 
+/// The limit of the meeting at which ranks compare their options: a wrong `timeout` is refused there, on all ranks, and not before.
+constexpr std::chrono::nanoseconds limit_or(std::chrono::nanoseconds timeout, std::chrono::nanoseconds usual) noexcept {
+    return is_limit(timeout) ? timeout : usual;
+}
 /// Throws Error(invalid_argument) if `timeout` is no valid time limit of a backend.
 inline void check_limit(std::chrono::nanoseconds timeout) {
     if (!is_limit(timeout)) gradsync::detail::raise(Errc::invalid_argument, "the time limit of a backend must be positive");

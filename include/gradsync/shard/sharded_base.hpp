@@ -40,7 +40,8 @@ public:
                                       micro_batches_, " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it is that of this one.
+    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks of each, not
+    /// one micro-batch against another.
     void set_weight(double weight) {
         check_usable("set_weight");
         check_stepped("set_weight");

@@ -767,8 +767,7 @@ TEST_CASE("a borrowed parameter without gradient memory is not unfrozen, and the
         CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                   auto model = initial_tensors(sizes, DType::f32);
                   model[0].requires_grad = model[1].requires_grad = false;
-                  std::vector<ParameterView> views;
-                  for (Tensor& p : model) views.push_back(parameter_view(p));
+                  std::vector<ParameterView> views = views_of(model);
                   views[0].gradient.data = nullptr;
                   ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, views, Sgd{});
                   for (int s = 0; s < 5; ++s) {
@@ -796,8 +795,7 @@ TEST_CASE("parameters that cannot be trained are not unfrozen, and the training 
         for (const auto storage : {ParameterStorage::borrowed, ParameterStorage::in_buckets})
             CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
                       auto model = initial_tensors({30, 40, 50, 30}, DType::f32);
-                      std::vector<ParameterView> views;
-                      for (Tensor& p : model) views.push_back(parameter_view(p));
+                      std::vector<ParameterView> views = views_of(model);
                       std::vector<double> values(40);
                       std::vector<std::int32_t> counts(50);
                       views[1].value = buffer(values);
@@ -883,8 +881,7 @@ TEST_CASE("gradients that live with the library need no memory to be unfrozen") 
         const auto expected = weights_of_thawed(size, sizes, {2, 0, 0}, 4);
         return findings(size, [&](ThreadBackend comm, Finding& finding) {
             auto model = initial_tensors(sizes, DType::f32);
-            std::vector<ParameterView> views;
-            for (Tensor& p : model) views.push_back(parameter_view(p));
+            std::vector<ParameterView> views = views_of(model);
             views[0].requires_grad = false;
             views[0].gradient.data = nullptr;
             ShardedOptimizer<ThreadBackend, Sgd, decltype(stage)> sharded(comm, views, Sgd{},
@@ -939,8 +936,7 @@ TEST_CASE("weights that live in the buckets are read from the trainer's memory o
         const auto expected = weights_of_thawed(size, sizes, {2, 0, 0}, 5);
         return findings(size, [&](ThreadBackend comm, Finding& finding) {
             auto model = initial_tensors(sizes, DType::f32);
-            std::vector<ParameterView> views;
-            for (Tensor& p : model) views.push_back(parameter_view(p));
+            std::vector<ParameterView> views = views_of(model);
             views[0].requires_grad = false;
             // Reading this memory once it is gone ends the program.
             void* const memory = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -1198,8 +1194,7 @@ TEST_CASE("ranks whose frozen parameters differ, or whose values have another ty
             const auto seen = outcomes(size, [&](ThreadBackend comm) {
                 auto model = initial_tensors({10, 20, 30}, DType::f32);
                 model[1].requires_grad = !frozen;
-                std::vector<ParameterView> views;
-                for (Tensor& p : model) views.push_back(parameter_view(p));
+                std::vector<ParameterView> views = views_of(model);
                 if (comm.rank() == size - 1) difference.make(views[1]);
                 construct(comm, views);
             });

@@ -559,8 +559,7 @@ TEST_CASE("a root without a value is named by broadcast_parameters() on every ra
     for (const int ranks : rank_counts())
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = initial_tensors({30, 400}, DType::f32);
-                  std::vector<ParameterView> views;
-                  for (Tensor& p : model) views.push_back(parameter_view(p));
+                  std::vector<ParameterView> views = views_of(model);
                   const int without = comm.size() - 1;
                   if (comm.rank() == without) views[1].value.data = nullptr;
                   ShardedParameters sharded(comm, views, Sgd{}, Units({0, 1}), OverlapBackward{});
