@@ -121,11 +121,24 @@ std::vector<std::size_t> extents(const Extents& shape) {
     return result;
 }
 
+/// The type that describes the parameter: that to which a pointer or smart pointer points, or T itself.
+template <class T>
+struct Described {
+    using type = T;
+};
+template <class T>
+    requires(!HasGradient<T> && requires(T& t) { t ? *t : *t; })
+struct Described<T> {
+    using type = std::remove_reference_t<decltype(*std::declval<T&>())>;
+};
+template <class T>
+using described_t = typename Described<T>::type;
+
 }  // namespace detail
 
-/// A type whose `parameter_traits` have `gradient`, or a pointer to one.
+/// A type whose `parameter_traits` have `gradient`, or a pointer or smart pointer to one.
 template <class T>
-concept Parameter = detail::HasGradient<T> || (std::is_pointer_v<T> && detail::HasGradient<std::remove_pointer_t<T>>);
+concept Parameter = detail::HasGradient<detail::described_t<T>>;
 
 /// Compiles if `static_assert(gradsync::Parameter<T>)` does. Otherwise the compiler says what to add or fix.
 template <class T>
@@ -145,11 +158,11 @@ consteval bool require_parameter() {
     return true;
 }
 
-/// The view of one parameter of any type.
+/// The view of one parameter of any type; empty for a null pointer.
 template <class T>
 ParameterView parameter_view(T& t) {
-    if constexpr (std::is_pointer_v<T>) {
-        return parameter_view(*t);
+    if constexpr (!std::is_same_v<detail::described_t<T>, T>) {
+        return t ? parameter_view(*t) : ParameterView{};  // a Reducer refuses it, and says which it is
     } else if constexpr (std::same_as<T, ParameterView> || std::same_as<T, const ParameterView>) {
         return t;
     } else {

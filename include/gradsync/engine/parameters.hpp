@@ -27,7 +27,7 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
             static_assert(!owns_memory<Parameters>() || !owns_memory<T>(),
                           "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
         if constexpr (Parameter<T>) {
-            using Traits = traits_of<std::remove_pointer_t<T>>;
+            using Traits = traits_of<described_t<T>>;
             if constexpr (requires { Traits::space; })
                 static_assert(Traits::space == space,
                               "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <list>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -108,6 +109,17 @@ TEST_CASE("parameter_view: a pointer to a tensor is that tensor") {
     Full* const constant = &tensor;
     CHECK(parameter_view(pointer).gradient == parameter_view(tensor).gradient);
     CHECK(parameter_view(constant).name == "fc.weight");
+}
+
+TEST_CASE("parameter_view: a smart pointer to a tensor is that tensor") {
+    Full tensor;
+    const std::unique_ptr<Full, void (*)(Full*)> unique(&tensor, [](Full*) {});
+    std::shared_ptr<Full> shared(&tensor, [](Full*) {});
+    CHECK(parameter_view(unique).gradient == parameter_view(tensor).gradient);
+    CHECK(parameter_view(shared).name == "fc.weight");
+    shared.reset();
+    CHECK(parameter_view(shared).gradient == BufferView{});
+    static_assert(require_parameter<std::unique_ptr<Full>>() && !Parameter<std::unique_ptr<int>> && !Parameter<Full**>);
 }
 
 TEST_CASE("parameter_view: a constant handle is described by its type's traits") {

@@ -287,6 +287,21 @@ TEST_CASE("parameters that cannot be synchronised are refused where they are") {
     CHECK(refused({.name = "w", .gradient = {ten.data(), 10, DType::f32, MemorySpace::device}}).find("device memory") != std::string::npos);
 }
 
+TEST_CASE("a null pointer among the parameters is refused, and the others are told") {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+        const Outcome outcome = outcome_of([&] {
+            run_threads(ranks, [&](ThreadBackend comm) {
+                std::vector<float> gradient(10);
+                std::vector<float>* const bias = comm.rank() == ranks - 1 ? nullptr : &gradient;
+                std::vector<float> weights(10);
+                Reducer sync(comm, std::vector{&weights, bias});
+            });
+        });
+        CHECK(outcome.is(Errc::invalid_argument));
+        CHECK(outcome.says("parameter '1' has no elements, no gradient and no value; fill in its ParameterView, or take it off the list"));
+    }
+}
+
 namespace {
 
 /// What a Reducer of one rank, alone, says of a parameter; "" if it takes it.
