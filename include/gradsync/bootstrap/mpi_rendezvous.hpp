@@ -87,7 +87,7 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     using Holder = gradsync::detail::Shared<int>;
     static const int key = make_key([](MPI_Comm, int, void* holder, void*) {
         delete static_cast<Holder*>(holder);
-        return static_cast<int>(MPI_SUCCESS);
+        return MPI_SUCCESS;
     });
     void* holder = nullptr;
     int found = 0;

@@ -33,9 +33,7 @@ constexpr bool is_silence(int error) noexcept {
     return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
 }
 /// May the same call succeed later?
-constexpr bool may_pass(int error) noexcept {
-    return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == ENOBUFS || error == ENOMEM;
-}
+constexpr bool may_pass(int error) noexcept { return error == EAGAIN || error == EINTR || error == ENOBUFS || error == ENOMEM; }
 
 /// Owns a non-blocking descriptor, which is closed in programs that this one starts and in its forked children.
 class Socket : public UniqueHandle<int, gradsync::detail::close_descriptor, -1> {
@@ -133,7 +131,7 @@ private:
                 errno = 0;
                 return false;
             } else if (errno != EINTR) {
-                if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
+                if (errno != EAGAIN) return false;
                 if (await(events, deadline)) continue;
                 errno = ETIMEDOUT;
                 return false;

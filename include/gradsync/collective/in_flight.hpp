@@ -21,7 +21,7 @@ public:
 
     std::uint64_t first() const noexcept { return first_; }
     std::uint64_t next() const noexcept { return next_; }  ///< number of the next entry
-    std::size_t size() const noexcept { return static_cast<std::size_t>(next_ - first_); }
+    std::size_t size() const noexcept { return next_ - first_; }
     bool empty() const noexcept { return first_ == next_; }
     bool is_over(std::uint64_t n) const noexcept { return n < first_; }
 
@@ -44,7 +44,7 @@ public:
     }
 
 private:
-    std::size_t index(std::uint64_t n) const noexcept { return static_cast<std::size_t>(n) & (places_.size() - 1); }
+    std::size_t index(std::uint64_t n) const noexcept { return n & (places_.size() - 1); }
 
     void grow() {
         InFlight larger(2 * places_.size());

@@ -28,7 +28,7 @@ inline std::size_t read_beginning(const char* path, char* text, std::size_t size
 /// then). -1: unknown.
 inline std::int64_t start_of(pid_t process) noexcept {
     char path[48], text[512];
-    std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(process));
+    std::snprintf(path, sizeof path, "/proc/%d/stat", process);
     const std::size_t length = read_beginning(path, text, sizeof text - 1);
     text[length] = '\0';
     // Format: "number (name) state ...", with the start in the 20th field from the state. The name may contain anything, so the last

@@ -48,7 +48,7 @@ public:
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
         [[maybe_unused]] const std::uint32_t heard = rings_.load(std::memory_order_acquire);
         if (!awake()) {
-            const timespec time{0, static_cast<long>(limit.count())};
+            const timespec time{0, limit.count()};
             ::syscall(SYS_futex, &rings_, FUTEX_WAIT, heard, &time, nullptr, 0);
         }
         sleepers_.fetch_sub(1, std::memory_order_relaxed);
@@ -111,7 +111,7 @@ public:
     virtual void deliver_failure() noexcept {}
 
 protected:
-    ~ProgressHook() = default;
+    virtual ~ProgressHook() = default;
 
 private:
     friend class ProgressHooks;

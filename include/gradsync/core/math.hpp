@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 /// @file
@@ -97,7 +98,9 @@ constexpr unsigned sums_after(std::size_t i, std::size_t leaves) noexcept {
 }
 
 /// The largest number of sums on the stack before the last of `leaves` leaves (at least 1) is pushed.
-constexpr std::size_t open_sums(std::size_t leaves) noexcept { return static_cast<std::size_t>(std::bit_width(leaves)) - 1; }
+constexpr std::size_t open_sums(std::size_t leaves) noexcept {
+    return static_cast<std::size_t>(std::numeric_limits<std::size_t>::digits - 1 - std::countl_zero(leaves));
+}
 
 /// The largest number of sums on the stack, the last leaf included, for up to a million leaves.
 inline constexpr std::size_t max_open_sums = 21;

@@ -127,7 +127,7 @@ public:
             return !has_part(now[i]) && (!is_first || has_root);
         };
         if (!has_spare(k)) return sums_.root(now[k].round, storage_.image(bucket, sums_.in_place() ? 1 : 0), bucket);
-        for (std::size_t i = 0; i < k; ++i) spare += has_spare(i) ? 1 : 0;
+        for (std::size_t i = 0; i < k; ++i) spare += std::size_t{has_spare(i)};
         return storage_.image(bucket, images() - spares() + spare);
     }
     /// The memory of the result of sum k: the whole bucket, or this rank's shard.

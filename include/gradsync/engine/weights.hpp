@@ -149,7 +149,7 @@ private:
         std::size_t usual = 0, most = 0;
         for (std::size_t r = 0; r < ranks; ++r) {
             std::size_t alike = 0;
-            for (std::size_t other = 0; other < ranks; ++other) alike += of(other) == of(r) ? 1 : 0;
+            for (std::size_t other = 0; other < ranks; ++other) alike += std::size_t{of(other) == of(r)};
             if (alike > most) usual = r, most = alike;
         }
         std::string who;

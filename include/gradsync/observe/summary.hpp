@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstdarg>
+
 #include "timeline.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -140,26 +142,36 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     return summary;
 }
 
+namespace detail {
+
+[[gnu::format(printf, 1, 2)]] inline std::string format_line(const char* format, ...) {
+    char text[256];
+    std::va_list values;
+    va_start(values, format);
+    std::vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    return text;
+}
+
+}  // namespace detail
+
 /// A table for human readers.
 inline std::string describe(const TimelineSummary& summary) {
-    const auto line = [](const char* format, auto... values) {
-        char text[256];
-        std::snprintf(text, sizeof text, format, values...);
-        return std::string(text);
-    };
-    std::string text = line("%-16s %8s %12s %12s %12s %12s\n", "activity", "calls", "total, ms", "each, ms", "least", "most");
+    using detail::format_line;
+    std::string text = format_line("%-16s %8s %12s %12s %12s %12s\n", "activity", "calls", "total, ms", "each, ms", "least", "most");
     for (const SpanSummary& s : summary.spans)
-        text += line("%-16.60s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3, s.least * 1e3,
-                     s.most * 1e3);
-    text += line("\n%-8s %10s %12s %8s %14s %12s %12s\n", "bucket", "KiB", "gradients", "calls", "launched, ms", "each, ms", "exposed, ms");
+        text += format_line("%-16.60s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3,
+                            s.least * 1e3, s.most * 1e3);
+    text += format_line("\n%-8s %10s %12s %8s %14s %12s %12s\n", "bucket", "KiB", "gradients", "calls", "launched, ms", "each, ms",
+                        "exposed, ms");
     for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
         const BucketSummary& s = summary.buckets[b];
-        text += line("%-8zu %10.1f %12zu %8zu %14.3f %12.4f %12.4f\n", b, static_cast<double>(s.bytes) / 1024, s.parameters, s.count,
-                     s.launch * 1e3, s.duration * 1e3, s.exposed * 1e3);
+        text += format_line("%-8zu %10.1f %12zu %8zu %14.3f %12.4f %12.4f\n", b, static_cast<double>(s.bytes) / 1024, s.parameters, s.count,
+                            s.launch * 1e3, s.duration * 1e3, s.exposed * 1e3);
     }
-    text += line("\n%zu steps; a step: communication %.3f ms, exposed %.3f ms\n", summary.steps, summary.communication_seconds * 1e3,
-                 summary.exposed_seconds * 1e3);
-    if (summary.dropped != 0) text += line("%zu earlier events were not kept\n", summary.dropped);
+    text += format_line("\n%zu steps; a step: communication %.3f ms, exposed %.3f ms\n", summary.steps, summary.communication_seconds * 1e3,
+                        summary.exposed_seconds * 1e3);
+    if (summary.dropped != 0) text += format_line("%zu earlier events were not kept\n", summary.dropped);
     return text;
 }
 

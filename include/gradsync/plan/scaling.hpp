@@ -63,7 +63,7 @@ inline CommunicationBound communication_bound(StepTimes compute, double weight_b
     check(cluster);
     const bool powers = algorithm == Algorithm::recursive_halving ||
                         (algorithm == Algorithm::hierarchical && cluster.across == Algorithm::recursive_halving);
-    const int most = (1 << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node));  // nodes
+    const int most = static_cast<int>((1u << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node)));  // nodes
     const auto first = [&](auto&& communication, double time) -> std::optional<int> {
         const auto bound = [&](int nodes) {
             Cluster c = cluster;

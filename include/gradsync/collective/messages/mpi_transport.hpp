@@ -38,7 +38,7 @@ public:
         // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
         key_ = bootstrap::make_key([](MPI_Comm, int, void* self, void*) {
             static_cast<MpiTransport*>(self)->close();
-            return static_cast<int>(MPI_SUCCESS);
+            return MPI_SUCCESS;
         });
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
