@@ -201,7 +201,7 @@ private:
                       bootstrap::text(bootstrap::list_ranks(missing),
                                       exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
                                       bootstrap::format_duration(timeout()),
-                                      "; look at their output, and check that they see the same folder")});
+                                      "; look at the output of each missing rank, and check that they see the same folder")});
         }
     }
 

@@ -85,13 +85,14 @@ private:
                                           bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
                                           bootstrap::format_duration(timeout()), "; find out what stopped it")});
                 std::string strangers;
-                if (reception.turned_away() != 0) strangers = bootstrap::text(" (", reception.turned_away(), " callers were turned away");
+                if (reception.turned_away() != 0) strangers = bootstrap::text(" (callers turned away: ", reception.turned_away());
                 if (!reception.told().empty()) strangers += bootstrap::text(", the last one because ", reception.told());
                 if (!strangers.empty()) strangers += ')';
                 fail({Errc::timeout, missing[0],
-                      bootstrap::text(bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
-                                      bootstrap::format_duration(timeout()), strangers,
-                                      "; look at their output, and check that all have the same MASTER_ADDR and MASTER_PORT")});
+                      bootstrap::text(
+                          bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ", bootstrap::format_duration(timeout()),
+                          strangers,
+                          "; look at the output of each missing rank, and check that all have the same MASTER_ADDR and MASTER_PORT")});
             }
             debug("rank ", link.rank, " arrived");
             missing.erase_if([&](int rank) { return rank == link.rank; });

@@ -24,7 +24,10 @@ public:
             (*static_cast<F*>(own))();
             return nullptr;
         };
-        if (const int error = ::pthread_create(&thread_, nullptr, run, &f)) throw std::system_error(error, std::generic_category());
+        if (const int error = ::pthread_create(&thread_, nullptr, run, &f))
+            throw std::system_error(error, std::generic_category(),
+                                    "gradsync: a thread could not be started; start fewer, or raise the limits of processes and memory "
+                                    "(ulimit -u, ulimit -v, the container's)");
         joinable_ = true;
     }
     bool joinable() const noexcept { return joinable_; }

@@ -159,7 +159,7 @@ TEST_CASE("TcpRendezvous: who did not arrive is said to all who did, whenever th
         CHECK(is(results[r], Errc::timeout));
         CHECK(results[r].peer == 2);
         CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) +
-                                   " within 2.5 s (1 callers were turned away, "
+                                   " within 2.5 s (callers turned away: 1, "
                                    "the last one because rank 2 was told that there are 5 ranks"));
     }
 }
