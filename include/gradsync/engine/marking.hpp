@@ -320,7 +320,7 @@ protected:
 
     /// Refuses a call if gradients were marked since the last `finish()`, except under `no_sync()`.
     void check_between_steps(const char* operation) const {
-        if (!readiness_.untouched()) refuse(operation, "gradients of this step are marked ready already; call finish() first");
+        if (!readiness_.untouched()) refuse(operation, "some gradients of this step are marked; mark the rest, and call finish() first");
     }
 
     static constexpr const char* in_finish = "another thread is in finish(); end the backward on all threads, then call finish() on one";

@@ -418,6 +418,30 @@ TEST_CASE("clipping by a norm that is not finite leaves all gradients as they ar
               }) == "");
 }
 
+TEST_CASE("an exception ended the backward of all ranks: discard() says how to go on, and it does") {
+    for (int ranks = 1; ranks <= 4; ++ranks)
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = tensors({10, 20, 30});
+                  Reducer sync(comm, model, PerParameter{});
+                  const Outcome skipped = outcome_of([&] {
+                      sync.backward([&](auto ready) {
+                          ready(2);
+                          throw Error(Errc::non_finite, "a bad batch");
+                      });
+                  });
+                  finding.check(skipped.is(Errc::non_finite), skipped.text);
+                  const Outcome refused = outcome_of([&] { sync.discard(); });
+                  finding.check(refused.says("some gradients of this step are marked; mark the rest, and call finish() first"),
+                                refused.text);
+                  sync.mark_ready(1);
+                  sync.mark_ready(0);
+                  sync.finish();
+                  sync.backward([](auto ready) {
+                      for (std::size_t i : {2u, 1u, 0u}) ready(i);
+                  });
+              }) == "");
+}
+
 TEST_CASE("an option without effect is refused") {
     run_threads(1, [](ThreadBackend comm) {
         auto model = tensors({10, 20});

@@ -1443,9 +1443,10 @@ TEST_CASE("marks and no_sync() between finish() and step() are refused, or wait 
                         };
                         mark(first);
                         check_refused(
-                            finding, [&] { sharded.step(); }, "gradients of this step are marked ready already; call finish() first");
+                            finding, [&] { sharded.step(); },
+                            "some gradients of this step are marked; mark the rest, and call finish() first");
                         check_refused(
-                            finding, [&] { (void)sharded.gradient_norm(); }, "are marked ready already; call finish() first");
+                            finding, [&] { (void)sharded.gradient_norm(); }, "are marked; mark the rest, and call finish() first");
                         for (std::size_t i = first; i-- > 0;) mark(i);
                         sharded.finish();
                     } else {
