@@ -325,6 +325,7 @@ __global__ void __launch_bounds__(threads) sums_of_squares(const ConstBufferView
 
 template <class = void>
 __global__ void mean_factor(MeanFactor* cell, double scale) {
+    if (threadIdx.x != 0) return;
     const double factor = cell->weight == 0 ? 0 : scale / cell->weight;
     cell->factor = factor;
     cell->factor32 = static_cast<float>(factor);

@@ -30,11 +30,23 @@ void with_type(DType dtype, const char* pass, Use&& use) {
 
 bool is_aligned(const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; }
 
+/// Starts a kernel.
+template <class... P>
+void launch(std::size_t blocks, const char* pass, cudaStream_t stream, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
+#ifdef __CUDACC__
+    kernel<<<static_cast<unsigned>(blocks), kernels::threads, 0, stream>>>(arguments...);
+    check(cudaGetLastError(), pass);
+#else  // g++ compiles this file for a test, which includes tests/support/fake/kernels.hpp first
+    (void)pass;
+    gradsync_fake::launch(stream, static_cast<unsigned>(blocks), kernels::threads, [=] { kernel(arguments...); });
+#endif
+}
+
 /// The number of thread blocks: enough to fill any device. Threads process several pieces if there are more.
-unsigned blocks_for(std::size_t pieces) {
+std::size_t blocks_for(std::size_t pieces) {
     constexpr std::size_t most = 132 * 16;
     const std::size_t blocks = (pieces + kernels::threads - 1) / kernels::threads;
-    return static_cast<unsigned>(blocks < most ? blocks : most);
+    return blocks < most ? blocks : most;
 }
 
 template <class To, class From, class F>
@@ -42,10 +54,9 @@ void transform(To* to, const From* from, std::size_t count, F f, const char* pas
     if (count == 0) return;
     constexpr std::size_t n = kernels::pack_size<To, From>;
     const std::size_t packs = is_aligned(to, n * sizeof(To)) && is_aligned(from, n * sizeof(From)) ? count / n : 0;
-    if (packs != 0) kernels::transform_packs<<<blocks_for(packs), kernels::threads, 0, stream>>>(to, from, packs, f);
+    if (packs != 0) launch(blocks_for(packs), pass, stream, kernels::transform_packs<To, From, F>, to, from, packs, f);
     if (const std::size_t done = packs * n; done != count)
-        kernels::transform_elements<<<blocks_for(count - done), kernels::threads, 0, stream>>>(to + done, from + done, count - done, f);
-    check(cudaGetLastError(), pass);
+        launch(blocks_for(count - done), pass, stream, kernels::transform_elements<To, From, F>, to + done, from + done, count - done, f);
 }
 
 template <class A>
@@ -55,13 +66,10 @@ void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, cons
     const std::size_t packs = in_packs ? to.count / n : 0;
     const std::size_t done = packs * n, rest = to.count - done;
     if (packs != 0)
-        kernels::transform_any<A, n>
-            <<<blocks_for(packs), kernels::threads, 0, stream>>>(to.data, to.dtype, from.data, from.dtype, packs, adds);
+        launch(blocks_for(packs), pass, stream, kernels::transform_any<A, n>, to.data, to.dtype, from.data, from.dtype, packs, adds);
     if (rest != 0)
-        kernels::transform_any<A, 1><<<blocks_for(rest), kernels::threads, 0, stream>>>(
-            static_cast<std::byte*>(to.data) + done * size_of(to.dtype), to.dtype,
-            static_cast<const std::byte*>(from.data) + done * size_of(from.dtype), from.dtype, rest, adds);
-    check(cudaGetLastError(), pass);
+        launch(blocks_for(rest), pass, stream, kernels::transform_any<A, 1>, static_cast<std::byte*>(to.data) + done * size_of(to.dtype),
+               to.dtype, static_cast<const std::byte*>(from.data) + done * size_of(from.dtype), from.dtype, rest, adds);
 }
 
 /// to[i] = f(from[i], to[i]), of any two floating types. F<To> makes elements of type To.
@@ -115,9 +123,7 @@ void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules,
         const std::size_t blocks = (slice.master.count + kernels::step_chunk - 1) / kernels::step_chunk;
         steps.first_blocks[tensors + 1] = steps.first_blocks[tensors] + static_cast<unsigned>(blocks);
         if (++tensors != Steps::most && k + 1 != slices.size()) continue;
-        if (const unsigned all = steps.first_blocks[tensors]; all != 0)
-            kernels::step_tensors<Kernel><<<all, kernels::threads, 0, stream>>>(steps);
-        check(cudaGetLastError(), pass);
+        if (const unsigned all = steps.first_blocks[tensors]; all != 0) launch(all, pass, stream, kernels::step_tensors<Kernel>, steps);
         tensors = 0;
     }
 }
@@ -144,9 +150,7 @@ void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStr
 }
 
 void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* sums, cudaStream_t stream) {
-    if (count == 0) return;
-    kernels::sums_of_squares<><<<static_cast<unsigned>(count), kernels::threads, 0, stream>>>(blocks, sums);
-    check(cudaGetLastError(), "sums_of_squares");
+    if (count != 0) launch(count, "sums_of_squares", stream, kernels::sums_of_squares<>, blocks, sums);
 }
 
 void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream) {
@@ -158,8 +162,7 @@ void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, cons
 }
 
 void mean_factor(MeanFactor* cell, double scale, cudaStream_t stream) {
-    kernels::mean_factor<><<<1, 1, 0, stream>>>(cell, scale);
-    check(cudaGetLastError(), "mean_factor");
+    launch(1, "mean_factor", stream, kernels::mean_factor<>, cell, scale);
 }
 
 }  // namespace gradsync::inline v0_2::cuda
