@@ -10,6 +10,7 @@
 #include <gradsync/cuda/optimizers.hpp>
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <thread>
 
@@ -56,6 +57,10 @@ public:
         comm_.set_stream(nullptr);
     }
 
+    /// The trainer's memory.
+    void use(const BufferView& view) {
+        if (view.bytes() != 0) lent_.emplace_back(view.data, view.bytes());
+    }
     void run(std::function<void()> kernel) { gradsync_fake::enqueue(stream_.get(), std::move(kernel)); }
     void finish() { cuda::check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
     void disturb(int step, int place, bool in_flight) {
@@ -73,6 +78,7 @@ private:
     B comm_;
     const DrawnTraining& t_;
     cuda::Stream stream_ = cuda::make_stream();
+    std::deque<gradsync_fake::OnDevice> lent_;
 };
 
 }  // namespace gradsync_test

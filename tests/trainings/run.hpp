@@ -31,6 +31,8 @@ struct HostKernels {
     using Optimizer = AdamW;
 
     HostKernels(B&, const DrawnTraining&) {}
+    /// The trainer's memory, which kernels and collectives use.
+    void use(const gradsync::BufferView&) {}
     template <class F>
     void run(F&& kernel) {
         kernel();
@@ -216,6 +218,7 @@ private:
             if (t_.renews && is_final) {
                 renewed_[i].emplace_back((to.count + 1) * size_of(to.dtype));
                 to.data = renewed_[i].back().data();
+                kernels_.use(to);
             }
             if (is_final && t_.poisoned(s)) fill(to, std::nan(""));
             else if (is_final)
@@ -339,6 +342,10 @@ Trained run_rank(B world, const DrawnTraining& t, const Leg& leg) {
     std::optional<HybridGroups<B>> groups;
     if (t.per_group != 0) groups.emplace(hybrid_groups(world, t.per_group));
     Kernels<B> kernels(groups ? groups->group : world, t);
+    for (const ParameterView& p : views) {
+        kernels.use(p.value);
+        if (t.layout == 0) kernels.use(p.gradient);
+    }
     const auto train = [&](auto&& sync) { return Trainer(sync, t, leg, model, rank, kernels).train(); };
     const ShardingOptions sharding{.reducer = t.options, .parameters = t.storage};
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -164,12 +165,43 @@ cudaError_t finish(cudaStream_t stream) {
     return cudaSuccess;
 }
 
+/// Blocks of memory that the runtime has given out, by their ends.
+struct Block {
+    const std::byte* begin;
+    bool on_device;
+    std::size_t number;
+};
+std::mutex blocks_mutex;
+auto& blocks = *new std::map<const std::byte*, Block>;  // for as long as there are threads
+
+/// Returns the number of the block. It takes the place of what was lent there before, and given back since.
+std::size_t remember(const void* data, std::size_t bytes, bool on_device) {
+    static std::size_t blocks_so_far = 0;
+    const auto* const begin = static_cast<const std::byte*>(data);
+    const std::lock_guard lock(blocks_mutex);
+    for (auto other = blocks.upper_bound(begin); other != blocks.end() && other->second.begin < begin + bytes;) other = blocks.erase(other);
+    blocks[begin + bytes] = {begin, on_device, ++blocks_so_far};
+    return blocks_so_far;
+}
 template <class T>
-cudaError_t allocate(T** data, std::size_t bytes) {
+cudaError_t allocate(T** data, std::size_t bytes, bool on_device) {
     *data = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
     if (*data != nullptr) std::memset(*data, 0xa5, bytes);
     ++census().memories;
+    remember(*data, bytes, on_device);
     return cudaSuccess;
+}
+void forget(auto is_it) {
+    const std::lock_guard lock(blocks_mutex);
+    std::erase_if(blocks, [&](const auto& block) { return is_it(block.second); });
+}
+/// Does all of this memory lie in a block on the device (or else, of page-locked memory of the host)?
+bool is_of_runtime(const void* data, std::size_t bytes, bool on_device) {
+    if (bytes == 0) return true;
+    const auto* const begin = static_cast<const std::byte*>(data);
+    const std::lock_guard lock(blocks_mutex);
+    const auto block = blocks.lower_bound(begin + bytes);
+    return block != blocks.end() && block->second.begin <= begin && block->second.on_device == on_device;
 }
 
 }  // namespace
@@ -178,12 +210,26 @@ namespace gradsync_fake {
 
 void enqueue(cudaStream_t stream, std::function<void()> work) { worker_of(stream).put(std::move(work)); }
 
+void expect_on_device(const void* data, std::size_t bytes, const char* what) {
+    if (is_of_runtime(data, bytes, true)) return;
+    std::fprintf(stderr, "%s is given %zu bytes at %p, which are not all in one block on the device\n", what, bytes, data);
+    std::abort();
+}
+
+OnDevice::OnDevice(const void* data, std::size_t bytes) : number_(remember(data, bytes, true)) {}
+OnDevice::~OnDevice() {
+    forget([this](const Block& block) { return block.number == number_; });
+}
+
 void upload_slowly(std::chrono::milliseconds pause) { upload_pause = pause; }
 
 void fail_next(const std::string& call, cudaError_t code) { failures.plan(call, code); }
 
 void release(void* data) {
-    if (data != nullptr) --census().memories;
+    if (data != nullptr) {
+        --census().memories;
+        forget([&](const Block& block) { return block.begin == data; });
+    }
     std::free(data);
 }
 
@@ -232,22 +278,26 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
     if (const cudaError_t code = failures.take("cudaMalloc")) return code;
-    return allocate(data, bytes);
+    return allocate(data, bytes, true);
 }
 cudaError_t cudaFree(void* data) {
     if (data != nullptr) await_device();
     return gradsync_fake::release(data), cudaSuccess;
 }
-cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes); }
+cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes, false); }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
+/// Of memory that is not page-locked the real one may wait for the stream before it takes a copy, and it waits for a copy there.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (const cudaError_t code = failures.take("cudaMemcpyAsync")) return code;
+    const bool up = kind == cudaMemcpyHostToDevice, down = kind == cudaMemcpyDeviceToHost;
+    if ((!down && !is_of_runtime(to, bytes, true)) || (!up && !is_of_runtime(from, bytes, true))) return cudaErrorInvalidValue;
     worker_of(stream).put([=] {
-        if (kind == cudaMemcpyHostToDevice) std::this_thread::sleep_for(upload_pause.load());
+        if (up) std::this_thread::sleep_for(upload_pause.load());
         std::memmove(to, from, bytes);
     });
-    return cudaSuccess;
+    const bool waits = (up && !is_of_runtime(from, bytes, false)) || (down && !is_of_runtime(to, bytes, false));
+    return waits ? finish(stream) : cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
     worker_of(nullptr).put([=] { std::memmove(to, from, bytes); });

@@ -5,6 +5,7 @@
 #include <nccl.h>
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <string>
 
@@ -16,6 +17,21 @@ namespace gradsync_fake {
 
 /// Does `work` when all that was put on the stream before is done.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+
+/// Aborts unless all of this memory lies in one block on the device: the real ones may crash, or stop the device.
+void expect_on_device(const void* data, std::size_t bytes, const char* what);
+
+/// While it lives, this memory of the host's counts as the device's.
+class OnDevice {
+public:
+    OnDevice(const void* data, std::size_t bytes);
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+    ~OnDevice();
+
+private:
+    std::size_t number_;
+};
 
 /// What exists now: streams, events, blocks of memory, communicators. 0 at the end, or something leaks.
 int living();

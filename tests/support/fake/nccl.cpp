@@ -277,6 +277,12 @@ ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t st
     }
     const bool reduces = part.kind == Kind::all_reduce || part.kind == Kind::reduce || part.kind == Kind::reduce_scatter;
     if (refuses(part.type, reduces)) return refuse();
+    const std::size_t bytes = part.count * width(part.type), all = bytes * static_cast<std::size_t>(comm->world->size);
+    const bool is_root = comm->rank == part.root;
+    if (part.kind != Kind::broadcast || is_root)
+        gradsync_fake::expect_on_device(part.in, part.kind == Kind::reduce_scatter ? all : bytes, function);
+    if (part.kind != Kind::reduce || is_root)
+        gradsync_fake::expect_on_device(part.out, part.kind == Kind::all_gather ? all : bytes, function);
     part.scalar = nullptr;
     if (part.op >= ncclNumOps) {
         part.scalar = comm->scalars[static_cast<std::size_t>(part.op - ncclNumOps)].first;
@@ -443,6 +449,7 @@ ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, in
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     if (refuses(type, false)) return refuse();
+    gradsync_fake::expect_on_device(in, count * width(type), "ncclSend");
     return issue({comm, stream, false, [=](std::size_t, std::size_t) {
                       const std::lock_guard lock(comm->world->mutex);
                       const auto* const from = static_cast<const std::byte*>(in);
@@ -454,6 +461,7 @@ ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int fro
     ncclComm* const comm = used(handle);
     if (comm == nullptr) return ncclInvalidArgument;
     if (refuses(type, false)) return refuse();
+    gradsync_fake::expect_on_device(out, count * width(type), "ncclRecv");
     return issue({comm, stream, false, [=](std::size_t, std::size_t) {
                       std::unique_lock lock(comm->world->mutex);
                       auto& mail = comm->world->mail[{from, comm->rank}];

@@ -17,19 +17,25 @@ namespace {
 
 BufferView on_host(BufferView view) { return {view.data, view.count, view.dtype, MemorySpace::host}; }
 ConstBufferView on_host(ConstBufferView view) { return {view.data, view.count, view.dtype, MemorySpace::host}; }
+void expect_on_device(auto... views) { (gradsync_fake::expect_on_device(views.data, views.bytes(), "a pass"), ...); }
 
 }  // namespace
 
 void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
+    expect_on_device(from, to);
     gradsync_fake::enqueue(stream, [=] { kernel::convert(from.data, from.dtype, to.data, to.dtype, to.count); });
 }
 void add(BufferView to, ConstBufferView from, cudaStream_t stream) {
+    expect_on_device(from, to);
     gradsync_fake::enqueue(stream, [=] { kernel::add(on_host(to), on_host(from)); });
 }
 void scale(BufferView buffer, double factor, cudaStream_t stream) {
+    expect_on_device(buffer);
     gradsync_fake::enqueue(stream, [=] { kernel::scale(on_host(buffer), factor); });
 }
 void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream) {
+    expect_on_device(from, to);
+    gradsync_fake::expect_on_device(factor, sizeof *factor, "a pass");
     gradsync_fake::enqueue(stream, [=] {
         std::memmove(to.data, from.data, to.bytes());
         if (*factor == 0) std::memset(to.data, 0, to.bytes());
@@ -37,9 +43,12 @@ void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStr
     });
 }
 void clamp(BufferView buffer, double limit, cudaStream_t stream) {
+    expect_on_device(buffer);
     gradsync_fake::enqueue(stream, [=] { kernel::clamp(on_host(buffer), limit); });
 }
 void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* sums, cudaStream_t stream) {
+    gradsync_fake::expect_on_device(blocks, count * sizeof *blocks, "a pass");
+    gradsync_fake::expect_on_device(sums, count * sizeof *sums, "a pass");
     gradsync_fake::enqueue(stream, [=] {
         for (std::size_t i = 0; i < count; ++i)
             sums[i] = kernel::sum_of_squares({const_cast<void*>(blocks[i].data), blocks[i].count, blocks[i].dtype, MemorySpace::host});
@@ -50,7 +59,9 @@ namespace {
 /// What step(rule, gradient, master, state) makes of every element.
 template <class Rule, class Step>
 void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules, const float* factor, cudaStream_t stream, Step step) {
-    for (std::size_t k = 0; k < slices.size(); ++k)
+    for (std::size_t k = 0; k < slices.size(); ++k) {
+        expect_on_device(slices[k].master, slices[k].gradient);
+        for (void* const array : slices[k].state) gradsync_fake::expect_on_device(array, slices[k].master.bytes(), "a pass");
         gradsync_fake::enqueue(
             stream, [=, slice = slices[k], rule = rules[k], state = std::vector<void*>(slices[k].state.begin(), slices[k].state.end())] {
                 std::vector<float> gradient(slice.master.count);
@@ -60,6 +71,7 @@ void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules,
                     step(rule, gradient[i] * scale, static_cast<float*>(slice.master.data)[i],
                          [&](std::size_t a) -> float& { return static_cast<float*>(state[a])[i]; });
             });
+    }
 }
 
 }  // namespace

@@ -39,16 +39,15 @@ TEST_CASE("NcclBackend: a collective comes after what is on the compute stream, 
         const gradsync::cuda::Stream compute = gradsync::cuda::make_stream(), other = gradsync::cuda::make_stream();
         comm.set_stream(compute.get());
         findings.check(comm.stream() == compute.get(), "another stream");
-        DeviceMemory data(floats(1000, 0)), result(floats(1000, 0));
+        DeviceMemory data(floats(1000, 0)), result(floats(1000, 0)), values(floats(1000, static_cast<float>(comm.rank() + 1)));
         std::optional<gradsync_fake::Busy> backward(std::in_place, compute.get());
-        const auto values = floats(1000, static_cast<float>(comm.rank() + 1));
-        cudaMemcpyAsync(data.data(), values.data(), values.size(), cudaMemcpyHostToDevice, compute.get());
+        cudaMemcpyAsync(data.data(), values.data(), 4000, cudaMemcpyDeviceToDevice, compute.get());
         auto work = comm.all_reduce(view_of(data, 1000), ReduceOp::sum);
         findings.check(!work.test(), "complete before the compute stream got there");
         work.wait_on(other.get());  // returns at once
         work.wait();                // complete, as far as the host is concerned
         findings.check(work.test(), "a Work that was handed over is not complete");
-        cudaMemcpyAsync(result.data(), data.data(), values.size(), cudaMemcpyDeviceToDevice, other.get());
+        cudaMemcpyAsync(result.data(), data.data(), 4000, cudaMemcpyDeviceToDevice, other.get());
         findings.check(cudaStreamQuery(other.get()) == cudaErrorNotReady, "the stream did not wait");
         backward.reset();
         cudaStreamSynchronize(other.get());

@@ -147,8 +147,7 @@ TEST_CASE("NcclBackend: who waits inside a group lets leave what was started; so
     Findings findings;
     on_nccl_ranks(2, [&](NcclBackend comm) {
         const gradsync::cuda::Stream first = gradsync::cuda::make_stream(), second = gradsync::cuda::make_stream();
-        DeviceMemory a(floats(10, 0)), b(floats(10, 1));
-        const auto values = floats(10, 2);
+        DeviceMemory a(floats(10, 0)), b(floats(10, 1)), values(floats(10, 2));
         const auto outer = comm.group();
         {
             const auto inner = comm.group();  // the outer one counts
@@ -157,7 +156,7 @@ TEST_CASE("NcclBackend: who waits inside a group lets leave what was started; so
         }
         comm.set_stream(first.get());
         std::optional<gradsync_fake::Busy> backward(std::in_place, first.get());
-        cudaMemcpyAsync(a.data(), values.data(), values.size(), cudaMemcpyHostToDevice, first.get());
+        cudaMemcpyAsync(a.data(), values.data(), 40, cudaMemcpyDeviceToDevice, first.get());
         auto work = comm.all_reduce(view_of(a, 10), ReduceOp::sum);
         comm.set_stream(second.get());
         std::this_thread::sleep_for(5ms);
