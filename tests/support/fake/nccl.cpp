@@ -50,6 +50,14 @@ struct Meeting {
     std::size_t arrived = 0, computed = 0;
 };
 
+/// For what the ranks have to be connected before a call is put on a stream: the first of its kind, and of small or large ones; for a
+/// message, its sender and its receiver.
+struct Connection {
+    int kind, from, to;
+    auto operator<=>(const Connection&) const = default;
+    std::size_t ranks(int size) const { return from == to ? 1 : from < 0 ? static_cast<std::size_t>(size) : 2; }
+};
+
 struct World {
     explicit World(int size_) : size(size_) {}
     const int size;
@@ -59,6 +67,7 @@ struct World {
     std::map<std::uint64_t, std::shared_ptr<Meeting>> meetings;
     std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // from, to
     std::vector<ncclComm*> comms;
+    std::map<Connection, std::set<int>> connecting;           ///< the ranks that have begun to
     std::map<std::size_t, std::vector<std::size_t>> windows;  ///< by the number of the call: the bytes that ranks have said
 };
 
@@ -66,7 +75,7 @@ std::mutex registry_mutex;
 auto& registry = *new std::map<std::uint64_t, std::shared_ptr<World>>;  // for as long as there are threads
 std::uint64_t next_id = 1;
 std::atomic<int> misuse_count{0}, slowness{0}, launch_count{0}, version{NCCL_VERSION_CODE}, window_count{0};
-std::atomic<bool> has_windows{true};
+std::atomic<bool> has_windows{true}, connects_late{false};
 
 gradsync_fake::PlannedFailures<ncclResult_t> refusals;
 
@@ -80,6 +89,7 @@ struct ncclComm {
     std::atomic<int> looks_left{0};
     std::atomic<int> error{ncclSuccess};
     std::vector<std::pair<const void*, bool>> scalars;  // and whether on the device
+    std::vector<Connection> connecting;                 ///< of its last call; guarded by the world's mutex
     std::size_t window_calls = 0;
     ncclWindow_t* window = nullptr;  ///< to be written when all ranks have called
     int open_windows = 0;
@@ -99,13 +109,20 @@ void close(World& world) {
     world.mail.clear();
 }
 
+/// With `connect_late` a start is in progress until all ranks have come, if it is the first of its kind.
+bool is_connecting(ncclComm* comm) {
+    const std::lock_guard lock(comm->world->mutex);
+    std::erase_if(comm->connecting, [&](const Connection& c) { return comm->world->connecting[c].size() == c.ranks(comm->world->size); });
+    return !comm->connecting.empty();
+}
+
 ncclComm* used(ncclComm_t comm) {
     const std::lock_guard lock(living_mutex);
     if (!living_comms.contains(comm)) {
         ++misuse_count;
         return nullptr;
     }
-    if (comm->looks_left > 0) ++misuse_count;
+    if (comm->looks_left > 0 || is_connecting(comm)) ++misuse_count;
     return comm;
 }
 
@@ -120,11 +137,19 @@ struct Queued {
     ncclComm* comm;
     cudaStream_t stream;
     bool is_collective;
+    Connection needs;
     Task task;
 };
 thread_local int group_depth = 0;
 thread_local std::vector<Queued> grouped;
 thread_local ncclResult_t group_failure = ncclSuccess;
+
+void connect(const Queued& call) {
+    if (!connects_late) return;
+    const std::lock_guard lock(call.comm->world->mutex);
+    call.comm->world->connecting[call.needs].insert(call.comm->rank);
+    call.comm->connecting.push_back(call.needs);
+}
 
 ncclResult_t issue(Queued call) {
     if (group_depth > 0) {
@@ -132,8 +157,10 @@ ncclResult_t issue(Queued call) {
         return ncclSuccess;
     }
     ++launch_count;
+    connect(call);
     gradsync_fake::enqueue(call.stream, [task = std::move(call.task)] { task(1, 0); });
-    return begun(call.comm);
+    const ncclResult_t code = begun(call.comm);
+    return is_connecting(call.comm) ? ncclInProgress : code;
 }
 
 std::size_t width(ncclDataType_t type) {
@@ -288,7 +315,12 @@ ncclResult_t collective(const char* function, ncclComm_t handle, cudaStream_t st
         part.scalar = comm->scalars[static_cast<std::size_t>(part.op - ncclNumOps)].first;
         part.op = ncclNumOps;
     }
-    return issue({comm, stream, true, [comm, number = comm->next++, part](std::size_t group, std::size_t place) mutable {
+    const int size_class = bytes < 16384 ? 0 : 100;  // algorithms differ
+    return issue({comm,
+                  stream,
+                  true,
+                  {static_cast<int>(part.kind) + size_class, -1, 0},
+                  [comm, number = comm->next++, part](std::size_t group, std::size_t place) mutable {
                       part.group = group;
                       part.place = place;
                       meet(comm, number, part);
@@ -306,6 +338,7 @@ void pretend(int version_, bool windows) {
     has_windows = windows;
 }
 int launches() { return launch_count; }
+void connect_late() { connects_late = true; }
 void refuse_next(const std::string& function, ncclResult_t code) { refusals.plan(function, code); }
 void be_slow(int looks) { slowness = looks; }
 
@@ -387,6 +420,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* code) {
             }
         }
     }
+    joined = joined && !is_connecting(comm);
     if (comm->looks_left > 0) --comm->looks_left;
     *code = comm->error != ncclSuccess        ? static_cast<ncclResult_t>(comm->error.load())
             : !joined || comm->looks_left > 0 ? ncclInProgress
@@ -450,7 +484,7 @@ ncclResult_t ncclSend(const void* in, std::size_t count, ncclDataType_t type, in
     if (comm == nullptr) return ncclInvalidArgument;
     if (refuses(type, false)) return refuse();
     gradsync_fake::expect_on_device(in, count * width(type), "ncclSend");
-    return issue({comm, stream, false, [=](std::size_t, std::size_t) {
+    return issue({comm, stream, false, {-1, comm->rank, to}, [=](std::size_t, std::size_t) {
                       const std::lock_guard lock(comm->world->mutex);
                       const auto* const from = static_cast<const std::byte*>(in);
                       comm->world->mail[{comm->rank, to}].emplace_back(from, from + count * width(type));
@@ -462,7 +496,7 @@ ncclResult_t ncclRecv(void* out, std::size_t count, ncclDataType_t type, int fro
     if (comm == nullptr) return ncclInvalidArgument;
     if (refuses(type, false)) return refuse();
     gradsync_fake::expect_on_device(out, count * width(type), "ncclRecv");
-    return issue({comm, stream, false, [=](std::size_t, std::size_t) {
+    return issue({comm, stream, false, {-1, from, comm->rank}, [=](std::size_t, std::size_t) {
                       std::unique_lock lock(comm->world->mutex);
                       auto& mail = comm->world->mail[{from, comm->rank}];
                       // One of another length hangs.
@@ -481,7 +515,10 @@ ncclResult_t ncclGroupEnd() {
     if (const ncclResult_t failure = std::exchange(group_failure, ncclSuccess)) return failure;  // and nothing of it is done
     if (const ncclResult_t code = refusals.take("ncclGroupEnd")) return code;
     std::map<std::pair<ncclComm*, cudaStream_t>, std::vector<Queued>> batches;
-    for (const Queued& call : calls) batches[{call.comm, call.stream}].push_back(call);
+    for (const Queued& call : calls) {
+        connect(call);
+        batches[{call.comm, call.stream}].push_back(call);
+    }
     ncclResult_t code = ncclSuccess;
     for (auto& [key, batch] : batches) {
         ++launch_count;
@@ -491,7 +528,7 @@ ncclResult_t ncclGroupEnd() {
             std::size_t place = 0;
             for (const Queued& call : batch) call.task(group, call.is_collective ? place++ : place);
         });
-        if (begun(key.first) == ncclInProgress) code = ncclInProgress;
+        if (begun(key.first) == ncclInProgress || is_connecting(key.first)) code = ncclInProgress;
     }
     return code;
 }

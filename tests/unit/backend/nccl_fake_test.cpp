@@ -32,6 +32,11 @@ using gradsync::MemorySpace;
 using gradsync::NcclBackend;
 using gradsync::ReduceOp;
 
+int prepare_tests() {
+    gradsync_fake::connect_late();
+    return -1;
+}
+
 TEST_CASE("NcclBackend: a collective comes after what is on the compute stream, and keeps no host waiting") {
     const Nothing left;
     Findings findings;

@@ -36,6 +36,11 @@ using gradsync_test::staged;
 using gradsync_test::TrainingOptions;
 using Caps = SizeCappedBuckets;
 
+int prepare_tests() {
+    gradsync_fake::connect_late();
+    return -1;
+}
+
 TEST_CASE("Reducer on devices: it trains as it does on the host") {
     for (const auto& training : gradsync_test::trainings())
         for (const int size : {1, 3}) {
