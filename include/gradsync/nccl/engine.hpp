@@ -257,7 +257,7 @@ private:
         try {
             cuda::order(compute_stream(), channel_.stream(), ready_);
             cuda::check(cudaEventRecord(group.begin.get(), channel_.stream()), "cudaEventRecord");
-            for (std::uint64_t n = first; n <= last; ++n) channel_.add(started_[n].call, static_cast<std::size_t>(n % slots));
+            for (std::uint64_t n = first; n <= last; ++n) channel_.add(started_[n].call, n % slots);
             // NCCL may have to wait for other ranks, to connect with them.
             channel_.launch([this, first, deadline = Clock::now() + timeout()] {
                 look_after_ranks();
