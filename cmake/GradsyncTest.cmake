@@ -134,7 +134,7 @@ function(gradsync_register_test target prefix file)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   endif()
   gradsync_name_of_test(name ${prefix} ${file})
-  set(filter)  # none if the program has one file: some cases may be in a header of its
+  set(filter)  # none if the program has one file: its cases may be in a header
   get_target_property(files ${target} SOURCES)
   list(LENGTH files count)
   if(count GREATER 1)

@@ -68,9 +68,12 @@ int run(const gs::Job& place, const Job& job) {
     const int code = exit_code_of([&] {
         expect_device();
         take_device(place.local_rank);
-        // Gathers of weights have a communicator of their own. A rank without a micro-batch starts collectives in another order: with
-        // ranks that are connected by the first ones, two could wait for one another, each in another communicator.
-        if (job.options.shard == "parameters") ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0), ::setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+        // Gathers of weights have a communicator of their own. A rank without a micro-batch starts collectives in another order. If NCCL
+        // connected ranks at their first collective, two ranks could wait for each other in different communicators.
+        if (job.options.shard == "parameters") {
+            ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+            ::setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+        }
         ops.emplace(operations_of(job.options));
         gs::TcpRendezvous rendezvous(place, {.timeout = time_limit(job.options)});
         comm.emplace(rendezvous, gs::NcclOptions{.timeout = time_limit(job.options), .stream = ops->stream()});

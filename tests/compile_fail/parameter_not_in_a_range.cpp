@@ -4,8 +4,10 @@
 // expect 3: gradsync: pass a range of parameters, e.g. .* a range of numbers is one gradient
 // expect 4: gradsync: give this range a name that outlives the object: its gradients are gone with the temporary
 // expect 5: gradsync: give this range a name that outlives the object: its gradients are gone with the temporary
+// expect 6: gradsync: give this range of unique pointers a name that outlives the object: its tensors are gone with the temporary
 // errors: 1
 #include <deque>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -29,11 +31,16 @@ void f(gs::ThreadBackend comm, [[maybe_unused]] std::vector<float>& weights, [[m
     gs::Reducer sync(comm, std::vector<std::vector<float>>(2));
 #elif GRADSYNC_EXPECT_FAILURE == 5
     gs::Reducer sync(comm, std::deque<std::vector<float>>(2));
+#elif GRADSYNC_EXPECT_FAILURE == 6
+    gs::Reducer sync(comm, std::vector<std::unique_ptr<std::vector<float>>>(2));
 #else
     gs::Reducer braces(comm, {gs::parameter("w", weights, gradient)});
     gs::Reducer one(comm, std::vector{std::span(gradient)});
     gs::Reducer sync(comm, std::vector{gs::parameter("w", weights, gradient)});
     std::vector<std::vector<float>> gradients(2);
     gs::Reducer view(comm, std::span(gradients));
+    std::vector<std::unique_ptr<std::vector<float>>> unique(2);
+    gs::Reducer pointers(comm, std::span(unique));
+    gs::Reducer shared(comm, std::vector<std::shared_ptr<std::vector<float>>>(2));
 #endif
 }

@@ -85,7 +85,7 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
 /// those of an earlier one that are still in flight.
 [[gnu::cold]] inline gradsync::detail::Shared<int> last_call_of(MPI_Comm comm) {
     using Holder = gradsync::detail::Shared<int>;
-    static const int key = make_key([](MPI_Comm, int, void* holder, void*) {
+    static const int key = make_key([](MPI_Comm, int, void* holder, void*) -> int {
         delete static_cast<Holder*>(holder);
         return MPI_SUCCESS;
     });

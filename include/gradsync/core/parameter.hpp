@@ -121,13 +121,18 @@ std::vector<std::size_t> extents(const Extents& shape) {
     return result;
 }
 
-/// The type that describes the parameter: that to which a pointer or smart pointer points, or T itself.
+/// The type that describes the parameter: that to which a pointer or smart pointer points, or T itself. A type whose `*` is const if the
+/// object is, such as std::optional, owns what it holds, and is no pointer.
 template <class T>
 struct Described {
     using type = T;
 };
 template <class T>
-    requires(!HasGradient<T> && requires(T& t) { t ? *t : *t; })
+    requires(!HasGradient<T> &&
+             requires(T& t, const T& c) {
+                 t ? *t : *t;
+                 requires std::is_lvalue_reference_v<decltype(*t)> && std::is_same_v<decltype(*t), decltype(*c)>;
+             })
 struct Described<T> {
     using type = std::remove_reference_t<decltype(*std::declval<T&>())>;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-// For nvcc only. passes.hpp documents the passes.
+// For nvcc, and for the tests that run kernels on the host. passes.hpp documents the passes.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -26,6 +26,10 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
         if constexpr (!std::is_lvalue_reference_v<Parameters> && (HasBufferTraits<T> || requires { traits_of<T>::is_range; }))
             static_assert(!owns_memory<Parameters>() || !owns_memory<T>(),
                           "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
+        if constexpr (Parameter<T> && !std::is_lvalue_reference_v<Parameters> && !std::is_copy_constructible_v<T>)
+            static_assert(!owns_memory<Parameters>() || std::is_same_v<described_t<T>, T>,
+                          "gradsync: give this range of unique pointers a name that outlives the object: its tensors are gone with the "
+                          "temporary");
         if constexpr (Parameter<T>) {
             using Traits = traits_of<described_t<T>>;
             if constexpr (requires { Traits::space; })
@@ -158,8 +162,8 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
         if (g.count == 0 && !p.may_be_empty)
             refuse_it(
                 p.value == BufferView{} && g == BufferView{}
-                    ? "has no elements, no gradient and no value; fill in its ParameterView, or take it off the list (if it is empty on "
-                      "purpose: set may_be_empty)"
+                    ? "has no elements, no gradient and no value: a null pointer, or an empty ParameterView; set it, or take it off the "
+                      "list (if it is empty on purpose: set may_be_empty)"
                     : "has no elements; register it when it has its size, or set may_be_empty if it is empty on purpose");
         check_alignment(g, "gradient");
         if (const auto distance = reinterpret_cast<std::uintptr_t>(g.data) - reinterpret_cast<std::uintptr_t>(p.value.data);

@@ -174,7 +174,7 @@ struct Block {
 std::mutex blocks_mutex;
 auto& blocks = *new std::map<const std::byte*, Block>;  // for as long as there are threads
 
-/// Returns the number of the block. It takes the place of what was lent there before, and given back since.
+/// Returns the number of the block. It replaces stale blocks at the same addresses.
 std::size_t remember(const void* data, std::size_t bytes, bool on_device) {
     static std::size_t blocks_so_far = 0;
     const auto* const begin = static_cast<const std::byte*>(data);
@@ -287,7 +287,7 @@ cudaError_t cudaFree(void* data) {
 cudaError_t cudaMallocHost(void** data, std::size_t bytes) { return allocate(data, bytes, false); }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 
-/// Of memory that is not page-locked the real one may wait for the stream before it takes a copy, and it waits for a copy there.
+/// For pageable memory the real one may wait for the stream, before the copy or after it. This one does.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (const cudaError_t code = failures.take("cudaMemcpyAsync")) return code;
     const bool up = kind == cudaMemcpyHostToDevice, down = kind == cudaMemcpyDeviceToHost;

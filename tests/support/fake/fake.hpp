@@ -21,7 +21,7 @@ void enqueue(cudaStream_t stream, std::function<void()> work);
 /// Aborts unless all of this memory lies in one block on the device: the real ones may crash, or stop the device.
 void expect_on_device(const void* data, std::size_t bytes, const char* what);
 
-/// While it lives, this memory of the host's counts as the device's.
+/// While it lives, this memory of the host counts as one block on the device. It must lie in none yet. Neighbours are blocks of their own.
 class OnDevice {
 public:
     OnDevice(const void* data, std::size_t bytes);

@@ -50,8 +50,8 @@ struct Meeting {
     std::size_t arrived = 0, computed = 0;
 };
 
-/// For what the ranks have to be connected before a call is put on a stream: the first of its kind, and of small or large ones; for a
-/// message, its sender and its receiver.
+/// What ranks connect for: they do it before the first collective of each kind, once for small and once for large ones. For a message, its
+/// sender and its receiver connect.
 struct Connection {
     int kind, from, to;
     auto operator<=>(const Connection&) const = default;
@@ -89,7 +89,7 @@ struct ncclComm {
     std::atomic<int> looks_left{0};
     std::atomic<int> error{ncclSuccess};
     std::vector<std::pair<const void*, bool>> scalars;  // and whether on the device
-    std::vector<Connection> connecting;                 ///< of its last call; guarded by the world's mutex
+    std::vector<Connection> connecting;                 ///< of its last launch; guarded by the world's mutex
     std::size_t window_calls = 0;
     ncclWindow_t* window = nullptr;  ///< to be written when all ranks have called
     int open_windows = 0;

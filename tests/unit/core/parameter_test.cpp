@@ -9,6 +9,7 @@
 #include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -120,6 +121,7 @@ TEST_CASE("parameter_view: a smart pointer to a tensor is that tensor") {
     shared.reset();
     CHECK(parameter_view(shared).gradient == BufferView{});
     static_assert(require_parameter<std::unique_ptr<Full>>() && !Parameter<std::unique_ptr<int>> && !Parameter<Full**>);
+    static_assert(!Parameter<std::optional<Full>>, "it owns the tensor");
 }
 
 TEST_CASE("parameter_view: a constant handle is described by its type's traits") {

@@ -25,7 +25,7 @@ TEST_CASE("Thread: if the system has no room for a thread, the error says so") {
     pthread_attr_t before, huge;
     REQUIRE(pthread_getattr_default_np(&before) == 0);
     REQUIRE(pthread_getattr_default_np(&huge) == 0);
-    REQUIRE(pthread_attr_setstacksize(&huge, std::size_t{1} << 47) == 0);  // more than a process can address
+    REQUIRE(pthread_attr_setstacksize(&huge, std::size_t{1} << 60) == 0);  // more than a process can address
     REQUIRE(pthread_setattr_default_np(&huge) == 0);
     auto run = [] {};
     gradsync::detail::Thread thread;

@@ -172,15 +172,17 @@ TEST_CASE("a training that does nothing wrong has the same bits with the checks,
 
 TEST_CASE("a ParameterView that nobody filled in is refused") {
     for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})
-        CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
-                  std::vector<float> w(3), gradient(3);
-                  std::vector<ParameterView> all(1);
-                  all.push_back(parameter("w", w, gradient));
-                  const Outcome refused = outcome_of([&] { Reducer(comm, all, ReducerOptions{.gradients = storage}); });
-                  finding.check(refused.is(Errc::invalid_argument) &&
-                                    refused.says("parameter '0' has no elements, no gradient and no value; fill in its ParameterView"),
-                                refused.text);
-                  all.erase(all.begin());
-                  Reducer(comm, all, ReducerOptions{.gradients = storage});
-              }) == "");
+        CHECK(
+            findings(2, [&](ThreadBackend comm, Finding& finding) {
+                std::vector<float> w(3), gradient(3);
+                std::vector<ParameterView> all(1);
+                all.push_back(parameter("w", w, gradient));
+                const Outcome refused = outcome_of([&] { Reducer(comm, all, ReducerOptions{.gradients = storage}); });
+                finding.check(
+                    refused.is(Errc::invalid_argument) &&
+                        refused.says("parameter '0' has no elements, no gradient and no value: a null pointer, or an empty ParameterView"),
+                    refused.text);
+                all.erase(all.begin());
+                Reducer(comm, all, ReducerOptions{.gradients = storage});
+            }) == "");
 }

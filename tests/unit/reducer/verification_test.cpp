@@ -287,7 +287,7 @@ TEST_CASE("parameters that cannot be synchronised are refused where they are") {
     CHECK(refused({.name = "w", .gradient = {ten.data(), 10, DType::f32, MemorySpace::device}}).find("device memory") != std::string::npos);
 }
 
-TEST_CASE("a null pointer among the parameters is refused, and the others are told") {
+TEST_CASE("a null pointer among the parameters is refused, on one rank or several") {
     for (int ranks = 1; ranks <= 4; ++ranks) {
         const Outcome outcome = outcome_of([&] {
             run_threads(ranks, [&](ThreadBackend comm) {
@@ -298,7 +298,8 @@ TEST_CASE("a null pointer among the parameters is refused, and the others are to
             });
         });
         CHECK(outcome.is(Errc::invalid_argument));
-        CHECK(outcome.says("parameter '1' has no elements, no gradient and no value; fill in its ParameterView, or take it off the list"));
+        CHECK(outcome.says(
+            "parameter '1' has no elements, no gradient and no value: a null pointer, or an empty ParameterView; set it, or take it off the list"));
     }
 }
 

@@ -36,7 +36,7 @@ public:
         MPI_Query_thread(&thread_level_);
         last_stream_ = bootstrap::liveness_tag() - 1;
         // MPI_Finalize deletes the attributes of MPI_COMM_SELF before anything else: the last chance to clean up.
-        key_ = bootstrap::make_key([](MPI_Comm, int, void* self, void*) {
+        key_ = bootstrap::make_key([](MPI_Comm, int, void* self, void*) -> int {
             static_cast<MpiTransport*>(self)->close();
             return MPI_SUCCESS;
         });
