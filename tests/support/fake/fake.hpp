@@ -44,8 +44,8 @@ int misuses();
 /// From now on a call of NCCL is in progress for so many looks.
 void be_slow(int looks);
 
-/// From now on ranks are connected by the first collective of each kind, of few bytes and of many: its start is in progress until all ranks
-/// have come. So does the real NCCL, by algorithm, unless NCCL_RUNTIME_CONNECT is 0.
+/// From now on ranks connect at their first small and their first large collective of each kind. The call is in progress until all ranks have
+/// made theirs. The real NCCL does that once per algorithm, unless NCCL_RUNTIME_CONNECT is 0.
 void connect_late();
 
 /// The communicator of rank `rank` of the newest world that has as many ranks fails asynchronously.

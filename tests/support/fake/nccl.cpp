@@ -50,8 +50,8 @@ struct Meeting {
     std::size_t arrived = 0, computed = 0;
 };
 
-/// What ranks connect for: they do it before the first collective of each kind, once for small and once for large ones. For a message, its
-/// sender and its receiver connect.
+/// Ranks connect before their first small and their first large collective of each kind. A sender and a receiver connect before their first
+/// message.
 struct Connection {
     int kind, from, to;
     auto operator<=>(const Connection&) const = default;

@@ -40,7 +40,7 @@ struct Buffer {
     Buffer(DType dtype_, std::size_t count_, std::size_t offset_, std::uint64_t seed)
         : dtype(dtype_), count(count_), offset(offset_), memory(elements_of(dtype_, count_ + offset_ + 1, seed)) {}
     gradsync::BufferView view() { return {memory.data() + offset * size_of(dtype), count, dtype, MemorySpace::device}; }
-    /// What a pass over the host's copy makes of it.
+    /// Returns the bytes of the memory after the same pass on the host.
     template <class Pass>
     Bytes expected(Pass&& pass) {
         Bytes bytes = memory.read();

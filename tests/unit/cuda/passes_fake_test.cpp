@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_kernels COMPILE_OPTIONS -O2 -Wno-unknown-pragmas -fsanitize=alignment -fsanitize-undefined-trap-on-error
-// The same without a device: passes.cu as g++ compiles it, with threads as fibers. What is loaded or stored as a whole must be aligned so.
+// Runs the same cases without a device: g++ compiles passes.cu, and fibers take the place of threads. A misaligned load or store ends the
+// program.
 #include <cstddef>
 
 namespace gradsync_test {
