@@ -99,6 +99,7 @@ constexpr unsigned sums_after(std::size_t i, std::size_t leaves) noexcept {
 
 /// The largest number of sums on the stack before the last of `leaves` leaves (at least 1) is pushed.
 constexpr std::size_t open_sums(std::size_t leaves) noexcept {
+    // Not std::bit_width, whose type differs between libraries: a cast of it is useless in one of them, and g++ warns.
     return static_cast<std::size_t>(std::numeric_limits<std::size_t>::digits - 1 - std::countl_zero(leaves));
 }
 
