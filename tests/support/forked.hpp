@@ -4,12 +4,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 /// Functions on several ranks that are processes, whose findings are looked at afterwards, in the process of the test: nothing of
@@ -26,10 +29,37 @@ struct Report {
     bool says(const std::string& words) const { return text.find(words) != std::string::npos; }
 };
 
+/// How many threads this process has, not counting the one of this id.
+inline std::ptrdiff_t threads_of_process(pid_t without = 0) {
+    std::ptrdiff_t threads = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+        if (task.path().filename() != std::to_string(without)) ++threads;
+    return threads;
+}
+
+/// Main's, and those of libraries. ThreadSanitizer makes its own beside the first that the program makes.
+inline const std::ptrdiff_t threads_at_start = [] {
+    pid_t first = 0;
+    std::thread([&] { first = ::gettid(); }).join();
+    return threads_of_process(first);
+}();
+
+/// Waits for threads that earlier test cases have left to end, but for `others`. Their locks would stay locked in a child for ever, and
+/// ThreadSanitizer ends a child that starts threads if its parent had others.
+inline void await_end_of_threads(std::ptrdiff_t others) {
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10); threads_of_process() > threads_at_start + others;
+         std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+        if (std::chrono::steady_clock::now() > end) {
+            std::fputs("forked() was called in a process that has threads of which it was not told\n", stderr);
+            std::abort();
+        }
+}
+
 /// Runs `f(rank)`, which returns a string, in `size` children of this process, and collects what they say. Memory of before is
-/// theirs too, as it was. A child that hangs is ended by the test's own time limit.
+/// theirs too, as it was. A child that hangs is ended by the test's own time limit. The process has `other_threads` beside the caller's.
 template <class F>
-std::vector<Report> forked(int size, F&& f) {
+std::vector<Report> forked(int size, F&& f, std::ptrdiff_t other_threads = 0) {
+    await_end_of_threads(other_threads);
     struct Child {
         pid_t process;
         int pipe;

@@ -6,6 +6,13 @@
 #if defined(__linux__)
 #include <sys/wait.h>
 
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "support/forked.hpp"
+
 namespace {
 
 /// Runs `f()` in a forked child; returns what it returns, 0 to 255.
@@ -34,5 +41,14 @@ TEST_CASE("forked children lose what they must not keep, and keep what they open
           }) == 1);
     gradsync::detail::close_descriptor(own);
     for (const int end : {ends[0], kept}) ::close(end);
+}
+
+TEST_CASE("the tests' forked() waits for threads that are about to end") {
+    std::atomic<bool> over = false;
+    std::thread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        over = true;
+    }).detach();
+    CHECK(gradsync_test::forked(1, [&](int) -> std::string { return over ? "over" : "not yet"; })[0].text == "over");
 }
 #endif

@@ -98,11 +98,12 @@ TEST_CASE("message_world: a forked child does not touch its parent's worlds") {
         has_forked.get_future().wait();
     });
     locked.get_future().wait();
-    const auto reports = gradsync_test::forked(1, [](int) -> std::string {
+    const auto child = [](int) -> std::string {
         ::alarm(20);
         sweep();
         return "swept";
-    });
+    };
+    const auto reports = gradsync_test::forked(1, child, 1);
     has_forked.set_value();
     other.join();
     CHECK(reports[0].says("swept"));
