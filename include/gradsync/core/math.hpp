@@ -70,6 +70,7 @@ constexpr bool is_finite(double x) noexcept {
     constexpr std::uint64_t exponent = 0x7ff0'0000'0000'0000u;
     return (std::bit_cast<std::uint64_t>(x) & exponent) != exponent;
 }
+constexpr bool is_finite(float x) noexcept { return is_finite(static_cast<double>(x)); }
 
 inline double square_root(double x) noexcept { return __builtin_sqrt(x); }
 

@@ -48,8 +48,7 @@ public:
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
         if (!failed() && !step_.is_single_rank() && (step_.launched() != 0 || (unwinds && !between_steps())))
-            backend_.fail(unwinds ? "an exception ended its step"
-                                  : "its Reducer was destroyed in the middle of a step; call finish() first");
+            backend_.fail(unwinds ? "an exception ended its step" : "its Reducer was destroyed during a step; call finish() first");
         if (decoupled_ && failed()) gathers_.drop();
     }
 
@@ -150,8 +149,7 @@ public:
     }
 
     double gradient_norm() {
-        check_usable("gradient_norm");
-        check_between_steps("gradient_norm");
+        check_averaged("gradient_norm");
         return guard([&] {
             if (norm_ == std::nullopt) prepare_norm();
             return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, std::size_t b, std::size_t offset) {
@@ -162,8 +160,7 @@ public:
     }
 
     double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
-        check_usable("clip_gradients_by_norm");
-        check_between_steps("clip_gradients_by_norm");
+        check_averaged("clip_gradients_by_norm");
         check_limit(max_norm, "clip_gradients_by_norm");
         const double norm = total ? *total : gradient_norm();
         if (const double factor = clip_factor(norm, max_norm); factor != 1)
@@ -171,8 +168,7 @@ public:
         return norm;
     }
     void clip_gradients_by_value(double limit) {
-        check_usable("clip_gradients_by_value");
-        check_between_steps("clip_gradients_by_value");
+        check_averaged("clip_gradients_by_value");
         check_limit(limit, "clip_gradients_by_value");
         for_gradients([&](BufferView gradient) { passes_of(backend_).clamp(gradient, limit); });
     }
@@ -374,6 +370,11 @@ private:
         closed_ = false;
     }
 
+    void check_averaged(const char* operation) const {
+        check_usable(operation);
+        check_between_steps(operation);
+        if (statistics_.steps == 0 || this->accumulates()) refuse(operation, "gradients are not averaged yet; call finish() first");
+    }
     /// With OverlapForward, averages that were not waited for would be lost.
     void check_gathered(const char* operation) const {
         if (!closed_ && gathers_.pending() != 0)
@@ -382,8 +383,7 @@ private:
                    "stepped and used, or wait()");
     }
 
-    template <class Use>
-    void for_gradients(Use&& use) {
+    void for_gradients(auto&& use) {
         flush();
         for (std::size_t i : gradients_.order())
             if (const BufferView view = gradient_view(i); is_floating(view.dtype)) use(view);

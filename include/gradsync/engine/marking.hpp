@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <limits>
-
 #include "guard.hpp"
 #include "ready_order.hpp"
 #include "step.hpp"
@@ -39,7 +37,7 @@ public:
         check_usable("set_weight");
         if (!is_weighted(options_.averaging))
             refuse("set_weight", "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
-        constexpr double least = std::numeric_limits<float>::min(), most = std::numeric_limits<float>::max();
+        constexpr double least = 0x1p-126, most = 0x1.fffffep127;  // of f32
         if (weight != 0 && !(weight >= least && weight <= most))
             refuse("set_weight", text("a weight must be 0, or from 1.2e-38 to 3.4e38, not ", weight));
         if (step_.launched() != 0)

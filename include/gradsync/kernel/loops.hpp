@@ -107,6 +107,7 @@ struct SumOfSquares {
         for (std::size_t k = 0; k < square_sums; ++k) result[k] = sums[k];
     }
     GRADSYNC_ALWAYS_INLINE static double square(double x) { return x * x; }
+    GRADSYNC_ALWAYS_INLINE static double square(float x) { return square(static_cast<double>(x)); }
 };
 
 /// Finds whether an element has all bits of `mask` set.

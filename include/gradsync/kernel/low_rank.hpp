@@ -122,7 +122,7 @@ inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
             }
         const float after = dot(own, own, count);
         const bool within = after <= rounding * before;
-        scale({own, count}, within ? 0 : 1 / gradsync::detail::square_root(after));
+        scale({own, count}, within ? 0 : 1 / gradsync::detail::square_root(static_cast<double>(after)));
     }
     return true;
 }

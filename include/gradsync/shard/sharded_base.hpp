@@ -320,8 +320,8 @@ protected:
     }
 
     /// The frame of a step: `gather()` steps the shards and distributes the new weights.
-    template <class Gather>
-    void step(Gather&& gather) {
+    void step(double gradient_scale, auto&& gather) {
+        if (!is_finite(gradient_scale)) refuse("step", text("a gradient scale must be finite, not ", gradient_scale));
         check_averaged("step");
         guard([&] {
             if (!inside_.take_begun()) optimizer_.begin_step();

@@ -195,8 +195,8 @@ public:
             refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
         Base::check_averaged("step");
         check_values("step");
-        digests_ = {};
-        Base::step([&] {
+        Base::step(gradient_scale, [&] {
+            digests_ = {};
             if (Base::step_inside(gradient_scale)) {
                 for (std::size_t i = 0; !in_buckets() && i < parameters_.size(); ++i)
                     if (parameters_[i].requires_grad) copy(values_.value(i), parameters_[i].value);

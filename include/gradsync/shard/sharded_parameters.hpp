@@ -198,7 +198,7 @@ public:
     /// Steps this rank's shards with the gradients times `gradient_scale`. Unused units lose their outdated weights; units in use are
     /// gathered again. Call it after `finish()`. Collective.
     void step(double gradient_scale = 1) {
-        Base::step([&] {
+        Base::step(gradient_scale, [&] {
             for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, gradient_scale);
             renew_values();
         });

@@ -190,9 +190,37 @@ TEST_CASE("a limit that is none is refused") {
     CHECK(findings(1, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({3});
               Reducer sync(comm, model);
-              for (const double limit : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
-                  finding.check(outcome_of([&] { sync.clip_gradients_by_norm(limit); }).is(Errc::invalid_argument), "a norm");
-                  finding.check(outcome_of([&] { sync.clip_gradients_by_value(limit); }).is(Errc::invalid_argument), "a value");
-              }
+              same_backward(sync, model);
+              for (const double limit : {-1.0, std::numeric_limits<double>::quiet_NaN()})
+                  for (const Outcome& outcome :
+                       {outcome_of([&] { sync.clip_gradients_by_norm(limit); }), outcome_of([&] { sync.clip_gradients_by_value(limit); })})
+                      finding.check(outcome.is(Errc::invalid_argument) && outcome.says("a limit must be 0 or more"), outcome.text);
           }) == "");
+}
+
+TEST_CASE("a norm of gradients that are not averaged, and clipping them, are refused, and the training goes on") {
+    for (const int ranks : rank_counts())
+        CHECK(findings(ranks, [](ThreadBackend comm, Finding& finding) {
+                  auto model = tensors({30, 400});
+                  Reducer sync(comm, model);
+                  const auto refuses = [&] {
+                      for (const Outcome& outcome :
+                           {outcome_of([&] { sync.gradient_norm(); }), outcome_of([&] { sync.clip_gradients_by_norm(1); }),
+                            outcome_of([&] { sync.clip_gradients_by_norm(1, 2); }), outcome_of([&] { sync.clip_gradients_by_value(1); })})
+                          finding.check(
+                              outcome.is(Errc::invalid_argument) && outcome.says("gradients are not averaged yet; call finish() first"),
+                              outcome.text);
+                  };
+                  refuses();
+                  same_backward(sync, model);
+                  const double norm = sync.gradient_norm();
+                  {
+                      const auto guard = sync.no_sync();
+                      refuses();
+                      for (std::size_t i = 0; i < 2; ++i) sync.mark_ready(i);
+                  }
+                  refuses();
+                  same_backward(sync, model);
+                  finding.check(sync.clip_gradients_by_norm(1) == norm, "another norm");
+              }) == "");
 }

@@ -274,7 +274,7 @@ TEST_CASE("a Reducer that goes in the middle of a step") {
             const Outcome& outcome = result[static_cast<std::size_t>(r)];
             INFO(outcome.text);
             CHECK(outcome.is(Errc::peer_failed));
-            CHECK(outcome.says("rank 0 failed: its Reducer was destroyed in the middle of a step; call finish() first"));
+            CHECK(outcome.says("rank 0 failed: its Reducer was destroyed during a step; call finish() first"));
         }
     }
 }

@@ -1377,6 +1377,8 @@ TEST_CASE("stage 1: calls at the wrong time, and with wrong arguments, are refus
                       const double norm = sharded.gradient_norm();
                       check_refused(
                           finding, [&] { sharded.finish(); }, averaged);
+                      check_refused(
+                          finding, [&] { sharded.step(std::nan("")); }, "a gradient scale must be finite, not nan");
                       sharded.step(gradsync::clip_factor(norm, t.max_norm));
                   }
                   sharded.broadcast_parameters();

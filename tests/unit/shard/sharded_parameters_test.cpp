@@ -545,6 +545,7 @@ TEST_CASE("calls at the wrong time, and with wrong arguments, are refused, and t
                       refuses([&] { sharded.finish(); }, "gradients are averaged already; call step() first");
                       const double norm = sharded.gradient_norm();
                       refuses([&] { sharded.finish(); }, "gradients are averaged already; call step() first");
+                      refuses([&] { sharded.step(std::nan("")); }, "a gradient scale must be finite, not nan");
                       sharded.step(gradsync::clip_factor(norm, t.max_norm));
                       refuses([&] { sharded.broadcast_parameters(99); }, "there is no rank 99");
                       refuses([&] { sharded.acquire(4); }, "there is no unit 4");
