@@ -4,6 +4,9 @@
 #if !(__cplusplus >= 202002L || (defined(_MSVC_LANG) && _MSVC_LANG >= 202002L))
 #error "gradsync: compile as C++20 or later (-std=c++20, target_compile_features(... cxx_std_20))"
 #endif
+#if !defined(__linux__) || !defined(__LP64__)
+#error "gradsync: compile for 64-bit Linux; other systems are not supported"
+#endif
 
 /// @file
 /// The umbrella header: vocabulary types, engine, policies and the in-process backend. Other backends have headers of their own.
