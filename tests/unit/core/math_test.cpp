@@ -12,8 +12,9 @@ using gradsync::detail::is_finite;
 using gradsync::detail::square_root;
 using Limits = std::numeric_limits<double>;
 
-static_assert(is_finite(0) && is_finite(-1.5) && is_finite(Limits::max()) && is_finite(Limits::lowest()) &&
+static_assert(is_finite(0.0) && is_finite(-1.5) && is_finite(Limits::max()) && is_finite(Limits::lowest()) &&
               is_finite(Limits::denorm_min()));
+static_assert(is_finite(std::numeric_limits<float>::max()) && !is_finite(std::numeric_limits<float>::infinity()));
 static_assert(!is_finite(Limits::infinity()) && !is_finite(-Limits::infinity()) && !is_finite(Limits::quiet_NaN()));
 
 TEST_CASE("square_root") {
