@@ -48,7 +48,7 @@ public:
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
         if (!failed() && !step_.is_single_rank() && (step_.launched() != 0 || (unwinds && !between_steps())))
-            backend_.fail(unwinds ? "an exception ended its step" : "its Reducer was destroyed during a step; call finish() first");
+            backend_.fail(unwinds ? this->end_by_exception() : "its Reducer was destroyed during a step; call finish() first");
         if (decoupled_ && failed()) gathers_.drop();
     }
 
