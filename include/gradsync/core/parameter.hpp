@@ -121,7 +121,7 @@ std::vector<std::size_t> extents(const Extents& shape) {
     return result;
 }
 
-/// The type that describes the parameter: that to which a pointer or smart pointer points, or T itself. A type whose `*` is const if the
+/// The type that describes the parameter: that to which a pointer, smart pointer or std::reference_wrapper leads, or T itself. A type whose `*` is const if the
 /// object is, such as std::optional, owns what it holds, and is no pointer.
 template <class T>
 struct Described {
@@ -137,11 +137,20 @@ struct Described<T> {
     using type = std::remove_reference_t<decltype(*std::declval<T&>())>;
 };
 template <class T>
+concept Wrapper = requires(T& t) {
+    { t.get() } -> std::same_as<typename T::type&>;
+};
+template <class T>
+    requires(!HasGradient<T> && Wrapper<T>)
+struct Described<T> {
+    using type = typename T::type;
+};
+template <class T>
 using described_t = typename Described<T>::type;
 
 }  // namespace detail
 
-/// A type whose `parameter_traits` have `gradient`, or a pointer or smart pointer to one.
+/// A type whose `parameter_traits` have `gradient`, or a pointer, smart pointer or std::reference_wrapper to one.
 template <class T>
 concept Parameter = detail::HasGradient<detail::described_t<T>>;
 
@@ -166,7 +175,9 @@ consteval bool require_parameter() {
 /// The view of one parameter of any type; empty for a null pointer.
 template <class T>
 ParameterView parameter_view(T& t) {
-    if constexpr (!std::is_same_v<detail::described_t<T>, T>) {
+    if constexpr (!std::is_same_v<detail::described_t<T>, T> && detail::Wrapper<T>) {
+        return parameter_view(t.get());
+    } else if constexpr (!std::is_same_v<detail::described_t<T>, T>) {
         return t ? parameter_view(*t) : ParameterView{};  // a Reducer refuses it, and says which it is
     } else if constexpr (std::same_as<T, ParameterView> || std::same_as<T, const ParameterView>) {
         return t;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -122,6 +123,14 @@ TEST_CASE("parameter_view: a smart pointer to a tensor is that tensor") {
     CHECK(parameter_view(shared).gradient == BufferView{});
     static_assert(require_parameter<std::unique_ptr<Full>>() && !Parameter<std::unique_ptr<int>> && !Parameter<Full**>);
     static_assert(!Parameter<std::optional<Full>>, "it owns the tensor");
+}
+
+TEST_CASE("parameter_view: a reference to a tensor is that tensor") {
+    Full tensor;
+    std::vector<std::reference_wrapper<Full>> references{tensor};
+    CHECK(parameter_view(references[0]).gradient == parameter_view(tensor).gradient);
+    CHECK(parameter_view(std::as_const(references)[0]).name == "fc.weight");
+    static_assert(require_parameter<const std::reference_wrapper<Full>>() && !Parameter<std::reference_wrapper<int>>);
 }
 
 TEST_CASE("parameter_view: a constant handle is described by its type's traits") {
