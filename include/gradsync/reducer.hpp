@@ -212,7 +212,8 @@ public:
 
     /// The L2 norm of all gradients together, in double: the same bits on every rank and for every policy (except OverlapForward with a
     /// wider `reduce_dtype`, where averages that are not waited for are not rounded yet). Each rank reads only its share. The first call
-    /// allocates 8 bytes per 1,024 elements. Collective, after `finish()`.
+    /// allocates 8 bytes per 1,024 elements. Collective, after `finish()`: throws Error(invalid_argument), as clipping does, if gradients
+    /// are not averaged.
     double gradient_norm() { return engine_.gradient_norm(); }
 
     /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. An optimizer that takes a factor saves
@@ -221,7 +222,7 @@ public:
     double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
         return engine_.clip_gradients_by_norm(max_norm, total);
     }
-    /// Clamps every element to [-limit, limit]. Local.
+    /// Clamps every element to [-limit, limit]. Local, after `finish()`.
     void clip_gradients_by_value(double limit) { engine_.clip_gradients_by_value(limit); }
 
     // --------------------------------------------------------------------------------------------------- bookkeeping

@@ -44,13 +44,13 @@ inline const std::ptrdiff_t threads_at_start = [] {
     return threads_of_process(first);
 }();
 
-/// Waits for threads that earlier test cases have left to end, but for `others`. Their locks would stay locked in a child for ever, and
-/// ThreadSanitizer ends a child that starts threads if its parent had others.
+/// Waits until the threads of earlier test cases have ended; `others` may live on. Locks that a thread holds stay locked in a child for
+/// ever, and ThreadSanitizer ends a child that starts threads if its parent had several.
 inline void await_end_of_threads(std::ptrdiff_t others) {
     for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10); threads_of_process() > threads_at_start + others;
          std::this_thread::sleep_for(std::chrono::milliseconds(1)))
         if (std::chrono::steady_clock::now() > end) {
-            std::fputs("forked() was called in a process that has threads of which it was not told\n", stderr);
+            std::fputs("forked() was called while other threads of the process live: join them, or pass other_threads\n", stderr);
             std::abort();
         }
 }

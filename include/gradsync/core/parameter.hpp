@@ -121,27 +121,30 @@ std::vector<std::size_t> extents(const Extents& shape) {
     return result;
 }
 
-/// The type that describes the parameter: that to which a pointer, smart pointer or std::reference_wrapper leads, or T itself. A type whose `*` is const if the
-/// object is, such as std::optional, owns what it holds, and is no pointer.
+/// A pointer or smart pointer. A type whose `*` is const if the object is, such as std::optional, owns what it holds, and is no pointer.
+template <class T>
+concept PointerLike = requires(T& t, const T& c) {
+    t ? *t : *t;
+    requires std::is_lvalue_reference_v<decltype(*t)> && std::is_same_v<decltype(*t), decltype(*c)>;
+};
+/// std::reference_wrapper, whose header is not included for it.
+template <class T>
+concept ReferenceWrapper = !PointerLike<T> && requires(T& t) {
+    { t.get() } -> std::same_as<typename T::type&>;
+};
+
+/// The type that describes the parameter: what a pointer, smart pointer or std::reference_wrapper refers to, or T itself.
 template <class T>
 struct Described {
     using type = T;
 };
 template <class T>
-    requires(!HasGradient<T> &&
-             requires(T& t, const T& c) {
-                 t ? *t : *t;
-                 requires std::is_lvalue_reference_v<decltype(*t)> && std::is_same_v<decltype(*t), decltype(*c)>;
-             })
+    requires(!HasGradient<T> && PointerLike<T>)
 struct Described<T> {
     using type = std::remove_reference_t<decltype(*std::declval<T&>())>;
 };
 template <class T>
-concept Wrapper = requires(T& t) {
-    { t.get() } -> std::same_as<typename T::type&>;
-};
-template <class T>
-    requires(!HasGradient<T> && Wrapper<T>)
+    requires(!HasGradient<T> && ReferenceWrapper<T>)
 struct Described<T> {
     using type = typename T::type;
 };
@@ -175,7 +178,7 @@ consteval bool require_parameter() {
 /// The view of one parameter of any type; empty for a null pointer.
 template <class T>
 ParameterView parameter_view(T& t) {
-    if constexpr (!std::is_same_v<detail::described_t<T>, T> && detail::Wrapper<T>) {
+    if constexpr (!std::is_same_v<detail::described_t<T>, T> && detail::ReferenceWrapper<T>) {
         return parameter_view(t.get());
     } else if constexpr (!std::is_same_v<detail::described_t<T>, T>) {
         return t ? parameter_view(*t) : ParameterView{};  // a Reducer refuses it, and says which it is

@@ -48,7 +48,7 @@ public:
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
         if (!failed() && !step_.is_single_rank() && (step_.launched() != 0 || (unwinds && !between_steps())))
-            backend_.fail(unwinds ? this->end_by_exception() : "its Reducer was destroyed during a step; call finish() first");
+            backend_.fail(unwinds ? "an exception ended its step" : "its Reducer was destroyed during a step; call finish() first");
         if (decoupled_ && failed()) gathers_.drop();
     }
 
@@ -373,7 +373,7 @@ private:
     void check_averaged(const char* operation) const {
         check_usable(operation);
         check_between_steps(operation);
-        if (statistics_.steps == 0 || this->accumulates()) refuse(operation, "gradients are not averaged yet; call finish() first");
+        if (statistics_.steps == 0 || readiness_.any_used()) refuse(operation, "gradients are not averaged yet; call finish() first");
     }
     /// With OverlapForward, averages that were not waited for would be lost.
     void check_gathered(const char* operation) const {

@@ -62,12 +62,8 @@ protected:
     /// Throws without any effect: the object stays usable.
     [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const char* operation, std::string_view what,
                                                        std::string_view parameter = {}, std::ptrdiff_t bucket = -1) const {
-        const std::string message = text(operation, " on rank ", backend_.rank(), ": ", what);
-        {
-            const std::lock_guard lock(mutex_);
-            refusal_ = message;
-        }
-        raise(code, message, {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = parameter});
+        raise(code, text(operation, " on rank ", backend_.rank(), ": ", what),
+              {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = parameter});
     }
     [[noreturn, gnu::cold]] void refuse(const char* operation, std::string_view what, std::string_view parameter = {}) const {
         refuse(Errc::invalid_argument, operation, what, parameter);
@@ -90,12 +86,6 @@ protected:
             give_up();
             throw;
         }
-    }
-
-    /// What the other ranks hear if an exception, which is not known, ends a step.
-    [[gnu::cold, gnu::noinline]] std::string end_by_exception() const {
-        const std::lock_guard lock(mutex_);
-        return text("an exception ended its step", refusal_.empty() ? "" : "; the last call refused there: ", refusal_);
     }
 
     void check_usable(const char* operation) const {
@@ -139,11 +129,10 @@ private:
     }
 
     const char* owner_;
-    mutable std::mutex mutex_;
+    std::mutex mutex_;
     std::atomic<bool> failed_{false};
     std::string what_;               ///< message of the first failure; valid after `failed()`
     Errc code_ = Errc::peer_failed;  ///< the Error's code; peer_failed for other exceptions
-    mutable std::string refusal_;    ///< message of the last one
 };
 
 }  // namespace detail

@@ -189,7 +189,7 @@ public:
 
     /// Steps this rank's shards with the gradients times `gradient_scale`, then gives all ranks the new weights. Parameters that no rank
     /// used (UnusedParameters::find_unused) do not change. The first step is refused if weights in host memory were written since
-    /// construction, and not adopted. Call it after `finish()`. Collective.
+    /// construction, and not adopted. Call it after `finish()`. Throws Error(invalid_argument) if the scale is not finite. Collective.
     void step(double gradient_scale = 1) {
         if (gradient_scale != 1 && Base::steps_in_backward())
             refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");

@@ -216,11 +216,15 @@ TEST_CASE("a norm of gradients that are not averaged, and clipping them, are ref
                   const double norm = sync.gradient_norm();
                   {
                       const auto guard = sync.no_sync();
-                      refuses();
+                      finding.check(sync.gradient_norm() == norm, "another norm before the marks");
                       for (std::size_t i = 0; i < 2; ++i) sync.mark_ready(i);
+                      refuses();
                   }
                   refuses();
                   same_backward(sync, model);
-                  finding.check(sync.clip_gradients_by_norm(1) == norm, "another norm");
+                  finding.check(sync.gradient_norm() == norm, "another norm after micro-batches");
+                  const auto guard = sync.no_sync();
+                  same_backward(sync, model);
+                  finding.check(sync.clip_gradients_by_norm(1) == norm, "another norm while a guard lives");
               }) == "");
 }

@@ -84,21 +84,6 @@ TEST_CASE("a rank that throws in the middle of its backward") {
         });
 }
 
-TEST_CASE("a call that is refused in the middle of a backward is told to the other ranks") {
-    check_everywhere(
-        [](auto& sync, const auto& model) {
-            sync.mark_ready(3);
-            sync.mark_ready(model.size());
-        },
-        [](const Outcome& outcome, bool guilty) {
-            CHECK(outcome.is(guilty ? Errc::invalid_argument : Errc::peer_failed));
-            const std::string why = ": there is no parameter 4 among 4";
-            if (guilty) CHECK(outcome.says("mark_ready on rank " + std::to_string(outcome.error->context().rank) + why));
-            else
-                CHECK((outcome.says("an exception ended its step; the last call refused there: mark_ready on rank ") && outcome.says(why)));
-        });
-}
-
 TEST_CASE("a gradient that is marked twice") {
     check_everywhere(
         [](auto& sync, const auto&) {

@@ -474,6 +474,20 @@ TEST_CASE("a rank that fails in its optimizer is named on the others") {
     }
 }
 
+TEST_CASE("a guard of no_sync() may live until the step is over") {
+    for (const int ranks : rank_counts())
+        CHECK(findings(ranks, [](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors({10, 20}, DType::f32);
+                  for (Tensor& p : model) p.gradient = constant_bytes(p.dtype, p.count(), 1);
+                  ShardedOptimizer<ThreadBackend, Sgd> sharded(comm, model, Sgd{});
+                  const auto guard = sharded.no_sync();
+                  for (const std::size_t i : {1u, 0u}) sharded.mark_ready(i);
+                  sharded.finish();
+                  finding.check(sharded.gradient_norm() == std::sqrt(30.0), "another norm");
+                  sharded.step();
+              }) == "");
+}
+
 TEST_CASE("misuse is told") {
     const auto says = [](auto&& f) { return outcomes(1, f)[0].text; };
     const auto model_of = [] { return initial_tensors({10, 20}, DType::f32); };
