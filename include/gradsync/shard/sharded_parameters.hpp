@@ -196,7 +196,7 @@ public:
     std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
     /// Steps this rank's shards with the gradients times `gradient_scale`. Unused units lose their outdated weights; units in use are
-    /// gathered again. Call it after `finish()`. Collective.
+    /// gathered again. Call it after `finish()`. Throws Error(invalid_argument) if the scale is not finite. Collective.
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&] {
             for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, gradient_scale);
