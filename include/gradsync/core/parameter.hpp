@@ -178,10 +178,9 @@ consteval bool require_parameter() {
 /// The view of one parameter of any type; empty for a null pointer.
 template <class T>
 ParameterView parameter_view(T& t) {
-    if constexpr (!std::is_same_v<detail::described_t<T>, T> && detail::ReferenceWrapper<T>) {
-        return parameter_view(t.get());
-    } else if constexpr (!std::is_same_v<detail::described_t<T>, T>) {
-        return t ? parameter_view(*t) : ParameterView{};  // a Reducer refuses it, and says which it is
+    if constexpr (!std::is_same_v<detail::described_t<T>, T>) {
+        if constexpr (detail::ReferenceWrapper<T>) return parameter_view(t.get());
+        else return t ? parameter_view(*t) : ParameterView{};  // a Reducer refuses it, and says which it is
     } else if constexpr (std::same_as<T, ParameterView> || std::same_as<T, const ParameterView>) {
         return t;
     } else {

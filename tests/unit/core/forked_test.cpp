@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#if defined(__linux__)
 #include <sys/wait.h>
 
 #include <atomic>
@@ -51,4 +50,3 @@ TEST_CASE("the tests' forked() waits for threads that are about to end") {
     }).detach();
     CHECK(gradsync_test::forked(1, [&](int) -> std::string { return over ? "over" : "not yet"; })[0].text == "over");
 }
-#endif

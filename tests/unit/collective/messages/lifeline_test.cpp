@@ -10,7 +10,6 @@
 #include "support/numbers_only.hpp"
 #include "support/ports.hpp"
 
-#if defined(__linux__)
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -165,4 +164,3 @@ TEST_CASE("lifeline: strangers, and addresses that lead nowhere, cost the time l
     CHECK(deaf.lifelines[0]->lines() == 1);
     CHECK(!deaf.lifelines[0]->lost(1));
 }
-#endif
