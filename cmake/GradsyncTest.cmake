@@ -6,9 +6,13 @@
 # unit: they include nearly the same and would instantiate the same templates (GRADSYNC_UNITY_TESTS). So names at namespace scope
 # are to be told apart within a folder. A file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
 #
-#   LIBRARIES TARGET..., COMPILE_OPTIONS OPTION...
-#   TYPE TYPE       left out if one of its LIBRARIES is no target, or if it needs none and the compiler does not know TYPE
-#   MPI             links MPI (LIBRARIES gradsync::mpi: Boost.MPI, too), and runs as so many processes under mpiexec
+#   LIBRARIES TARGET...  left out if one of them is no target, as its package is not installed. A test states every package whose headers it
+#                   includes, also through other headers
+#   COMPILE_OPTIONS OPTION...
+#   TYPE TYPE       left out if the compiler does not know TYPE
+#   MPI             links MPI (LIBRARIES gradsync::mpi: Boost.MPI, too), and runs as so many processes under mpiexec; not with sanitizers, which
+#                   MPI itself does not pass
+#   NOT_WITH SANITIZER...  left out in builds with that sanitizer: address or thread. Tests without threads are NOT_WITH thread
 #   ALONE           a program of its own
 #   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS. Ranks wait
 #                   more than they compute: ctest -j reckons with one core, and with two for more than three ranks
@@ -22,6 +26,7 @@
 # of four processes or more. The target gradsync_quick_tests builds their programs.
 
 include(CheckCXXSourceCompiles)
+include(${CMAKE_CURRENT_LIST_DIR}/GradsyncNeeds.cmake)
 
 # What Open MPI asks for to run as root in a container, with more ranks than cores.
 set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
@@ -37,15 +42,9 @@ function(gradsync_add_tests prefix)
   set(programs)
   foreach(file IN LISTS arg_FILES)
     gradsync_parse_test(${file} ${arg_DEFAULTS})
-    if(test_NIGHTLY AND NOT GRADSYNC_NIGHTLY_TESTS)
+    gradsync_is_left_out(left_out ${prefix} ${file})
+    if(left_out)
       continue()
-    endif()
-    if(test_TYPE)
-      gradsync_knows_type(known ${file})
-      if(NOT known)
-        message(STATUS "gradsync: ${test_TYPE} not found: it is not tested as an element")
-        continue()
-      endif()
     endif()
     cmake_path(GET file PARENT_PATH folder)
     set(program ${folder} ${test_LIBRARIES} ${test_COMPILE_OPTIONS})
@@ -62,14 +61,48 @@ function(gradsync_add_tests prefix)
   endforeach()
 endfunction()
 
-# Whether test_TYPE exists, for the test file that has just been parsed.
-function(gradsync_knows_type result file)
+# Whether the test file that has just been parsed is not built here.
+function(gradsync_is_left_out result prefix file)
   set(${result} TRUE PARENT_SCOPE)
+  if(test_NIGHTLY AND NOT GRADSYNC_NIGHTLY_TESTS)
+    return()
+  endif()
+  set(sanitizer)
+  if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,-]*thread")
+    set(sanitizer thread)
+  elseif(CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
+    set(sanitizer address)
+  endif()
+  if(sanitizer AND (test_MPI OR sanitizer IN_LIST test_NOT_WITH))
+    return()
+  endif()
+  set(missing ${test_LIBRARIES})
   foreach(library IN LISTS test_LIBRARIES)
-    if(NOT TARGET ${library})
-      set(${result} FALSE PARENT_SCOPE)
+    if(TARGET ${library})
+      list(REMOVE_ITEM missing ${library})
     endif()
   endforeach()
+  if(test_MPI AND NOT MPIEXEC_EXECUTABLE)
+    list(APPEND missing mpiexec)
+  endif()
+  if(test_TYPE AND NOT missing)
+    gradsync_knows_type(known ${file})
+    if(NOT known)
+      set(missing ${test_TYPE})
+    endif()
+  endif()
+  if(NOT missing)
+    set(${result} FALSE PARENT_SCOPE)
+    return()
+  endif()
+  gradsync_name_of_test(name ${prefix} ${file})
+  list(JOIN missing ", " missing)
+  message(STATUS "gradsync: ${name} is left out; it needs ${missing}")
+endfunction()
+
+# Whether the compiler knows test_TYPE, which a test may also have from a library.
+function(gradsync_knows_type result file)
+  set(${result} TRUE PARENT_SCOPE)
   if(NOT test_LIBRARIES)
     file(STRINGS ${file} includes REGEX "^#include <")
     list(JOIN includes "\n" includes)
@@ -80,19 +113,46 @@ function(gradsync_knows_type result file)
   endif()
 endfunction()
 
+# Stops if a test file includes headers of a package that it does not state. Without this, only machines without that package would notice.
+function(gradsync_check_needs file)
+  set(cuda gradsync_fake_nccl gradsync::nccl CUDA::toolkit)
+  set(nccl gradsync_fake_nccl gradsync::nccl)
+  set(nvtx CUDA::nvtx3)
+  set(mpi gradsync::bare_mpi)
+  set(boost_mpi gradsync::mpi)
+  set(eigen Eigen3::Eigen)
+  set(torch gradsync_torch)
+  gradsync_packages_of(packages ${file})
+  foreach(package IN LISTS packages)
+    set(stated FALSE)
+    foreach(library IN LISTS ${package})
+      if(library IN_LIST test_LIBRARIES)
+        set(stated TRUE)
+      endif()
+    endforeach()
+    if(NOT stated)
+      list(JOIN ${package} ", " libraries)
+      message(FATAL_ERROR "${file} includes headers of ${package}, so its line '// ctest:' must state LIBRARIES, one of: ${libraries}"
+                          " (gradsync::bare_mpi: MPI)")
+    endif()
+  endforeach()
+endfunction()
+
 # Sets test_* in the caller to what `file` and the defaults say.
 macro(gradsync_parse_test file)
   file(STRINGS ${file} options REGEX "^// ctest: ")
   string(REGEX REPLACE "// ctest: " "" options "${options}")
   separate_arguments(options)
   # The file's options come last; where a keyword with one value stands twice, the last one counts, and lists grow.
-  cmake_parse_arguments(test "SERIAL;MPI;ALONE;NIGHTLY" "TIMEOUT;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS" ${ARGN} ${options})
+  cmake_parse_arguments(test "SERIAL;MPI;ALONE;NIGHTLY" "TIMEOUT;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS;NOT_WITH"
+                        ${ARGN} ${options})
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
   endif()
   if(test_MPI)
     list(APPEND test_LIBRARIES gradsync::bare_mpi)
   endif()
+  gradsync_check_needs(${file})
 endmacro()
 
 # One program of files that are built in the same way, and their tests.

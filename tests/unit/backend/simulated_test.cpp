@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: NOT_WITH thread
+// The threads of a simulation take turns.
 #include <gradsync/backend/simulated.hpp>
 
 #include <doctest/doctest.h>

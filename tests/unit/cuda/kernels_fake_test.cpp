@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_kernels COMPILE_OPTIONS -O2 -Wno-unknown-pragmas
+// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_kernels COMPILE_OPTIONS -O2 -Wno-unknown-pragmas NOT_WITH address thread
 // Kernels of 8-bit floats as g++ compiles them, with threads as fibers, and cuda_fp8.h's conversions, which have host versions, against
 // the host's kernels. Without a device; passes_test.cpp does it on one.
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_kernels COMPILE_OPTIONS -O2 -Wno-unknown-pragmas -fsanitize=alignment -fsanitize-undefined-trap-on-error
+// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_kernels COMPILE_OPTIONS -O2 -Wno-unknown-pragmas -fsanitize=alignment -fsanitize-undefined-trap-on-error NOT_WITH address thread
 // Runs the same cases without a device: g++ compiles passes.cu, and fibers take the place of threads. A misaligned load or store ends the
 // program.
 #include <cstddef>

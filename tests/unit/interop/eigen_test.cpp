@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: COMPILE_OPTIONS -O1 LIBRARIES Eigen3::Eigen
+// ctest: COMPILE_OPTIONS -O1 LIBRARIES Eigen3::Eigen NOT_WITH thread
 #include <gradsync/interop/eigen.hpp>
 
 #include <algorithm>

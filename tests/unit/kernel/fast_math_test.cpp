@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: NOT_WITH thread
 // The kernels in a program whose own flags allow what the library does not want: NaNs stay, sums keep their order.
 // ctest: COMPILE_OPTIONS -ffast-math
 #include <gradsync/kernel/elementwise.hpp>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: NOT_WITH thread
 // The 8-bit floating types in the kernels: against the oracle of their formats, in double.
 #include <gradsync/kernel/convert.hpp>
 
