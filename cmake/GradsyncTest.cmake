@@ -22,8 +22,8 @@
 #   NIGHTLY         left out without GRADSYNC_NIGHTLY_TESTS
 #   LABELS LABEL...
 #
-# The label quick marks the tests that scripts/test runs without --all: unit tests and conformance suites, except those for a GPU and those
-# of four processes or more. The target gradsync_quick_tests builds their programs.
+# The label quick marks the tests that scripts/test runs: those that need no package but what it installs (MPI and Boost.MPI), so that they are
+# the same on every machine. The target gradsync_quick_tests builds their programs. Without GRADSYNC_QUICK_TESTS they are left out.
 
 include(CheckCXXSourceCompiles)
 include(${CMAKE_CURRENT_LIST_DIR}/GradsyncNeeds.cmake)
@@ -33,6 +33,7 @@ set(gradsync_mpi_test_environment OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROO
                                   OMPI_MCA_hwloc_base_binding_policy=none)
 
 set(GRADSYNC_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Every test's time limit is multiplied by this whole number")
+option(GRADSYNC_QUICK_TESTS "Also build the tests that scripts/test runs" ON)
 option(GRADSYNC_UNITY_TESTS "Compile the tests of a folder together: a quarter of the time for all, more for one that has changed" ON)
 
 add_custom_target(gradsync_quick_tests)
@@ -64,7 +65,7 @@ endfunction()
 # Whether the test file that has just been parsed is not built here.
 function(gradsync_is_left_out result prefix file)
   set(${result} TRUE PARENT_SCOPE)
-  if(test_NIGHTLY AND NOT GRADSYNC_NIGHTLY_TESTS)
+  if((test_NIGHTLY AND NOT GRADSYNC_NIGHTLY_TESTS) OR (test_QUICK AND NOT GRADSYNC_QUICK_TESTS))
     return()
   endif()
   set(sanitizer)
@@ -152,6 +153,13 @@ macro(gradsync_parse_test file)
   if(test_MPI)
     list(APPEND test_LIBRARIES gradsync::bare_mpi)
   endif()
+  set(test_QUICK FALSE)
+  set(test_PACKAGES ${test_LIBRARIES})
+  list(REMOVE_ITEM test_PACKAGES gradsync::bare_mpi gradsync::mpi gradsync::cxx14)
+  if(NOT test_PACKAGES AND NOT test_NIGHTLY)
+    set(test_QUICK TRUE)
+    list(APPEND test_LABELS quick)
+  endif()
   gradsync_check_needs(${file})
 endmacro()
 
@@ -180,7 +188,7 @@ function(gradsync_add_test_program prefix)
   target_compile_options(${target} PRIVATE ${test_COMPILE_OPTIONS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin
                                              UNITY_BUILD ${GRADSYNC_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 10)
-  if(NOT "gpu" IN_LIST test_LABELS)
+  if(test_QUICK)
     add_dependencies(gradsync_quick_tests ${target})
   endif()
   foreach(file IN LISTS arg_FILES)
@@ -226,13 +234,9 @@ function(gradsync_register_test target prefix file)
         list(APPEND environment ${gradsync_mpi_test_environment})
       endif()
     endif()
-    set(labels ${test_LABELS})
-    if(NOT "gpu" IN_LIST labels AND NOT (launcher AND count GREATER 3))
-      list(APPEND labels quick)
-    endif()
     add_test(NAME ${test} COMMAND ${launcher} ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:${target}> ${filter})
     set_tests_properties(
-      ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${labels}"
+      ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${test_LABELS}"
                          PROCESSORS ${processors} RUN_SERIAL ${test_SERIAL} SKIP_RETURN_CODE 77)
   endforeach()
 endfunction()
