@@ -158,9 +158,9 @@ TEST_CASE("TcpRendezvous: who did not arrive is said to all who did, whenever th
     for (const std::size_t r : {0u, 1u, 3u}) {
         CHECK(is(results[r], Errc::timeout));
         CHECK(results[r].peer == 2);
-        CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) +
-                                   " within 2.5 s (callers turned away: 1, "
-                                   "the last one because rank 2 was told that there are 5 ranks"));
+        CHECK(says(results[r], "rank 2 did not arrive at localhost:" + std::to_string(port) + " within 2.5 s (callers turned away: "));
+        // On a busy machine rank 2 may call twice.
+        CHECK(says(results[r], ", the last one because rank 2 was told that there are 5 ranks"));
     }
 }
 
