@@ -18,6 +18,7 @@
 #                   more than they compute: ctest -j reckons with one core, and with two for more than three ranks
 #   TIMEOUT SECONDS 120 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
 #                   test case that it is in, and exits
+#   COST SECONDS    about what it takes, if it is more than 10 s: ctest starts the longest tests first
 #   SERIAL          no other test runs at the same time (for what measures time)
 #   NIGHTLY         left out without GRADSYNC_NIGHTLY_TESTS
 #   LABELS LABEL...
@@ -145,7 +146,7 @@ macro(gradsync_parse_test file)
   string(REGEX REPLACE "// ctest: " "" options "${options}")
   separate_arguments(options)
   # The file's options come last; where a keyword with one value stands twice, the last one counts, and lists grow.
-  cmake_parse_arguments(test "SERIAL;MPI;ALONE;NIGHTLY" "TIMEOUT;TYPE" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS;NOT_WITH"
+  cmake_parse_arguments(test "SERIAL;MPI;ALONE;NIGHTLY" "TIMEOUT;TYPE;COST" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS;NOT_WITH"
                         ${ARGN} ${options})
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
@@ -237,7 +238,7 @@ function(gradsync_register_test target prefix file)
     add_test(NAME ${test} COMMAND ${launcher} ${CMAKE_CROSSCOMPILING_EMULATOR} $<TARGET_FILE:${target}> ${filter})
     set_tests_properties(
       ${test} PROPERTIES TIMEOUT ${hard_limit} ENVIRONMENT "${environment}" LABELS "${test_LABELS}"
-                         PROCESSORS ${processors} RUN_SERIAL ${test_SERIAL} SKIP_RETURN_CODE 77)
+                         COST "${test_COST}" PROCESSORS ${processors} RUN_SERIAL ${test_SERIAL} SKIP_RETURN_CODE 77)
   endforeach()
 endfunction()
 

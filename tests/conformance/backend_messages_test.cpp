@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 20
 // The engine of message_passing/ under the suite that every backend passes, over a transport of threads.
 #include <algorithm>
 #include <exception>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 14
 #include <gradsync/backend/thread_backend.hpp>
 
 #include "conformance/backend.hpp"

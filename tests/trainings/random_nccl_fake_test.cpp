@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_passes
+// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_passes COST 30
 // The trainings of random_test.cpp in device memory, over the fakes of support/fake, as far as devices have their options. NCCL adds up in
 // an order of its own, so the weights are compared with a tolerance.
 //

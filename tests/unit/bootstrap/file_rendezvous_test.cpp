@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 25
 #include <gradsync/bootstrap/file_rendezvous.hpp>
 
 #include <doctest/doctest.h>

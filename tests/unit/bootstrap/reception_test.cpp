@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 17
 #include <gradsync/bootstrap/reception.hpp>
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 30
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
 
 #include <doctest/doctest.h>

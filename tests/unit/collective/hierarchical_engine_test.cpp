@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 50
 // What hierarchical_engine.hpp does when a rank dies or stops, and where machines have different numbers of ranks, more than one each; the
 // conformance suites over MpiBackend and TcpBackend show the rest.
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 13
 // What goes wrong on one rank is a typed error on every rank, within the time limit.
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_passes
+// ctest: ALONE LIBRARIES gradsync_fake_nccl gradsync_fake_passes COST 11
 // Sharded training in device memory, over the fakes of support/fake: streams that change, sizes at the edge, what is refused.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 16
 // The optimizer inside the reduction: the bits of stage 1, whatever the step needs, and one collective a bucket.
 #include <doctest/doctest.h>
 

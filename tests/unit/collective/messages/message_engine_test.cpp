@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 45
 // What the suite of backends does not reach: many rounds, known memory, a transport that fails or refuses the thread.
 #include <gradsync/collective/messages/message_engine.hpp>
 

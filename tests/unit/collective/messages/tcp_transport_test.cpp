@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 16
 // What tcp_transport.hpp does with messages that come before anybody receives them; the conformance suites over TcpBackend show the rest.
 #include <gradsync/collective/messages/tcp_transport.hpp>
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: COST 17
 // The engine over processes that share memory: segment.hpp, regions.hpp and process_engine.hpp under a Seat, and
 // process_engine.hpp where ranks fail.
 #include <gradsync/collective/shared_memory/process_engine.hpp>
