@@ -56,11 +56,12 @@ int exit_code_of(F&& f) {
     }
 }
 
-/// The rest of the program where `--backend mpi` is given: this process is one of mpirun's. Returns the exit code.
-int main_over_mpi(int argc, char** argv);
+/// The rest of the program where `--backend mpi` is given: this process is one of mpirun's. Returns the exit code. Not linked into every
+/// program.
+[[gnu::weak]] int main_over_mpi(int argc, char** argv);
 
-/// The same for `--backend tcp`: this process is one of a launcher's.
-int main_over_tcp(int argc, char** argv);
+/// The same for `--backend tcp`: this process is one of a launcher's. Not linked into every program.
+[[gnu::weak]] int main_over_tcp(int argc, char** argv);
 
 /// The same for `--device cuda --backend nccl`. Not linked into every program.
 [[gnu::weak]] int main_over_nccl(int argc, char** argv);

@@ -164,6 +164,7 @@ std::uint64_t peak_rss_bytes() {
 
 void report(std::FILE* out, const Options& o, const Results& results, std::size_t tokens_per_sample, const Text& text) {
     const nlohmann::json r = to_json(o, results, tokens_per_sample);
+    std::fprintf(out, "%s", loss_chart(results.losses, results.first_step).c_str());
     print_table(out, o, r, unigram_entropy(text.training));
     if (!results.timeline.empty()) std::fprintf(out, "\n%s", results.timeline.c_str());
     if (!o.json.empty()) write_json(o.json, r);

@@ -2,6 +2,8 @@
 #pragma once
 // What the user sees: a line while training; at the end a table and, for programs, a JSON object.
 
+#include <sys/ioctl.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -9,6 +11,7 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <numeric>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -74,10 +77,11 @@ public:
         const auto left = static_cast<long>(std::lround(seconds_ * static_cast<double>(last_ - step)));
         const std::string bar =
             terminal_ ? " [" + std::string(20 * step / last_, '#') + std::string(20 - 20 * step / last_, '.') + "]" : "";
-        const std::string line = formatted("step %*llu/%llu%s  loss %.3f  %s samples/s  %s tokens/s  exposed %.2f ms  %ld:%02ld left",
-                                           static_cast<int>(std::to_string(last_).size()), static_cast<unsigned long long>(step),
-                                           static_cast<unsigned long long>(last_), bar.c_str(), loss_, rounded(samples_ / seconds_).c_str(),
-                                           rounded(samples_ * tokens_ / seconds_).c_str(), exposed_ * 1e3, left / 60, left % 60);
+        const std::string line =
+            fitting(formatted("step %*llu/%llu%s  loss %.3f  %s tokens/s  %ld:%02ld left  %s samples/s  exposed %.2f ms",
+                              static_cast<int>(std::to_string(last_).size()), static_cast<unsigned long long>(step),
+                              static_cast<unsigned long long>(last_), bar.c_str(), loss_, rounded(samples_ * tokens_ / seconds_).c_str(),
+                              left / 60, left % 60, rounded(samples_ / seconds_).c_str(), exposed_ * 1e3));
         std::fprintf(out_, terminal_ ? "\r%s\x1b[K" : "%s\n", line.c_str());
         std::fflush(out_);
         shown_ = true;
@@ -89,6 +93,14 @@ public:
     }
 
 private:
+    /// Leaves out the last parts of a line that is too long for the terminal: it could not be rewritten in place.
+    std::string fitting(std::string line) const {
+        winsize size{};
+        if (!terminal_ || ::ioctl(::fileno(out_), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return line;
+        while (line.size() >= size.ws_col && line.rfind("  ") != std::string::npos) line.erase(line.rfind("  "));
+        return line;
+    }
+
     std::FILE* out_;
     bool terminal_, shown_ = false;
     std::uint64_t first_, last_, every_;
@@ -138,6 +150,8 @@ struct Results {
     std::vector<std::size_t> bucket_bytes;  // in the order of launch
     std::size_t communicated_bytes = 0;     // handed to collectives in the last step
     BucketProfile profile;                  // with --buckets optimal
+    std::vector<double> losses;             // of rank 0, by step
+    std::uint64_t first_step = 0;           // done before these steps
     std::string timeline;                   // its summary, with --trace
     std::string sample;                     // rank 0 only
 };
@@ -168,7 +182,28 @@ inline void summarise_steps(const std::vector<StepRecord>& all, RankSummary& sum
     summary.train_loss = mean(steps.last(std::min<std::size_t>(10, steps.size())), &StepRecord::loss);  // single batches jitter
 }
 
-/// Prints the table and writes the JSON object, if asked for.
+/// Returns a chart of the losses, a bar in each of eight rows; empty if there are fewer. `first`: steps before them.
+inline std::string loss_chart(std::span<const double> losses, std::uint64_t first) {
+    constexpr std::size_t rows = 8, width = 40;
+    if (losses.size() < rows) return {};
+    const std::size_t smoothed = losses.size() / 20 + 1;
+    const auto digits = static_cast<int>(std::to_string(first + losses.size()).size());
+    std::string chart = "\n  training loss, nats a byte\n";
+    double longest = 0;
+    for (std::size_t row = 0; row < rows; ++row) {
+        const std::size_t step = 1 + row * (losses.size() - 1) / (rows - 1);  // counts from 1
+        const auto near = losses.first(step).last(std::min(step, smoothed));
+        const double loss = std::accumulate(near.begin(), near.end(), 0.0) / static_cast<double>(near.size());
+        const bool drawn = std::isfinite(loss) && loss > 0;
+        if (drawn) longest = std::max(longest, loss);
+        const auto bar = drawn ? static_cast<std::size_t>(std::lround(loss / longest * width)) : 0;
+        chart +=
+            formatted("  step %*llu  %6.3f  ", digits, static_cast<unsigned long long>(first + step), loss) + std::string(bar, '#') + "\n";
+    }
+    return chart;
+}
+
+/// Prints the chart and the table, and writes the JSON object, if asked for.
 void report(std::FILE* out, const Options& o, const Results& results, std::size_t tokens_per_sample, const Text& text);
 
 }  // namespace gradsync_train

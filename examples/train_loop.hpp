@@ -276,6 +276,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         summary.peak_rss_bytes = peak_rss_bytes();
         results.ranks = sync->gather(summary);
         for (const auto& bucket : sync->statistics().buckets) results.bucket_bytes.push_back(bucket.bytes);
+        for (const StepRecord& step : steps) results.losses.push_back(step.loss);
+        results.first_step = first_step;
         results.communicated_bytes = sync->statistics().last.bytes;
         results.profile = sync->profile();
     } catch (const gs::Error& error) {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSL-1.0
 # Sourced by the scripts: install_packages PACKAGE... installs with apt what is missing.
 #
-# COMMAND=PACKAGE stands for "the package, unless the command is there already, wherever it came from".
+# It sets `download_seconds`. COMMAND=PACKAGE stands for "the package, unless the command is there already, wherever it came from".
 
 install_packages() {
     local item missing=()
+    download_seconds=0
     for item in "$@"; do
         case $item in
             *=*) command -v "${item%%=*}" >/dev/null || missing+=("${item#*=}") ;;
@@ -26,11 +27,15 @@ install_packages() {
         as_root=(sudo)
     fi
     echo "Installing with apt: ${missing[*]}"
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends -qq \
-        "${missing[@]}" >/dev/null 2>&1 && return  # the package lists at hand are recent enough
-    retry "${as_root[@]}" apt-get update -qq
-    retry "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends -qq \
-        "${missing[@]}" >/dev/null
+    local start=$SECONDS
+    local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes
+        apt-get install --yes --no-install-recommends -qq "${missing[@]}")
+    if ! "${install[@]}" --download-only >/dev/null 2>&1; then  # the package lists at hand are missing or old
+        retry "${as_root[@]}" apt-get update -qq || return
+        retry "${install[@]}" --download-only >/dev/null || return
+    fi
+    download_seconds=$((SECONDS - start))
+    retry "${install[@]}" >/dev/null
 }
 
 # The same of those that not every release has: what needs them does without where they are not to be had.
