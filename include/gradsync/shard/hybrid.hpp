@@ -87,6 +87,7 @@ private:
     std::size_t number_;  ///< number of this object among the users of `replicas_`
 };
 
+/// The result of `hybrid_groups`.
 template <Backend B>
 struct HybridGroups {
     B group;     ///< the ranks that shard the state
