@@ -8,7 +8,7 @@
 - A block ```LANGUAGE from FILE has lines of that file, in its order.
 - A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
   and scripts.
-- README.md and docs/ have at most 30,000 words, and a page 1,800, except the lab notes.
+- README.md and docs/ have at most 33,000 words, and a page 1,800, except the lab notes.
 
     check_pages.py PAGE...      paths of files in the blocks start at the project's folder
 """
@@ -21,7 +21,7 @@ import sys
 from pages import ROOT, blocks, prose
 
 LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
-MOST_WORDS, MOST_WORDS_OF_A_PAGE, UNLIMITED = 30_000, 1_800, "lab-notes.md"
+MOST_WORDS, MOST_WORDS_OF_A_PAGE, UNLIMITED = 33_000, 1_800, "lab-notes.md"
 PROGRAMS = {  # the sources that define their options
     "gradsync_train": "examples/*.?pp examples/cuda/*.?pp",
     "gradsync_plan": "examples/plan/*.?pp",
