@@ -15,7 +15,7 @@ from .goals import MET, NOT_MEASURED, goals, step
 from .plan import MIB
 from .text import markdown, milliseconds, or_blank, size
 
-PAGES = ("README.md", "docs/background/performance.md")
+PAGES = ("README.md", "docs/background/performance.md", "docs/background/method.md")
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
 # Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them.
 SUMMARY = {"threads": "threads, any memory", "mpi": "processes, memory of `allocate()`", "mpi_borrowed": "processes, other memory",
@@ -39,8 +39,16 @@ def summary(results):
 
 
 def all_reduce(results):
+    """A table for each number of ranks: a row for each of those that a user chooses between, a column for each size."""
+    return "\n\n".join(filter(None, (markdown(all_reduce_of(results, ranks)) for ranks in (2, 4))))
+
+
+def all_reduce_of(results, ranks):
     whos = tables.labels(results, names.BRIEFLY_REDUCED)
-    return markdown(tables.all_reduce(results, whos, rows=[(ranks, count) for ranks in (2, 4) for count in (4096, MIB, 25 * MIB)]))
+    table = tables.all_reduce(results, whos, [(ranks, count) for count in (4096, MIB, 25 * MIB)], label=lambda ranks, count: size(count))
+    times = table.set_index("all-reduce").T
+    times = times[(times != "").any(axis=1)]
+    return times.rename_axis(f"all-reduce, {ranks} ranks").reset_index()
 
 
 def exposed_briefly(benchmark):

@@ -37,7 +37,7 @@ def row(what, found, least=None, most=None, form=ratio):
     others = [f"{label} {form(measured[label].value)}" if label in measured else label for label in same]
     if len(others) > 2: others[2:] = [f"{len(others) - 2} more"]
     said = measured[worst].text(form) + (f": {worst}" if worst else "")
-    if others and verdict != MET: said += f". {verdict}{'' if verdict == NOT_MEASURED else ' also'}: {'; '.join(others)}"
+    if others and verdict != MET: said += f". {verdict.capitalize() if verdict == NOT_MEASURED else f'Also {verdict}'}: {'; '.join(others)}"
     return [what, goal, said, verdict]
 
 
@@ -97,8 +97,9 @@ def step(results, model, strategy, backend, ranks=2):
 def steps(results):
     for model, (backend, strategy) in itertools.product(names.MODELS, (("threads", names.DEFAULT), ("mpi", names.DEFAULT), ("tcp", names.IN_TORCH))):
         ours, theirs = waits(step(results, model, strategy, backend)), waits(step(results, model, names.PEER_DEFAULT, "gloo"))
-        measured = ours and theirs and f"{milliseconds(statistics.fmean(ours))} of {milliseconds(statistics.fmean(theirs))} ms"
-        yield row(f"{model}, {'gradsync in PyTorch' if backend == 'tcp' else backend}: exposed ms, less 1/20 of PyTorch DDP's",
+        mean = lambda waited: milliseconds(statistics.fmean(waited))
+        measured = ours and theirs and f"{mean(ours)} of DDP's {mean(theirs)} ms"
+        yield row(f"{model}, {'gradsync in PyTorch' if backend == 'tcp' else backend}: exposed time beyond 5 % of PyTorch DDP's, ms",
                   {measured or "": of_processes([own - other / 20 for own, other in zip(ours, theirs)])}, most=0, form=milliseconds)
 
 

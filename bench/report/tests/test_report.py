@@ -295,9 +295,9 @@ class GoalsTest(unittest.TestCase):
         def found(own, peers):
             for name, waits in ((self.OURS, own), (self.PEER, peers)): results.columns[name]["pairs"] = [[[0.06 + wait, 0.06]] for wait in waits]
             return self.found(results, "mlp, threads: exposed")
-        self.assertEqual(found([0.0009] * 3, [0.02] * 3), ["-0.10 (-0.10 to -0.10): 0.90 of 20.0 ms", "met"])
+        self.assertEqual(found([0.0009] * 3, [0.02] * 3), ["-0.10 (-0.10 to -0.10): 0.90 of DDP's 20.0 ms", "met"])
         self.assertEqual(found([-0.002, 0.004, 0.001], [0.02] * 3)[1], "within the noise")
-        self.assertEqual(found([0.004] * 3, [0.02] * 3), ["3.00 (3.00 to 3.00): 4.00 of 20.0 ms", "missed"])
+        self.assertEqual(found([0.004] * 3, [0.02] * 3), ["3.00 (3.00 to 3.00): 4.00 of DDP's 20.0 ms", "missed"])
         self.assertEqual(found([0.004], [0.02] * 3)[1], "missed in one round")
         self.assertEqual(found([0.0001] * 3, [0.02, -0.001, 0.02])[1], "within the noise")
 
@@ -313,14 +313,14 @@ class GoalsTest(unittest.TestCase):
         self.assertEqual(threads()[1], "met")
         for count, values in ((2 ** 20, [0.8, 0.8, 0.85]), (25 * 2 ** 20, [0.9] * 3), (100 * 2 ** 20, [0.94, 1.0])):
             self.set(results, "threads", "limit_ratio", values, count=count)
-        self.assertEqual(threads(), ["0.80 (0.80 to 0.85, rounds): 1 MiB. missed also: 25 MiB 0.90", "missed"])
+        self.assertEqual(threads(), ["0.80 (0.80 to 0.85, rounds): 1 MiB. Also missed: 25 MiB 0.90", "missed"])
         self.set(results, "threads", "limit_ratio", [0.5])
         self.assertTrue(threads()[0].startswith("0.50 (one round): 1 MiB"), threads())
 
     def test_messages_are_compared_with_the_best_peer_by_the_limit_beside_each(self):
         results = synthetic.results(3, noise=0)
         messages = lambda: self.found(results, "time of MPI, messages")
-        self.assertRegex(messages()[0], r"^1.25 \(1.25 to 1.25, rounds\): \d ranks, [\w ]+ \(Open MPI 5\)\. missed also: ")
+        self.assertRegex(messages()[0], r"^1.25 \(1.25 to 1.25, rounds\): \d ranks, [\w ]+ \(Open MPI 5\)\. Also missed: ")
         self.assertEqual(messages()[1], "missed")
         for ranks, count in itertools.product((2, 4), synthetic.SIZES): self.set(results, "mpi_messages", "limit_ratio", [1 / 5.0] * 3, ranks, count)
         for ranks, count in itertools.product((2, 4), synthetic.SIZES[:5]): self.set(results, "open_mpi", "limit_ratio", [1 / 5.1] * 3, ranks, count)
@@ -353,7 +353,7 @@ class GoalsTest(unittest.TestCase):
         results = synthetic.results(3, noise=0)
         marks = self.found(results, "mark_ready")
         self.assertEqual(marks[1], "missed")
-        self.assertIn("27 ns (27 ns to 27 ns, rounds): NoOverlap/borrowed/ranks:2. missed also: NoOverlap/in_buckets/ranks:2 24 ns; ", marks[0])
+        self.assertIn("27 ns (27 ns to 27 ns, rounds): NoOverlap/borrowed/ranks:2. Also missed: NoOverlap/in_buckets/ranks:2 24 ns; ", marks[0])
         self.assertEqual(self.found(results, "construction", "100,000"), ["14 ms (14 ms to 14 ms, rounds): 2 ranks", "met"])
         self.assertEqual(self.found(results, "bytes per parameter"), ["180 (180 to 180, rounds): 1 rank", "met"])
         self.assertEqual(self.found(results, "one element"), ["70 ms (70 ms to 70 ms, rounds)", "met"])
@@ -378,7 +378,7 @@ class GoalsTest(unittest.TestCase):
         self.assertLessEqual({row[3] for row in self.rows(whole).values()}, {"met", "missed", "within the noise"})
         del whole.columns[f"threads/all_reduce/f32/ranks:2/bytes:{2 ** 20}"]
         found = self.found(whole, "2 ranks, 64 KiB and more", "the limit's")
-        self.assertEqual((found[0].endswith(". not measured: 1 MiB"), found[1]), (True, "not measured"))
+        self.assertEqual((found[0].endswith(". Not measured: 1 MiB"), found[1]), (True, "not measured"))
 
     def test_one_quantity_has_one_figure(self):
         results = synthetic.results(3)
@@ -404,7 +404,8 @@ class DocsTest(unittest.TestCase):
     def test_blocks_are_written_and_nothing_else(self):
         results = synthetic.results(2)
         written = docs.rewritten("page", self.PAGE, results, {})
-        self.assertTrue(written.startswith("before\n<!-- bench: all_reduce -->\n| all-reduce |"))
+        self.assertTrue(written.startswith("before\n<!-- bench: all_reduce -->\n| all-reduce, 2 ranks | 4 KiB | 1 MiB | 25 MiB |\n"))
+        self.assertIn("\n\n| all-reduce, 4 ranks | 4 KiB | 1 MiB | 25 MiB |\n", written)
         self.assertIn("\n<!-- end of bench: all_reduce -->\nafter\n<!-- bench: conditions -->\n2 cores", written)
         self.assertNotIn("old", written)
         self.assertEqual(docs.rewritten("page", written, results, {}), written)
