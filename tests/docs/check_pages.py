@@ -8,7 +8,7 @@
 - A block ```LANGUAGE from FILE has lines of that file, in its order.
 - A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
   and scripts.
-- README.md and docs/ have at most 33,000 words, and a page 1,800, except the lab notes.
+- Without the lines of docs/api/ that only name something, README.md and docs/ have at most 33,000 words, and a page 1,800, except the lab notes.
 
     check_pages.py PAGE...      paths of files in the blocks start at the project's folder
 """
@@ -124,7 +124,7 @@ def check(pages):
             if language == "sh":
                 for mistake in mistakes_of_shell(block): yield f"{page}: {mistake}, in the block\n{block}"
         if page.name == "README.md" or "docs" in page.resolve().parts[-3:-1]:
-            of_page = len(page.read_text().split())
+            of_page = len(re.sub(r"^::: .*$", "", page.read_text(), flags=re.MULTILINE).split())
             words += of_page
             if of_page > MOST_WORDS_OF_A_PAGE and page.name != UNLIMITED:
                 yield f"{page}: {of_page:,} words; a page has at most {MOST_WORDS_OF_A_PAGE:,}"
