@@ -72,12 +72,13 @@ def on_files(files, config):
 
 def with_links_to_the_reference(markdown, own):
     """The first `Name` in a page's prose that the reference describes becomes a link."""
-    seen, parts = set(), re.split(r"(^```.*?^```[ \t]*$|^#.*$|\[[^]]*\]\([^)]*\))", markdown, flags=re.MULTILINE | re.DOTALL)
+    seen, parts = set(), re.split(r"(^```[\s\S]*?^```[ \t]*$|^#.*$|\[[^]]*\]\([^)]*\))", markdown, flags=re.MULTILINE)
 
     def link(match):
         name = re.sub(r"^(gs|gradsync)::", "", re.sub(r"[({<].*", "", match[1]))
         found = reference.places.get(f"name {name}")
-        if not found or name in seen or not re.match(r"[A-Z]|\w+::", name): return match[0]
+        distinct = re.match(r"[A-Z]|\w+::", name) or (name in reference.functions and (own.startswith("api/") or match[1].startswith("gs::") or "_" in name))
+        if not found or name in seen or not distinct: return match[0]
         seen.add(name)
         page, anchor = found
         return f"[`{match[1]}`]({'../' * own.count('/')}{page}#{anchor})"

@@ -6,6 +6,7 @@
 - A block ```diff from A to B shows all that differs between the two files, except comments at their tops, with any number of context
   lines. A line that begins with @@ separates two places.
 - A block ```LANGUAGE from FILE has lines of that file, in its order.
+- A page has one title: docs/index.md and mkdocs.yml give it no other.
 - A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
   and scripts.
 - Without the lines of docs/api/ that only name something, README.md and docs/ have at most 33,000 words, and a page 1,800, except the lab notes.
@@ -43,6 +44,15 @@ def broken_links(page):
         file = page.parent / target if target else page
         if not file.exists() or (anchor and anchor not in anchors(file)):
             yield f"{target}#{anchor}" if anchor else target
+
+
+def other_titles():
+    """Titles that are not a page's first heading."""
+    for text, target in re.findall(r"^- \[([^]]*)\]\(([^)#]*\.md)\)", (ROOT / "docs/index.md").read_text(), flags=re.MULTILINE):
+        title = (ROOT / "docs" / target).read_text().partition("\n")[0].removeprefix("# ")
+        if text != title: yield f"docs/index.md: {target} is called {title!r}, not {text!r}"
+    for title, page in re.findall(r"^ *- ([^:\n]+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE):
+        yield f"mkdocs.yml: {page} has a title of its own; do not give it another, {title!r}"
 
 
 def code(name):
@@ -113,6 +123,7 @@ def mistakes_of_shell(block):
 def check(pages):
     """All mistakes of the pages."""
     words = 0
+    yield from other_titles()
     for page in map(pathlib.Path, pages):
         for link in broken_links(page): yield f"{page}: a link leads nowhere: {link}"
         for language, kind, block in blocks(page):
