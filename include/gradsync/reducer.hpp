@@ -261,7 +261,7 @@ public:
     {
         return static_cast<detail::ExchangeAs<ExchangeOver<Exchange, B>, B>&>(engine_.exchange()).exchange();
     }
-    std::span<const ParameterView> parameters() const noexcept { return engine_.parameters(); }  ///< frozen ones too
+    std::span<const ParameterView> parameters() const noexcept { return engine_.parameters(); }  ///< the parameters, frozen ones too
 
 private:
     detail::GradientEngine<B> engine_;

@@ -177,7 +177,7 @@ class Reference:
         members = [m for m in entity.members if not m.internal and not m.trivial and not (own and m.file != entity.file)
                    and (m.documented or m.short not in CONTRACT or FACES.match(m.name))]
         for name, nested in self.entities.items():
-            if name.startswith(entity.name + "::") and nested.documented and not nested.internal and entity.kind in ("class", "struct"): members.append(nested)
+            if name.rpartition("::")[0] == entity.name and nested.documented and not nested.internal and entity.kind in ("class", "struct"): members.append(nested)
         return members
 
     def mistakes(self, pages):
@@ -234,6 +234,7 @@ class Reference:
         values = entity.element.findall("enumvalue")
         text = [f"```cpp\n{signature}\n```"]
         text += self.blocks(page, entity)
+        if len(text) == 2 and re.match("[a-z]", text[1]): text[1] = text[1][0].upper() + text[1][1:] + "." * (text[1][-1] not in ".:`")  # a comment behind code
         for v in values:
             meaning = " ".join(filter(None, (self.inline(page, p) for d in ("briefdescription", "detaileddescription") for p in v.findall(f"{d}/para"))))
             text.append(f"- `{v.findtext('name')}`" + (f": {meaning}" if meaning else ""))

@@ -8,7 +8,9 @@ STYLE = """<style>
   text:not([style*="#101418"]), [fill="black"], [fill="rgb(64,64,64)"] { fill: #d6dbe1 !important }
   [style*="fill: #1f2328"], [style*="fill: #555555"] { fill: #aeb6c0 !important }
   [style*="stroke: #1f2328"], [style*="stroke: #000000"], [style*="stroke: #555555"] { stroke: #aeb6c0 !important }
-  g[color="black"] { color: #aeb6c0 }
+  [color="black"] { color: #aeb6c0 }
+  [stroke="rgb(216, 216, 216)"] { stroke: #3a424c }
+  [stroke="rgb( 64,  64,  64)"] { stroke: #aeb6c0 }
 }
 </style>
 """

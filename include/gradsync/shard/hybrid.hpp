@@ -31,7 +31,7 @@ public:
         if constexpr (abilities_of<B>.own_stream) replicas_.use_own_stream();
     }
 
-    /// The second stage of a bucket: averages the shard over the groups.
+    /// Internal: the second stage of a bucket averages the shard over the groups.
     struct Replicate {
         B* replicas = nullptr;
         const B* group = nullptr;
