@@ -9,6 +9,7 @@
 - A page has one title: docs/index.md and mkdocs.yml give it no other.
 - A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
   and scripts.
+- A table has at most 6 columns; code of README.md and docs/index.md has at most 95, so that nobody has to scroll.
 - Without the lines of docs/api/ that only name something, README.md and docs/ have at most 33,000 words, and a page 1,800, except the lab notes.
 
     check_pages.py PAGE...      paths of files in the blocks start at the project's folder
@@ -23,6 +24,7 @@ from pages import ROOT, blocks, prose
 
 LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
 MOST_WORDS, MOST_WORDS_OF_A_PAGE, UNLIMITED = 33_000, 1_800, "lab-notes.md"
+MOST_COLUMNS, MOST_CHARACTERS, SEEN_FIRST = 6, 95, ("README.md", "index.md")
 PROGRAMS = {  # the sources that define their options
     "gradsync_train": "examples/*.?pp examples/cuda/*.?pp",
     "gradsync_plan": "examples/plan/*.?pp",
@@ -120,11 +122,20 @@ def mistakes_of_shell(block):
                     yield f"{name} has no option {found[0]}"
 
 
+def too_wide(page):
+    """Tables of a page; and code of those pages that visitors see first."""
+    for line in prose(page).splitlines():
+        if re.match(r"\|(-+\|)+$", line) and line.count("|") - 1 > MOST_COLUMNS: yield f"a table of {line.count('|') - 1} columns"
+    if page.name in SEEN_FIRST:
+        yield from (f"a line of {len(line)} columns: {line}" for _, _, block in blocks(page) for line in block.splitlines() if len(line) > MOST_CHARACTERS)
+
+
 def check(pages):
     """All mistakes of the pages."""
     words = 0
     yield from other_titles()
     for page in map(pathlib.Path, pages):
+        for mistake in too_wide(page): yield f"{page}: {mistake}"
         for link in broken_links(page): yield f"{page}: a link leads nowhere: {link}"
         for language, kind, block in blocks(page):
             if language == "diff" and (found := re.match(r"from (\S+) to (\S+)$", kind)):
