@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: BSL-1.0
 """Results as pictures. Every function returns a matplotlib figure, or None if there is nothing to show."""
+import pathlib
+import sys
+
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts/lib"))
+import dark_svg
 
 from . import names, tables
 from .estimates import efficiency_of
@@ -22,6 +28,7 @@ plt.rcParams.update({
 def save(figure, path):
     """The same bytes for the same results: no date, no version."""
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    dark_svg.adapt_file(pathlib.Path(path))
 
 
 def finished(figure, results):

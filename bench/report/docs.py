@@ -13,13 +13,13 @@ from . import BadInput, charts, names, tables
 from .estimates import exposed_of
 from .goals import MET, NOT_MEASURED, goals, step
 from .plan import MIB
-from .text import markdown, milliseconds, or_blank, size
+from .text import markdown, milliseconds, or_blank, significant, size
 
 PAGES = ("README.md", "docs/background/performance.md", "docs/background/method.md")
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
 # Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them.
-SUMMARY = {"threads": "threads, any memory", "mpi": "processes, memory of `allocate()`", "mpi_borrowed": "processes, other memory",
-           "deepspeed_shm": "DeepSpeed, shared memory", "mpi_library": "MPI_Allreduce", "gloo": "Gloo", "limit": "bare loop (limit)"}
+SUMMARY = {"limit": "bare loop: the limit", "threads": "gradsync, threads", "mpi": "gradsync, processes: buckets and `allocate()`",
+           "mpi_borrowed": "gradsync, processes: other memory", "deepspeed_shm": "DeepSpeed, shared memory", "mpi_library": "MPI_Allreduce", "gloo": "Gloo"}
 
 
 def conditions(results):
@@ -33,22 +33,25 @@ def conditions(results):
             + f" **{warning}**" * bool(warning) + f"\n\nNot measured: {missing}." * bool(missing))
 
 
+def all_reduce_of(results, ranks, whos, counts):
+    """A row for each of `whos`, {name: heading}, and a column for each size, in one unit."""
+    found = tables.all_reduces(results, whos)
+    found = found[found.index.isin([(ranks, count) for count in counts])].dropna(axis=1, how="all")
+    table = {f"all-reduce, {ranks} ranks": [whos[who] for who in found]}
+    for (_, count), times in found.iterrows():
+        factor, unit = (1e-3, "ms") if times.min() >= 1e-3 else (1e-6, "us")
+        table[f"{size(count)}, {unit}"] = ["" if pandas.isna(time) else significant(time / factor) for time in times]
+    return markdown(pandas.DataFrame(table)) if len(table) > 1 else ""
+
+
 def summary(results):
-    rows = [(2, count) for count in (MIB, 25 * MIB, 100 * MIB)]
-    return markdown(tables.all_reduce(results, SUMMARY, rows, label=lambda ranks, count: size(count)))
+    return all_reduce_of(results, 2, SUMMARY, (MIB, 25 * MIB, 100 * MIB))
 
 
 def all_reduce(results):
-    """A table for each number of ranks: a row for each of those that a user chooses between, a column for each size."""
-    return "\n\n".join(filter(None, (markdown(all_reduce_of(results, ranks)) for ranks in (2, 4))))
-
-
-def all_reduce_of(results, ranks):
+    """A table for each number of ranks, of those that a user chooses between."""
     whos = tables.labels(results, names.BRIEFLY_REDUCED)
-    table = tables.all_reduce(results, whos, [(ranks, count) for count in (4096, MIB, 25 * MIB)], label=lambda ranks, count: size(count))
-    times = table.set_index("all-reduce").T
-    times = times[(times != "").any(axis=1)]
-    return times.rename_axis(f"all-reduce, {ranks} ranks").reset_index()
+    return "\n\n".join(filter(None, (all_reduce_of(results, ranks, whos, (4096, MIB, 25 * MIB)) for ranks in (2, 4))))
 
 
 def exposed_briefly(benchmark):
@@ -56,7 +59,7 @@ def exposed_briefly(benchmark):
     found = exposed_of(benchmark)
     if not found: return ""
     least, most = found.between or (found.value, found.value)
-    return f"{milliseconds(found.value)} ms" if least > 0 else f"at most {milliseconds(most)} ms"
+    return milliseconds(found.value) if least > 0 else f"at most {milliseconds(most)}"
 
 
 def summary_steps(results):
@@ -64,9 +67,9 @@ def summary_steps(results):
     for model in tables.steps(results).model.unique():
         own = {backend: step(results, model, names.DEFAULT, backend) for backend in ("threads", "mpi")}
         alone = step(results, model, "independent", "threads")
-        rows.append({"training step": {"mlp": "MLP"}.get(model, model), "alone": or_blank(lambda b: f"{milliseconds(b.time)} ms", alone),
-                     "added by gradsync, threads": exposed_briefly(own["threads"]), "processes": exposed_briefly(own["mpi"]),
-                     "added by PyTorch DDP over Gloo": exposed_briefly(step(results, model, names.PEER_DEFAULT, "gloo"))})
+        rows.append({"ms per step": {"mlp": "MLP"}.get(model, model), "alone": or_blank(lambda b: milliseconds(b.time), alone),
+                     "gradsync adds, threads": exposed_briefly(own["threads"]), "gradsync adds, processes": exposed_briefly(own["mpi"]),
+                     "PyTorch DDP over Gloo adds": exposed_briefly(step(results, model, names.PEER_DEFAULT, "gloo"))})
     return markdown(pandas.DataFrame(rows))
 
 

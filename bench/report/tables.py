@@ -29,13 +29,10 @@ def all_reduces(results, whos=names.WHO):
     return table.reindex(columns=[who for who in whos if who in table])
 
 
-def all_reduce(results, whos=None, rows=None, label=lambda ranks, count: f"{ranks_of(ranks)}, {size(count)}"):
-    """`whos`, {name: heading}; `rows`: these, (ranks, bytes), instead of all."""
-    whos = whos or labels(results)
-    found = all_reduces(results, whos)
-    if rows: found = found[found.index.isin(rows)]
-    table = found.applymap(seconds, na_action="ignore").fillna("").rename(columns=whos)
-    table.insert(0, "all-reduce", [label(*row) for row in found.index])
+def all_reduce(results):
+    found = all_reduces(results, labels(results))
+    table = found.applymap(seconds, na_action="ignore").fillna("").rename(columns=labels(results))
+    table.insert(0, "all-reduce", [f"{ranks_of(ranks)}, {size(count)}" for ranks, count in found.index])
     return table
 
 

@@ -957,6 +957,12 @@ class Report(TrainerTest):
                 for rank, name, ts, dur in ((0, "backward", 1e6, 900), (0, "finish", 1000900, 100), (1, "finish", 0, 1000900))]
         done = run(self.write("busy.json", json.dumps({"traceEvents": busy})), str(picture))
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+        done = run(trace, str(picture), "--above", trace, "--step", "median", "--names", "without overlap,with overlap")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        drawn = picture.read_text()
+        for text in ("without overlap", "with overlap"): self.assertIn(f">{text}<", drawn)
+        self.assertEqual(len(re.findall(r">\d+ ms<", drawn)), 2)
+        self.assertNotIn(">rank 0<", drawn)
         self.assertIn("has no complete step 99", run(trace, str(picture), "--step", "99").stderr)
         for content in ("no JSON", "{}", '{"traceEvents": [1]}'):
             self.assertRegex(run(self.write("other", content), str(picture)).stderr, "^draw-trace: .* is not a trace of gradsync's: ")

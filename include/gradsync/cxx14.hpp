@@ -22,18 +22,19 @@ using gradsync::Errc;
 /// Every function below throws this. `what()` says what happened and what to do next.
 class Error : public std::runtime_error {
 public:
+    /// Internal.
     Error(Errc code, const char* message, int rank, int peer) : std::runtime_error(message), code_(code), rank_(rank), peer_(peer) {}
 
-    Errc errc() const noexcept { return code_; }
-    int rank() const noexcept { return rank_; }  ///< the rank that throws; -1 if it is not known yet
-    int peer() const noexcept { return peer_; }  ///< the rank that is to blame, if it is another one; otherwise -1
+    Errc errc() const noexcept { return code_; }  ///< the kind of failure
+    int rank() const noexcept { return rank_; }   ///< the rank that throws; -1 if it is not known yet
+    int peer() const noexcept { return peer_; }   ///< the rank that is to blame, if it is another one; otherwise -1
 
 private:
     Errc code_;
     int rank_, peer_;
 };
 
-inline DType type_of(const float*) noexcept { return DType::f32; }
+inline DType type_of(const float*) noexcept { return DType::f32; }  ///< The DType of what a pointer points to.
 inline DType type_of(const double*) noexcept { return DType::f64; }
 inline DType type_of(const std::int32_t*) noexcept { return DType::i32; }
 inline DType type_of(const std::int64_t*) noexcept { return DType::i64; }
@@ -48,16 +49,16 @@ public:
     /// the limit of every wait, this one included.
     static Communicator from_environment(double timeout_seconds = 300);
 
-    int rank() const;
-    int size() const;
-    void set_timeout(double seconds);
+    int rank() const;                  ///< this rank
+    int size() const;                  ///< the number of ranks
+    void set_timeout(double seconds);  ///< the limit of later waits
     /// Makes every other rank's outstanding and later calls throw Errc::peer_failed with this reason. Call it if the training cannot go on.
     void fail(const char* reason) noexcept;
 
     /// Replaces `count` elements by their mean over the ranks (floating types only), their sum, or rank `root`'s elements.
     void average(void* data, std::size_t count, DType type);
-    void sum(void* data, std::size_t count, DType type);
-    void broadcast(void* data, std::size_t count, DType type, int root = 0);
+    void sum(void* data, std::size_t count, DType type);                      ///< Replaces `count` elements by their sum over the ranks.
+    void broadcast(void* data, std::size_t count, DType type, int root = 0);  ///< Replaces them by rank `root`'s.
     template <class T>
     void average(T* data, std::size_t count) {
         average(data, count, type_of(data));
@@ -81,12 +82,13 @@ private:
 /// One parameter: `count` weights and as many gradients. The trainer owns the memory, which must not move. `value` may be null if the
 /// weights are not broadcast.
 struct Parameter {
-    const char* name;
-    void* value;
-    void* gradient;
-    std::size_t count;
-    DType type;
+    const char* name;   ///< for error messages
+    void* value;        ///< the weights, or null
+    void* gradient;     ///< the gradients
+    std::size_t count;  ///< elements of each
+    DType type;         ///< of both
 };
+/// Makes a Parameter from typed pointers.
 template <class T>
 Parameter parameter(const char* name, T* value, T* gradient, std::size_t count) {
     return {name, value, gradient, count, type_of(value)};

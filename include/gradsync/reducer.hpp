@@ -30,6 +30,7 @@ class [[nodiscard(
 public:
     /// Makes an empty object, which belongs to no step.
     PendingAverages() = default;
+    /// Internal.
     explicit PendingAverages(detail::GradientEngine<B>& engine) noexcept : engine_(&engine), step_(engine.statistics().steps) {}
     PendingAverages(PendingAverages&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)), step_(other.step_) {}
     PendingAverages& operator=(PendingAverages other) noexcept {  // `other` then waits for what this had
@@ -144,12 +145,16 @@ public:
     /// `no_sync()`; otherwise the step throws Error(invalid_argument). Local.
     void set_weight(double weight) { engine_.set_weight(weight); }
 
-    /// Accumulates micro-batches: while the guard lives, marks start no collectives, and gradients add up (see Accumulation). Guards nest.
-    /// If an exception ends the guard, gradients that are marked by then count, unless `discard()` forgets them. Each mark of a gradient
-    /// counts as its next micro-batch. Extra marks are detected only with ReducerOptions::micro_batches: the end of the outermost guard
-    /// then ends one micro-batch (or as many as were marked), and `no_sync()` throws Error(invalid_argument) for the step's last one, which
-    /// needs no guard. A gradient with several `uses` that got fewer marks counts as complete when the outermost guard ends, or as not
-    /// marked if an exception ended it.
+    /// Accumulates micro-batches: while the guard lives, marks start no collectives, and gradients add up (see Accumulation).
+    ///
+    /// - Guards nest.
+    /// - Each mark of a gradient counts as its next micro-batch.
+    /// - If an exception ends the guard, gradients that are marked by then count, unless `discard()` forgets them.
+    /// - A gradient with several `uses` that got fewer marks counts as complete when the outermost guard ends; if an exception ended the
+    ///   guard, it counts as not marked.
+    /// - Without ReducerOptions::micro_batches, extra marks are not detected.
+    /// - With it, the end of the outermost guard ends one micro-batch, or as many as were marked. The last micro-batch of a step needs no
+    ///   guard: `no_sync()` then throws Error(invalid_argument).
     [[nodiscard]] NoSync no_sync() { return engine_.no_sync(); }
 
     /// Forgets the micro-batches that were marked under `no_sync()`: after an exception, or to skip a step. Gradients that add up in your
@@ -187,12 +192,16 @@ public:
         return finish();
     }
 
-    /// Non-blocking variant of `finish()`: false while gradients are not marked or collectives not complete; true when it has done all that
-    /// `finish()` does. Call it until it returns true. Repeated calls time out as a wait does (a pause between two calls counts at most a
-    /// second, or a sixteenth of the limit if that is less). If marks are missing, and no rank waits for them, they throw
-    /// Errc::gradient_not_ready after twice the limit. With UnusedParameters::find_unused the first call ends the backward: gradients that
-    /// are not marked by then count as unused. A gradient that was marked only under an earlier `no_sync()` counts as not marked. With
-    /// OverlapForward it returns PendingAverages, which are empty instead of false. The calls of a step together are one collective call.
+    /// Non-blocking variant of `finish()`. Call it until it returns true: it has then done all that `finish()` does. It returns false while
+    /// gradients are not marked or collectives are not complete.
+    ///
+    /// - The calls of a step together are one collective call.
+    /// - Repeated calls time out as a wait does. A pause between two calls counts at most a second, or a sixteenth of the limit if that is
+    ///   less.
+    /// - If marks are missing, and no rank waits for them, the calls throw Errc::gradient_not_ready after twice the limit.
+    /// - With UnusedParameters::find_unused the first call ends the backward: gradients that are not marked by then count as unused.
+    /// - A gradient that was marked only under an earlier `no_sync()` counts as not marked.
+    /// - With OverlapForward it returns PendingAverages, which are empty instead of false.
     [[nodiscard]] auto try_finish() {
         const bool finished = engine_.try_finish();
         if constexpr (forward) return finished ? PendingAverages<B>(engine_) : PendingAverages<B>();
@@ -242,17 +251,17 @@ public:
     /// Error(invalid_argument) if it lies in device memory side by side with others, with which it forms a bucket.
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
-    const Statistics& statistics() const noexcept { return engine_.statistics(); }
-    std::size_t bytes() const noexcept { return engine_.bytes(); }  ///< size of the gradient memory that the Reducer owns
-    const BucketPlan& plan() const noexcept { return engine_.plan(); }
-    const B& backend() const noexcept { return engine_.backend(); }
+    const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.
+    std::size_t bytes() const noexcept { return engine_.bytes(); }                  ///< size of the gradient memory that the Reducer owns
+    const BucketPlan& plan() const noexcept { return engine_.plan(); }              ///< Returns the buckets.
+    const B& backend() const noexcept { return engine_.backend(); }                 ///< Returns this rank's handle.
     /// The exchange, for access to its state between steps. Not with OverlapForward.
     ExchangeOver<Exchange, B>& exchange() noexcept
         requires(!detail::gathers_in_forward<Overlap>())
     {
         return static_cast<detail::ExchangeAs<ExchangeOver<Exchange, B>, B>&>(engine_.exchange()).exchange();
     }
-    std::span<const ParameterView> parameters() const noexcept { return engine_.parameters(); }  ///< frozen ones too
+    std::span<const ParameterView> parameters() const noexcept { return engine_.parameters(); }  ///< the parameters, frozen ones too
 
 private:
     detail::GradientEngine<B> engine_;

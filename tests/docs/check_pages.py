@@ -6,9 +6,11 @@
 - A block ```diff from A to B shows all that differs between the two files, except comments at their tops, with any number of context
   lines. A line that begins with @@ separates two places.
 - A block ```LANGUAGE from FILE has lines of that file, in its order.
+- A page has one title: docs/index.md and mkdocs.yml give it no other.
 - A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
   and scripts.
-- README.md and docs/ have at most 33,000 words, and a page 1,800, except the lab notes.
+- A table has at most 6 columns; code of README.md and docs/index.md has at most 95, so that nobody has to scroll.
+- Without the lines of docs/api/ that only name something, README.md and docs/ have at most 33,000 words, and a page 1,800, except the lab notes.
 
     check_pages.py PAGE...      paths of files in the blocks start at the project's folder
 """
@@ -22,6 +24,7 @@ from pages import ROOT, blocks, prose
 
 LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
 MOST_WORDS, MOST_WORDS_OF_A_PAGE, UNLIMITED = 33_000, 1_800, "lab-notes.md"
+MOST_COLUMNS, MOST_CHARACTERS, SEEN_FIRST = 6, 95, ("README.md", "index.md")
 PROGRAMS = {  # the sources that define their options
     "gradsync_train": "examples/*.?pp examples/cuda/*.?pp",
     "gradsync_plan": "examples/plan/*.?pp",
@@ -43,6 +46,15 @@ def broken_links(page):
         file = page.parent / target if target else page
         if not file.exists() or (anchor and anchor not in anchors(file)):
             yield f"{target}#{anchor}" if anchor else target
+
+
+def other_titles():
+    """Titles that are not a page's first heading."""
+    for text, target in re.findall(r"^- \[([^]]*)\]\(([^)#]*\.md)\)", (ROOT / "docs/index.md").read_text(), flags=re.MULTILINE):
+        title = (ROOT / "docs" / target).read_text().partition("\n")[0].removeprefix("# ")
+        if text != title: yield f"docs/index.md: {target} is called {title!r}, not {text!r}"
+    for title, page in re.findall(r"^ *- ([^:\n]+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE):
+        yield f"mkdocs.yml: {page} has a title of its own; do not give it another, {title!r}"
 
 
 def code(name):
@@ -110,10 +122,20 @@ def mistakes_of_shell(block):
                     yield f"{name} has no option {found[0]}"
 
 
+def too_wide(page):
+    """Tables of a page; and code of those pages that visitors see first."""
+    for line in prose(page).splitlines():
+        if re.match(r"\|(-+\|)+$", line) and line.count("|") - 1 > MOST_COLUMNS: yield f"a table of {line.count('|') - 1} columns"
+    if page.name in SEEN_FIRST:
+        yield from (f"a line of {len(line)} columns: {line}" for _, _, block in blocks(page) for line in block.splitlines() if len(line) > MOST_CHARACTERS)
+
+
 def check(pages):
     """All mistakes of the pages."""
     words = 0
+    yield from other_titles()
     for page in map(pathlib.Path, pages):
+        for mistake in too_wide(page): yield f"{page}: {mistake}"
         for link in broken_links(page): yield f"{page}: a link leads nowhere: {link}"
         for language, kind, block in blocks(page):
             if language == "diff" and (found := re.match(r"from (\S+) to (\S+)$", kind)):
@@ -124,7 +146,7 @@ def check(pages):
             if language == "sh":
                 for mistake in mistakes_of_shell(block): yield f"{page}: {mistake}, in the block\n{block}"
         if page.name == "README.md" or "docs" in page.resolve().parts[-3:-1]:
-            of_page = len(page.read_text().split())
+            of_page = len(re.sub(r"^::: .*$", "", page.read_text(), flags=re.MULTILINE).split())
             words += of_page
             if of_page > MOST_WORDS_OF_A_PAGE and page.name != UNLIMITED:
                 yield f"{page}: {of_page:,} words; a page has at most {MOST_WORDS_OF_A_PAGE:,}"

@@ -390,7 +390,7 @@ class GoalsTest(unittest.TestCase):
         self.assertEqual((row["exposed, ms"], row["efficiency"]), ("9.00 (7.76 to 10.2)", "0.850 (0.829 to 0.871)"))
         brief = tables.steps_briefly(tables.steps(results).query("model == 'mlp' and ranks == 2")).set_index("strategy")
         self.assertIn("(9.00)", brief.loc[names.STRATEGIES[names.DEFAULT], names.BACKENDS["threads"].label])
-        self.assertIn("| 9.00 ms |", docs.summary_steps(results))
+        self.assertIn("| 9.00 |", docs.summary_steps(results))
 
     def test_what_cannot_be_told_from_nothing_has_a_bound(self):
         results = synthetic.results(3)
@@ -404,8 +404,8 @@ class DocsTest(unittest.TestCase):
     def test_blocks_are_written_and_nothing_else(self):
         results = synthetic.results(2)
         written = docs.rewritten("page", self.PAGE, results, {})
-        self.assertTrue(written.startswith("before\n<!-- bench: all_reduce -->\n| all-reduce, 2 ranks | 4 KiB | 1 MiB | 25 MiB |\n"))
-        self.assertIn("\n\n| all-reduce, 4 ranks | 4 KiB | 1 MiB | 25 MiB |\n", written)
+        self.assertTrue(written.startswith("before\n<!-- bench: all_reduce -->\n| all-reduce, 2 ranks | 4 KiB, us | 1 MiB, us | 25 MiB, ms |\n"))
+        self.assertIn("\n\n| all-reduce, 4 ranks | 4 KiB, us | 1 MiB, us | 25 MiB, ms |\n", written)
         self.assertIn("\n<!-- end of bench: all_reduce -->\nafter\n<!-- bench: conditions -->\n2 cores", written)
         self.assertNotIn("old", written)
         self.assertEqual(docs.rewritten("page", written, results, {}), written)
@@ -471,6 +471,7 @@ class ChartsTest(Folder):
         for copy in ("a", "b"): charts.save(charts.scaling(self.results), self.folder / f"{copy}.svg")
         self.assertEqual((self.folder / "a.svg").read_bytes(), (self.folder / "b.svg").read_bytes())
         self.assertNotIn(b"<dc:date>", (self.folder / "a.svg").read_bytes())
+        self.assertEqual((self.folder / "a.svg").read_bytes().count(b"prefers-color-scheme: dark"), 1)
 
     def overlaps(self, figure):
         """Pairs of words that touch one another."""

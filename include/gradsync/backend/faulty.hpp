@@ -33,9 +33,10 @@ struct FaultPoint {
 template <Backend B>
 class FaultyBackend : public B {
 public:
-    using Fault = std::function<void(const FaultPoint&)>;
+    using Fault = std::function<void(const FaultPoint&)>;  ///< called before each collective; throws to make it fail
     using WorkType = typename B::WorkType;
 
+    /// Wraps a backend.
     FaultyBackend(B backend, Fault fault) : FaultyBackend(std::move(backend), std::make_shared<const Fault>(std::move(fault))) {}
 
     WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {

@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0_2 {
 
-using MpiOptions = ProcessOptions;
+using MpiOptions = ProcessOptions;  ///< the options of an MpiBackend
 
 /// How an `MpiBackend` uses the communicator that it is given, like Boost.MPI's `comm_create_kind`. The same on all ranks.
 enum class MpiCommunicator : std::uint8_t {

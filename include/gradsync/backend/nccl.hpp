@@ -116,7 +116,7 @@ public:
     /// Sets the compute stream: collectives that are started from now on come after its work. You keep the ownership; it must live until
     /// another one is set, or until this backend and all memory from `allocate` are destroyed.
     void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
-    cudaStream_t stream() const noexcept { return engine_->compute_stream(); }
+    cudaStream_t stream() const noexcept { return engine_->compute_stream(); }  ///< Returns the compute stream.
     /// See BackendAbilities::own_stream. A HybridReduceScatter calls it for its replicas.
     void use_own_stream() { engine_->use_own_stream(); }
 
@@ -132,7 +132,7 @@ public:
     ///     }
     ///     for (auto& work : works) work.wait_on(stream);
     detail::NcclGroup group() { return detail::NcclGroup(engine_); }
-    std::size_t group_bytes() const noexcept { return engine_->group_bytes(); }
+    std::size_t group_bytes() const noexcept { return engine_->group_bytes(); }  ///< Returns NcclOptions::group_bytes.
 
     void set_timeout(std::chrono::nanoseconds limit) {
         EngineCollectives::set_timeout(limit);

@@ -10,17 +10,17 @@ namespace gradsync::inline v0_2 {
 
 /// A rank that computes slower than the others (or faster): its compute takes `factor` times as long.
 struct Straggler {
-    int rank = 0;
-    double factor = 1;
+    int rank = 0;       ///< the rank
+    double factor = 1;  ///< of its compute times
 };
 
 /// The cluster that is simulated.
 struct SimulatedCluster {
-    plan::Cluster cluster = {};  ///< number of ranks, their nodes and links
-    plan::Algorithm algorithm = plan::Algorithm::ring;
-    std::vector<Straggler> stragglers = {};
-    double jitter = 0;       ///< every compute takes up to this fraction longer, at random: 0.1 is 10 %
-    std::uint64_t seed = 1;  ///< seed of the jitter
+    plan::Cluster cluster = {};                         ///< number of ranks, their nodes and links
+    plan::Algorithm algorithm = plan::Algorithm::ring;  ///< of all collectives
+    std::vector<Straggler> stragglers = {};             ///< ranks that are slower or faster
+    double jitter = 0;                                  ///< every compute takes up to this fraction longer, at random: 0.1 is 10 %
+    std::uint64_t seed = 1;                             ///< seed of the jitter
     /// Whether collectives move data in memory from `allocate`, such as buckets. If not, all times stay the same, but the gradients of
     /// thousands of ranks cost neither memory nor work.
     bool moves_buckets = true;
@@ -90,6 +90,7 @@ struct SimulatedRun {
     std::vector<double> rank_seconds;                       ///< each rank's clock when its function returned
     std::vector<simulation::CollectiveRecord> collectives;  ///< in the order in which they took their links
 
+    /// Returns the time at which the last rank returned.
     double seconds() const noexcept {
         double last = 0;
         for (const double s : rank_seconds) last = detail::larger(last, s);

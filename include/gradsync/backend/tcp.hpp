@@ -11,7 +11,7 @@
 
 namespace gradsync::inline v0_2 {
 
-using TcpOptions = ProcessOptions;
+using TcpOptions = ProcessOptions;  ///< the options of a TcpBackend
 
 /// Ranks are processes. Any launcher that tells each process its rank can start them. They need only sockets, no MPI.
 ///

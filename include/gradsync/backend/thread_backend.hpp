@@ -45,7 +45,7 @@ private:
 
 }  // namespace detail
 
-/// A collective of a ThreadBackend. See the concept `Work`.
+/// Internal: a collective of a ThreadBackend. See the concept `Work`.
 using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 
 /// Ranks are threads of one process. It has no dependencies; the other backends are tested against it.
@@ -61,7 +61,7 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 class ThreadBackend : public detail::EngineCollectives<ThreadBackend, detail::ThreadSeat> {
 public:
     static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
-    static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);
+    static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);  ///< of every wait
 
     /// Returns the handles of `size` new ranks, for threads that you run yourself; `run_threads` runs them for you.
     template <class = void>
@@ -80,8 +80,8 @@ public:
     /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice. It costs more if
     /// there are more ranks than cores and few gradients: see docs/background/lab-notes.md.
     static constexpr std::size_t cheaper_alone_from(bool = true) noexcept { return std::size_t{16} << 10; }
-    static constexpr bool shares(const BufferView&) noexcept { return true; }
-    static constexpr bool steps_inside() noexcept { return true; }
+    static constexpr bool shares(const BufferView&) noexcept { return true; }  ///< Internal.
+    static constexpr bool steps_inside() noexcept { return true; }             ///< Internal.
 
     /// Returns memory for buckets; see the concept.
     kernel::HostBuffer allocate(std::size_t bytes) { return kernel::HostBuffer(bytes); }

@@ -9,13 +9,13 @@ namespace gradsync::inline v0_2 {
 
 /// This process's rank, the number of ranks, and the address of rank 0, as a launcher sets them in the environment.
 struct Job {
-    int rank = 0;
-    int size = 1;
+    int rank = 0;                       ///< this process's rank
+    int size = 1;                       ///< the number of ranks
     int local_rank = 0;                 ///< among the ranks of this machine; selects this rank's device
     std::string address = "localhost";  ///< rank 0's machine
-    std::uint16_t port = 29500;
-    std::string token = {};   ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
-    std::string run_id = {};  ///< the same on all ranks, different in every other job; keeps jobs apart. Need not be secret
+    std::uint16_t port = 29500;         ///< at which rank 0 listens
+    std::string token = {};             ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
+    std::string run_id = {};            ///< the same on all ranks, different in every other job; keeps jobs apart. Need not be secret
 
     /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher whose variables are set
     /// counts:
@@ -35,7 +35,7 @@ struct Job {
     template <class Lookup>
     static Job from(Lookup&& variable);
 
-    static Job from_environment();
+    static Job from_environment();  ///< Reads this process's environment; see `from`.
 };
 
 namespace bootstrap {

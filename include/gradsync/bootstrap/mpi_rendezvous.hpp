@@ -175,8 +175,8 @@ public:
         told_.resize(heard_.size());
     }
 
-    int rank() const noexcept { return rank_; }
-    int size() const noexcept { return size_; }
+    int rank() const noexcept { return rank_; }  ///< Returns this rank.
+    int size() const noexcept { return size_; }  ///< Returns the number of ranks.
 
     /// See the concept `Rendezvous`.
     GRADSYNC_SETUP std::vector<Blob> all_gather(std::span<const std::byte> own) {

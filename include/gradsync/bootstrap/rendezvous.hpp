@@ -154,8 +154,8 @@ inline std::uint64_t random_token() {
 /// One rank of a rendezvous: its checked arguments, and its errors.
 class Participant {
 public:
-    int rank() const noexcept { return rank_; }
-    int size() const noexcept { return size_; }
+    int rank() const noexcept { return rank_; }  ///< Returns this rank.
+    int size() const noexcept { return size_; }  ///< Returns the number of ranks.
 
 protected:
     /// `place`: where the ranks meet, for errors: " in /tmp/meeting", or empty. Throws Error(invalid_argument) for an invalid rank, size or

@@ -33,7 +33,7 @@ public:
     /// See the concept `Rendezvous`.
     std::vector<Blob> all_gather(std::span<const std::byte> own);
 
-    std::string_view secret() const noexcept { return job_.token; }
+    std::string_view secret() const noexcept { return job_.token; }  ///< Returns the job's token.
 
 private:
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }

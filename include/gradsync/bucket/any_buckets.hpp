@@ -11,6 +11,7 @@ namespace gradsync::inline v0_2 {
 ///     gs::AnyBuckets buckets = flat ? gs::AnyBuckets(gs::Flat{}) : gs::SizeCappedBuckets{};
 class AnyBuckets {
 public:
+    /// Holds a bucket policy of any type.
     template <class P>
         requires(!std::same_as<P, AnyBuckets> && BucketPolicy<P>)
     AnyBuckets(P policy) : policy_(new Model<P>(std::move(policy))) {}  // NOLINT: converts, as std::function does

@@ -24,7 +24,7 @@ public:
         for (const double r : ready_) plan::detail::check_amount("OptimalBuckets", "a time of readiness", r);
     }
 
-    plan::CallCost cost() const noexcept { return cost_; }
+    plan::CallCost cost() const noexcept { return cost_; }  ///< Returns the cost that it plans with.
 
     /// Times by parameter; empty if there are none.
     std::span<const double> ready_seconds() const noexcept { return {ready_.data(), ready_.size()}; }

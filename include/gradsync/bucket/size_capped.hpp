@@ -23,8 +23,8 @@ namespace gradsync::inline v0_2 {
 /// and the last cap repeats.
 class SizeCappedBuckets {
 public:
-    static constexpr std::size_t default_cap = std::size_t{25} << 20;
-    static constexpr std::size_t default_first_cap = std::size_t{1} << 20;
+    static constexpr std::size_t default_cap = std::size_t{25} << 20;       ///< 25 MiB
+    static constexpr std::size_t default_first_cap = std::size_t{1} << 20;  ///< 1 MiB
 
     SizeCappedBuckets() : SizeCappedBuckets(default_cap) {}
 

@@ -21,9 +21,9 @@ public:
         }
     }
 
-    std::size_t count() const noexcept { return count_; }          ///< number of units
-    std::size_t size() const noexcept { return unit_of_.size(); }  ///< number of parameters
-    std::size_t unit_of(std::size_t i) const noexcept { return unit_of_[i]; }
+    std::size_t count() const noexcept { return count_; }                      ///< number of units
+    std::size_t size() const noexcept { return unit_of_.size(); }              ///< number of parameters
+    std::size_t unit_of(std::size_t i) const noexcept { return unit_of_[i]; }  ///< Returns the unit of parameter i.
 
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {

@@ -92,8 +92,8 @@ public:
     using WorkType = NumberedWork<Engine>;
     static constexpr MemorySpace memory_space = space;
 
-    int rank() const { return engine().rank(); }
-    int size() const { return engine().size(); }
+    int rank() const { return engine().rank(); }  ///< Returns this rank.
+    int size() const { return engine().size(); }  ///< Returns the number of ranks.
     /// This rank's number before any split. Errors name ranks by it.
     int world_rank() const { return engine().own_world_rank(); }
 

@@ -7,21 +7,21 @@ namespace gradsync::inline v0_2 {
 
 /// A parameter as a bucket policy sees it: everything but its memory.
 struct ParameterInfo {
-    std::size_t count = 0;     ///< elements
-    DType dtype = DType::f32;  ///< type of its gradient in the bucket
-    MemorySpace space = MemorySpace::host;
-    DType value_dtype = DType::f32;  ///< type of its values, if buckets of values travel too (sharding); otherwise always f32
+    std::size_t count = 0;                  ///< elements
+    DType dtype = DType::f32;               ///< type of its gradient in the bucket
+    MemorySpace space = MemorySpace::host;  ///< where its gradient is
+    DType value_dtype = DType::f32;         ///< type of its values, if buckets of values travel too (sharding); otherwise always f32
     /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger bucket and back.
     bool cheaper_alone = false;
 
-    constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
+    constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }  ///< Returns the bytes of its gradient.
 
     /// Parameters with the same types and memory space are of one kind, and may share a bucket. Less than `kind_count`.
     constexpr std::size_t kind() const noexcept {
         return (static_cast<std::size_t>(dtype) * dtype_count + static_cast<std::size_t>(value_dtype)) * 2 +
                static_cast<std::size_t>(space);
     }
-    static constexpr std::size_t kind_count = dtype_count * dtype_count * 2;
+    static constexpr std::size_t kind_count = dtype_count * dtype_count * 2;  ///< the number of kinds
 };
 
 /// The assignment of parameters to buckets. `bucket(b)` lists the indices of bucket b's parameters in buffer order. Buckets are in launch
@@ -34,9 +34,10 @@ public:
         ends_.push_back(parameters_.size());
     }
 
-    std::size_t size() const noexcept { return ends_.size(); }
-    bool empty() const noexcept { return ends_.empty(); }
+    std::size_t size() const noexcept { return ends_.size(); }  ///< Returns the number of buckets.
+    bool empty() const noexcept { return ends_.empty(); }       ///< Returns whether there are no buckets.
 
+    /// Returns the indices of bucket b's parameters.
     std::span<const std::size_t> bucket(std::size_t b) const noexcept {
         const std::size_t first = b == 0 ? 0 : ends_[b - 1];
         return {parameters_.data() + first, ends_[b] - first};

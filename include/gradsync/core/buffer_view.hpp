@@ -66,8 +66,8 @@ constexpr BasicBufferView<Void> typed_view(std::type_identity_t<Void>* data, std
 
 }  // namespace detail
 
-using BufferView = BasicBufferView<void>;
-using ConstBufferView = BasicBufferView<const void>;
+using BufferView = BasicBufferView<void>;             ///< a buffer that collectives may write
+using ConstBufferView = BasicBufferView<const void>;  ///< a buffer that is only read
 
 template <class R>
 BufferView buffer(R&& tensor);
@@ -78,10 +78,10 @@ ConstBufferView const_buffer(R&& tensor);
 template <class Void>
     requires std::is_void_v<Void>
 struct BasicBufferView {
-    Void* data = nullptr;
-    std::size_t count = 0;
-    DType dtype = DType::f32;
-    MemorySpace space = MemorySpace::host;
+    Void* data = nullptr;                   ///< the first element
+    std::size_t count = 0;                  ///< elements
+    DType dtype = DType::f32;               ///< their type
+    MemorySpace space = MemorySpace::host;  ///< where they are
 
     BasicBufferView() = default;
     /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises.
@@ -115,7 +115,7 @@ struct BasicBufferView {
         }
     }
 
-    constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
+    constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }  ///< Returns the size in bytes.
 
     /// The `size` elements that start at element `first`.
     BasicBufferView subview(std::size_t first, std::size_t size) const noexcept {

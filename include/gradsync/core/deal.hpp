@@ -15,9 +15,9 @@ namespace gradsync::inline v0_2 {
 ///
 /// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once, and each block is one micro-batch.
 struct Deal {
-    std::size_t micro_batches = 0;
-    int ranks = 1;
-    bool sharded_gradients = false;
+    std::size_t micro_batches = 0;   ///< of a step, over all ranks
+    int ranks = 1;                   ///< the number of ranks
+    bool sharded_gradients = false;  ///< each round is reduced at once
 
     /// The number of micro-batches that `rank` computes.
     constexpr std::size_t count(int rank) const noexcept { return each() + (static_cast<std::size_t>(rank) < left_over() ? 1 : 0); }
@@ -35,9 +35,11 @@ struct Deal {
         std::size_t first, block;
         int ranks;
     };
+    /// Returns the number of rounds.
     constexpr std::size_t rounds() const noexcept {
         return (sharded_gradients ? each() : static_cast<std::size_t>(std::popcount(each()))) + (left_over() != 0 ? 1 : 0);
     }
+    /// Returns a round, counted from 0.
     constexpr Round round(std::size_t number) const noexcept {
         std::size_t done = sharded_gradients ? number : 0;  // micro-batches of each rank in the rounds before
         for (; !sharded_gradients && number != 0; --number) done += block_after(done);

@@ -23,7 +23,7 @@ struct bfloat16;
 
 namespace gradsync::inline v0_2 {
 
-inline constexpr std::size_t dtype_count = 12;
+inline constexpr std::size_t dtype_count = 12;  ///< Internal: the number of element types.
 
 namespace detail {
 
@@ -40,7 +40,7 @@ constexpr std::string_view name_of(DType dtype) noexcept {
     return detail::name_in({"i8", "u8", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"}, dtype);
 }
 
-constexpr bool is_floating(DType dtype) noexcept { return dtype >= DType::f16; }
+constexpr bool is_floating(DType dtype) noexcept { return dtype >= DType::f16; }  ///< Floating types, of any width.
 
 /// Eight-bit floating types.
 constexpr bool is_float8(DType dtype) noexcept { return dtype >= DType::f8e4m3; }

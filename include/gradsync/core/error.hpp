@@ -45,11 +45,12 @@ struct ErrorContext {
 /// The one exception type of the library. `what()` is a sentence that says what happened and what to do.
 class Error : public std::runtime_error {
 public:
+    /// Makes an error; the context is added to the message.
     Error(Errc code, const std::string& message, ErrorContext context = {})
         : std::runtime_error(message), code_(code), context_(std::move(context)) {}
 
-    Errc errc() const noexcept { return code_; }
-    const ErrorContext& context() const noexcept { return context_; }
+    Errc errc() const noexcept { return code_; }                       ///< Returns the kind of failure.
+    const ErrorContext& context() const noexcept { return context_; }  ///< Returns where it happened.
 
     /// Adds the bucket that failed, unless the error names one already. For code that rethrows it.
     void name_bucket(std::size_t bucket) {

@@ -10,8 +10,8 @@ namespace gradsync::inline v0_2 {
 
 /// The data that an exchange hands to collectives for one bucket.
 struct Traffic {
-    std::size_t bytes = 0;
-    std::size_t collectives = 1;
+    std::size_t bytes = 0;        ///< that this rank passes to collectives
+    std::size_t collectives = 1;  ///< collectives of one bucket
 };
 
 /// The contents of a bucket.
@@ -22,9 +22,9 @@ struct BucketContents {
         std::size_t count = 0;
         std::vector<std::size_t> shape;  ///< shape in its `ParameterView`; may be empty
     };
-    std::size_t count = 0;  ///< elements, including the zeros that pad parts
-    DType dtype = DType::f32;
-    List<Part> parts;
+    std::size_t count = 0;     ///< elements, including the zeros that pad parts
+    DType dtype = DType::f32;  ///< of all elements
+    List<Part> parts;          ///< in buffer order
 };
 
 /// The abilities and demands of an exchange: the type of its member `traits`. An optional member counts only if its trait says so. A trait

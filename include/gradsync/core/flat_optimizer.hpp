@@ -15,8 +15,8 @@ struct OptimizerSlice {
     std::size_t first = 0;             ///< index of the slice's first element in the parameter
     std::span<T> value = {};           ///< master weights, to be updated in place
     std::span<const T> gradient = {};  ///< multiply it by `gradient_scale`
-    double gradient_scale = 1;
-    std::span<T* const> state = {};  ///< `state_count()` arrays; all zero before the first step
+    double gradient_scale = 1;         ///< factor for the gradient
+    std::span<T* const> state = {};    ///< `state_count()` arrays; all zero before the first step
 };
 
 /// An optimizer that works element by element, so that it can step any slice of a parameter: SGD, Adam, Lion. Optimizers that need a whole

@@ -9,8 +9,8 @@ namespace gradsync::inline v0_2 {
 struct PackedTensor {
     std::string name;
     std::vector<std::size_t> shape = {};  ///< shape of one layer
-    std::size_t layers = 0;
-    std::uint32_t uses = 1;  ///< see ParameterView
+    std::size_t layers = 0;               ///< in how many equal parts it is split; 0: it is one parameter
+    std::uint32_t uses = 1;               ///< see ParameterView
 };
 
 /// The parameters of a model whose weights lie one after the other in one arena, and whose gradients lie likewise in another.
@@ -24,12 +24,12 @@ struct PackedTensor {
 /// of a layer have consecutive indices. Pass it as the range of parameters; it does not own the arenas.
 class Packed {
 public:
-    auto begin() const noexcept { return parameters_.begin(); }
-    auto end() const noexcept { return parameters_.end(); }
-    std::size_t size() const noexcept { return parameters_.size(); }
-    const ParameterView& operator[](std::size_t i) const noexcept { return parameters_[i]; }
+    auto begin() const noexcept { return parameters_.begin(); }                               ///< the first parameter
+    auto end() const noexcept { return parameters_.end(); }                                   ///< behind the last
+    std::size_t size() const noexcept { return parameters_.size(); }                          ///< the number of parameters
+    const ParameterView& operator[](std::size_t i) const noexcept { return parameters_[i]; }  ///< Returns parameter i.
 
-    std::size_t layers() const noexcept { return layers_; }
+    std::size_t layers() const noexcept { return layers_; }  ///< Returns the number of layers of a tensor that `slices` split.
     /// The indices of a layer's parameters. Throws Error(invalid_argument) if there is no such layer.
     std::span<const std::size_t> layer(std::size_t l) const {
         if (l >= layers_) detail::refuse("Packed::layer", detail::text("there are ", layers_, " layers, and no layer ", l));

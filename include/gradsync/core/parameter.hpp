@@ -10,7 +10,7 @@ namespace gradsync::inline v0_2 {
 /// A contiguous range whose memory may move by mistake; see `tracked`.
 template <detail::ContiguousRange R>
 struct Tracked {
-    R* range;
+    R* range;  ///< the vector that is watched
 };
 
 /// Watches a gradient whose vector may be resized, assigned or swapped: each mark and each `finish()` throws if the gradient is no longer
@@ -205,11 +205,13 @@ struct Extents {
     Extents() = default;
     template <std::integral... I>
         requires(sizeof...(I) != 0)
+    /// Takes the extents one by one.
     Extents(I... of_each) : extents{static_cast<std::size_t>(of_each)...} {}  // NOLINT: converts
     template <detail::Range R>
+    /// Takes a range of extents.
     Extents(const R& range) : extents(detail::extents(range)) {}  // NOLINT: converts
 
-    std::vector<std::size_t> extents;
+    std::vector<std::size_t> extents;  ///< outermost first
 };
 
 /// Makes a parameter of a value and a gradient, each a tensor or contiguous range.

@@ -22,8 +22,8 @@ constexpr std::string_view name_of(ReduceOp op) noexcept { return detail::name_i
 /// If a rank's scale is 0, its buffer is not read: no value in it influences the result, not even a NaN.
 /// If all weights are 0, the result is 0.
 struct Contribution {
-    double scale = 1;
-    double weight = 1;
+    double scale = 1;   ///< multiplies this rank's elements
+    double weight = 1;  ///< counts in the divisor
 
     friend constexpr bool operator==(Contribution, Contribution) = default;
 };

@@ -9,10 +9,10 @@ namespace gradsync::inline v0_2 {
 
 /// A range of elements, [first, last).
 struct ElementRange {
-    std::size_t first = 0;
-    std::size_t last = 0;
+    std::size_t first = 0;  ///< index of the first element
+    std::size_t last = 0;   ///< index behind the last
 
-    constexpr std::size_t size() const noexcept { return last - first; }
+    constexpr std::size_t size() const noexcept { return last - first; }  ///< Returns the number of elements.
     friend constexpr bool operator==(ElementRange, ElementRange) = default;
 };
 

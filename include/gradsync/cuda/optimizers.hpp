@@ -14,15 +14,17 @@ namespace gradsync::inline v0_2::cuda {
 
 /// The settings of a group of parameters.
 struct AdamWOptions {
+    /// As in PyTorch: the weight decay is decoupled from the gradient.
     double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
 };
 /// The settings of a group of parameters.
 struct SgdOptions {
+    /// As in PyTorch: the weight decay is added to the gradient.
     double learning_rate = 1e-2, momentum = 0.9, weight_decay = 0;
-    bool nesterov = false;
+    bool nesterov = false;  ///< momentum as Nesterov defines it
 };
 
-/// The common part of these optimizers: parameter groups with their settings, and the number of steps, which a checkpoint must save.
+/// Internal: the common part of these optimizers. Parameter groups with their settings, and the number of steps, which a checkpoint must save.
 template <class Options>
 class GroupedOptimizer {
 public:
@@ -36,13 +38,13 @@ public:
                               {.operation = "optimizer"});
     }
 
-    static constexpr bool takes_f64 = false;  ///< see DeviceOptimizer
-    std::size_t group_count() const noexcept { return groups_.size(); }
+    static constexpr bool takes_f64 = false;                             ///< see DeviceOptimizer
+    std::size_t group_count() const noexcept { return groups_.size(); }  ///< Returns the number of groups.
     /// May be changed between steps.
     Options& options(std::size_t group = 0) noexcept { return groups_[group]; }
     const Options& options(std::size_t group = 0) const noexcept { return groups_[group]; }
-    std::uint64_t steps() const noexcept { return steps_; }
-    void set_steps(std::uint64_t steps) noexcept { steps_ = steps; }
+    std::uint64_t steps() const noexcept { return steps_; }           ///< Returns the steps taken so far.
+    void set_steps(std::uint64_t steps) noexcept { steps_ = steps; }  ///< Sets them, after a checkpoint was loaded.
     void begin_step() noexcept { ++steps_; }
     /// Later steps also multiply gradients by `*factor`, which is in device memory, so that no host waits for it. Null: no factor.
     void scale_gradients_by(const float* factor) noexcept { factor_ = factor; }
@@ -99,6 +101,7 @@ public:
         for (const DeviceSlice& slice : slices) rules_.push_back(rule(slice.parameter, gradient_scale));
         sgd(slices, rules_, factor_, stream);
     }
+    /// Internal.
     SgdRule rule(std::size_t parameter, double gradient_scale) const {
         const SgdOptions& o = options_of(parameter);
         return {.gradient_scale = static_cast<float>(gradient_scale),

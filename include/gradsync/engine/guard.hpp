@@ -11,7 +11,7 @@ namespace gradsync::inline v0_2 {
 /// Marks synchronise nothing while this lives. `no_sync()` of a Reducer or of a sharded class returns it; that object must outlive it.
 class [[nodiscard]] NoSync {
 public:
-    /// Calls `end(owner, unwinds)` on destruction. `unwinds`: an exception ends the micro-batch.
+    /// Internal: calls `end(owner, unwinds)` on destruction. `unwinds`: an exception ends the micro-batch.
     NoSync(void* owner, void (*end)(void* owner, bool unwinds)) noexcept : owner_(owner), end_(end) {}
     NoSync(NoSync&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), end_(other.end_) {}
     NoSync& operator=(NoSync&&) = delete;
@@ -32,7 +32,7 @@ namespace detail {
 template <class B>
 class Guard {
 public:
-    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }  ///< Internal.
 
     /// See Reducer::broadcast_buffers. Collective.
     [[gnu::cold]] void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {

@@ -64,12 +64,13 @@ inline constexpr std::size_t never = static_cast<std::size_t>(-1);
 class OptionalDType {
 public:
     constexpr OptionalDType() = default;
+    /// Holds a type.
     template <std::same_as<DType> T>
     constexpr OptionalDType(T type) noexcept : type_(type), register_(kernel::registration_of(type)) {}
 
-    constexpr bool has_value() const noexcept { return register_ != nullptr; }
+    constexpr bool has_value() const noexcept { return register_ != nullptr; }  ///< Returns whether it holds a type.
     constexpr explicit operator bool() const noexcept { return has_value(); }
-    constexpr DType operator*() const noexcept { return type_; }
+    constexpr DType operator*() const noexcept { return type_; }  ///< Returns the type.
     /// Lets backends of this program reduce the type. Separate from the constructor, which does not run for a constant.
     void register_kernels() const noexcept {
         if (has_value()) register_();
@@ -83,9 +84,9 @@ private:
 
 /// Settings of a Reducer. Except `check_writes` and `observer`, they must be equal on all ranks; construction compares them.
 struct ReducerOptions {
-    GradientStorage gradients = GradientStorage::automatic;
-    Averaging averaging = Averaging::mean;
-    Accumulation accumulation = Accumulation::in_gradients;
+    GradientStorage gradients = GradientStorage::automatic;  ///< where gradients live
+    Averaging averaging = Averaging::mean;                   ///< what `finish()` leaves in them
+    Accumulation accumulation = Accumulation::in_gradients;  ///< where micro-batches under `no_sync()` add up
     /// The number V of micro-batches of a step, over all n ranks, if the reducer adds them up; at least n. `Deal` says which of them each
     /// rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part of the tree, the
     /// ranks the rest. So V micro-batches give the same bits on every number of ranks. Averaging::mean divides by V. The sums take up to
@@ -99,9 +100,9 @@ struct ReducerOptions {
     /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank. The bits are those of whole gradients if
     /// gradients are f32 or f64.
     std::size_t micro_batches = 0;
-    UnusedParameters unused = UnusedParameters::error;
-    JoinDivisor divisor = JoinDivisor::live_ranks;
-    NonFinite non_finite = NonFinite::pass;
+    UnusedParameters unused = UnusedParameters::error;  ///< what happens to parameters without a gradient
+    JoinDivisor divisor = JoinDivisor::live_ranks;      ///< what a mean is divided by while some ranks have no data
+    NonFinite non_finite = NonFinite::pass;             ///< what happens to gradients that are infinite or NaN
     /// The type in which borrowed and pooled floating-point gradients travel. Default: their own, or f32 for low precision that the reducer
     /// adds up. Pooled gradients of another type take memory for both while a bucket is filled.
     OptionalDType reduce_dtype = {};

@@ -48,6 +48,7 @@ public:
         for (auto& ranges : ranges_) ranges.assign(plan.size(), 0);
     }
 
+    /// See Observer.
     void ready(std::size_t parameter, Time) noexcept override {
         const nvtxEventAttributes_t attributes = attributes_of(ready_.of(parameter));
         nvtxDomainMarkEx(domain_.get(), &attributes);
@@ -58,6 +59,7 @@ public:
         if (nvtxRangeId_t* const range = range_of(activity, index)) *range = nvtxDomainRangeStartEx(domain_.get(), &attributes);
         else nvtxDomainRangePushEx(domain_.get(), &attributes);
     }
+    /// See Observer.
     void end(Activity activity, std::size_t index, Time) noexcept override {
         if (activity == Activity::progress) return;
         if (nvtxRangeId_t* const range = range_of(activity, index)) nvtxDomainRangeEnd(domain_.get(), *range);

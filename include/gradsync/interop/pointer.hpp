@@ -9,6 +9,7 @@
 
 namespace gradsync::inline v0_2 {
 
+/// A view of host or device memory behind a pointer; read-only for a pointer to const.
 template <class T>
 using PointerView = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
 

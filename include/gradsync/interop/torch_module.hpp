@@ -17,14 +17,17 @@ namespace gradsync::inline v0_2 {
 /// The tensors to train: the parameters and buffers of a module, or a list of them, such as Python's `named_parameters()`. A parameter that
 /// occurs several times is listed once, under its first name.
 struct TorchParameters {
+    /// Takes all parameters and buffers of a module.
     TorchParameters(const torch::nn::Module& module) : buffers(module.buffers()) {
         for (const auto& item : module.named_parameters()) add(item.key(), item.value());
     }
+    /// Takes named tensors, and buffers if there are any.
     TorchParameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters, std::vector<at::Tensor> buffers_ = {})
         : buffers(std::move(buffers_)) {
         for (const auto& [name, tensor] : parameters) add(name, tensor);
     }
 
+    /// Returns the tensors as a Reducer takes them. Throws Error(invalid_argument) for a tensor that is no leaf of autograd's graph.
     std::vector<ParameterView> views() const {
         std::vector<ParameterView> result;
         for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -74,7 +77,8 @@ struct TorchParameters {
         return unit_of;
     }
 
-    std::vector<std::string> names;
+    std::vector<std::string> names;  ///< by parameter
+    /// The parameters, and the buffers.
     std::vector<at::Tensor> tensors, buffers;
 
 private:

@@ -191,10 +191,12 @@ public:
         settle();
         Base::finish();
     }
+    /// See Reducer::try_finish.
     [[nodiscard]] bool try_finish() {
         settle();
         return Base::try_finish();
     }
+    /// See Reducer::rebuild_buckets.
     [[nodiscard]] bool rebuild_buckets() {
         if (!Base::rebuild_buckets()) return false;
         if (in_buckets()) move_into_buckets();

@@ -306,8 +306,7 @@ class TorchFullyShard : public detail::TorchSharded<B, ShardedParameters<B, O, O
     using Role = detail::Role;
 
 public:
-    static constexpr std::size_t no_unit = static_cast<std::size_t>(-1);
-
+    static constexpr std::size_t no_unit = static_cast<std::size_t>(-1);  ///< Internal.
     /// `units` are names of submodules, such as "blocks.0". The optimizer is a FlatOptimizer or an ExternalOptimizer. After the units come
     /// `ShardedParametersOptions`, an overlap policy and an exchange, in any order. Gives every rank the weights of rank 0. Collective. Throws
     /// as ShardedParameters' constructor does, and Error(invalid_argument) for a unit without parameters.
@@ -344,6 +343,7 @@ public:
         current_ = k;
         place(k, true);
     }
+    /// See `enter`.
     at::Tensor leave(std::size_t k, at::Tensor result) {
         if (result.requires_grad())
             result.register_hook([this, k, alive = std::weak_ptr(alive_)](const at::Tensor&) {
@@ -351,7 +351,7 @@ public:
             });
         return result;
     }
-    std::size_t unit_count() const noexcept { return units_; }
+    std::size_t unit_count() const noexcept { return units_; }  ///< Returns the number of units.
 
     /// See TorchShardedOptimizer. Releases the unit that ran last.
     void finish() {

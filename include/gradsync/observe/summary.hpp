@@ -9,33 +9,33 @@ namespace gradsync::inline v0_2 {
 
 /// The spans of one kind, in seconds.
 struct SpanSummary {
-    std::string name;
-    std::size_t count = 0;
-    double total = 0;
-    double least = 0;
-    double most = 0;
+    std::string name;       ///< the activity's, or your scope's
+    std::size_t count = 0;  ///< spans
+    double total = 0;       ///< sum of all spans
+    double least = 0;       ///< shortest span
+    double most = 0;        ///< longest span
 
-    double mean() const noexcept { return count == 0 ? 0 : total / static_cast<double>(count); }
+    double mean() const noexcept { return count == 0 ? 0 : total / static_cast<double>(count); }  ///< Returns 0 if there are no spans.
 };
 
 /// The collectives of one bucket. Times are means over these collectives, in seconds.
 struct BucketSummary {
-    std::size_t bytes = 0;
-    std::size_t parameters = 0;
-    std::size_t count = 0;
-    double launch = 0;  ///< after the step's first ready gradient; mean over the collectives for which that is known
-    double duration = 0;
-    double exposed = 0;  ///< the part of `duration` that held up the step
+    std::size_t bytes = 0;       ///< of the bucket
+    std::size_t parameters = 0;  ///< parameters in the bucket
+    std::size_t count = 0;       ///< collectives
+    double launch = 0;           ///< after the step's first ready gradient; mean over the collectives for which that is known
+    double duration = 0;         ///< from launch to end
+    double exposed = 0;          ///< the part of `duration` that held up the step
 };
 
 /// The numbers of a timeline, as `summarise` returns them.
 struct TimelineSummary {
-    std::size_t steps = 0;
-    std::vector<SpanSummary> spans;  ///< the trainer's scopes, then the activities that occurred
-    std::vector<BucketSummary> buckets;
-    double communication_seconds = 0;  ///< per step: time with at least one collective or gather in flight
-    double exposed_seconds = 0;        ///< per step: time that it was held up, for any reason
-    std::size_t dropped = 0;           ///< events that were overwritten
+    std::size_t steps = 0;               ///< complete steps
+    std::vector<SpanSummary> spans;      ///< the trainer's scopes, then the activities that occurred
+    std::vector<BucketSummary> buckets;  ///< by bucket of the current plan
+    double communication_seconds = 0;    ///< per step: time with at least one collective or gather in flight
+    double exposed_seconds = 0;          ///< per step: time that it was held up, for any reason
+    std::size_t dropped = 0;             ///< events that were overwritten
 };
 
 namespace detail {

@@ -48,7 +48,7 @@ public:
         const char* name_;
         Time begin_{};
     };
-    Scope scope(const char* name) { return Scope(this, name); }
+    Scope scope(const char* name) { return Scope(this, name); }  ///< Records until the result is destroyed.
     /// Adds a scope with times of another clock, such as that of a simulated cluster (`backend_now`).
     void add_scope(const char* name, Time begin, Time end) noexcept { add({end, begin, name, 0, Kind::scope}); }
 
@@ -120,14 +120,15 @@ public:
 
     /// The current plan, with its bytes by bucket and names by parameter.
     const BucketPlan& plan() const noexcept { return plan_; }
-    std::span<const std::size_t> bucket_bytes() const noexcept { return bucket_bytes_; }
-    std::span<const std::string> parameter_names() const noexcept { return parameter_names_; }
+    std::span<const std::size_t> bucket_bytes() const noexcept { return bucket_bytes_; }        ///< by bucket
+    std::span<const std::string> parameter_names() const noexcept { return parameter_names_; }  ///< by parameter
 
     /// The number of events that later ones have overwritten.
     std::size_t dropped() const noexcept {
         const std::size_t n = count_.load(std::memory_order_relaxed);
         return n > records_.size() ? n - records_.size() : 0;
     }
+    /// Forgets all events.
     void clear() noexcept {
         count_.store(0, std::memory_order_relaxed);
         planned_ = 0;

@@ -17,6 +17,7 @@ enum class Progress : std::uint8_t {
 class OverlapBackward {
 public:
     OverlapBackward() = default;
+    /// Chooses how collectives advance.
     explicit OverlapBackward(Progress progress) noexcept : progress_(progress) {}
 
     void attach(BucketEngine& engine) {

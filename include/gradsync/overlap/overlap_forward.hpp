@@ -11,6 +11,7 @@ namespace gradsync::inline v0_2 {
 ///
 /// Use it if the network is slow and the backward alone does not hide the communication (DeAR, arXiv 2302.12445).
 struct OverlapForward : OverlapBackward {
+    /// Chooses how collectives advance.
     using OverlapBackward::OverlapBackward;
     static constexpr bool gathers_in_forward = true;
 

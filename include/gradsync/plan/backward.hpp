@@ -10,14 +10,15 @@ namespace gradsync::inline v0_2::plan {
 
 /// A gradient as a backward pass delivers it.
 struct ReadyGradient {
-    double ready = 0;  ///< seconds after the backward began
-    std::size_t bytes = 0;
+    double ready = 0;       ///< seconds after the backward began
+    std::size_t bytes = 0;  ///< of the gradient
 };
 
 /// Times of a bucket, in seconds. It is ready with its last gradient, and starts when the bucket before it has ended.
 struct BucketTime {
+    /// In seconds: when the bucket is full, when its collective starts, and when it ends.
     double ready = 0, start = 0, end = 0;
-    std::size_t bytes = 0;
+    std::size_t bytes = 0;  ///< of its gradients
 };
 
 /// Schedules buckets in order on one link, one collective at a time: start = max(ready, end of the bucket before). Reads `ready` and

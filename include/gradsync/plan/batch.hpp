@@ -13,7 +13,7 @@ struct BatchTarget {
     std::uint64_t global_tokens = 0;  ///< wanted in one optimizer step
     std::uint64_t sequence = 1;       ///< tokens per sample
     std::uint64_t micro_batch = 1;    ///< samples that fit into a device at a time
-    std::uint64_t devices = 1;
+    std::uint64_t devices = 1;        ///< ranks to plan for
 };
 
 /// The quantity that is rounded to get whole numbers.
@@ -33,21 +33,23 @@ constexpr std::string_view name_of(BatchRounding rounding) noexcept {
 
 /// One way to run the target, in whole numbers.
 struct BatchChoice {
-    BatchRounding rounding = BatchRounding::none;
+    BatchRounding rounding = BatchRounding::none;  ///< what was rounded
+    /// Samples of a micro-batch, micro-batches of a rank per step, and ranks.
     std::uint64_t micro_batch = 0, accumulate = 0, devices = 0;
     std::uint64_t devices_with_one_less = 0;  ///< the devices that accumulate once less (uneven_steps)
     std::uint64_t samples = 0;                ///< samples of one optimizer step
-    std::uint64_t tokens = 0;
-    double relative_error = 0;  ///< (tokens - target) / target
+    std::uint64_t tokens = 0;                 ///< of a step, over all ranks
+    double relative_error = 0;                ///< (tokens - target) / target
     /// The sums that a rank sends, on average, if the library adds up the micro-batches in the order of their tree
     /// (ReducerOptions::micro_batches). The bytes that the ranks exchange grow with it.
     double sums = 1;
 };
 
+/// The result of `plan_batch`.
 struct BatchPlan {
-    double samples = 0;           ///< samples of the target; not whole if the sequence does not divide the tokens
-    double accumulate_exact = 0;  ///< GA = samples / (MBS x DP)
-    double devices_for_no_accumulation_exact = 0;
+    double samples = 0;                             ///< samples of the target; not whole if the sequence does not divide the tokens
+    double accumulate_exact = 0;                    ///< GA = samples / (MBS x DP)
+    double devices_for_no_accumulation_exact = 0;   ///< ranks for which one micro-batch each is a step
     std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest devices that reach the target with GA = 1
     bool more_devices_than_work = false;            ///< GA < 1: not every device has a micro-batch of this size
     std::vector<BatchChoice> choices;               ///< nearest to the target first

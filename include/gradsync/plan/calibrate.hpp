@@ -10,17 +10,17 @@ namespace gradsync::inline v0_2::plan {
 
 /// One timed collective.
 struct TimedCall {
-    double bytes = 0;
-    double seconds = 0;
+    double bytes = 0;    ///< of one call
+    double seconds = 0;  ///< of one call
 };
 
 /// A cost model, and how well it fits the timed calls.
 struct Fit {
-    CallCost cost;
-    std::vector<TimedCall> calls;
+    CallCost cost;                  ///< the fitted cost
+    std::vector<TimedCall> calls;   ///< the times that were fitted
     std::vector<double> residuals;  ///< by call: predicted / measured - 1
-    double rms_residual = 0;
-    double worst_residual = 0;  ///< the largest, without its sign
+    double rms_residual = 0;        ///< root mean square of the relative errors
+    double worst_residual = 0;      ///< the largest, without its sign
 };
 
 /// Fits `fixed` and `per_byte` by least squares of the relative errors, sum of (predicted / measured - 1)^2, so that calls of bytes and
@@ -60,6 +60,7 @@ inline Fit fit(std::span<const TimedCall> calls) {
     return result;
 }
 
+/// The sizes and numbers of calls that `calibrate` times.
 struct CalibrationOptions {
     std::size_t min_bytes = 1024;                    ///< the smallest size; sizes grow fourfold
     std::size_t max_bytes = std::size_t{64} << 20;   ///< the limit of sizes

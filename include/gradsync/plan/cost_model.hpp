@@ -17,17 +17,19 @@ struct Link {
 
 /// The cost of a collective call, for any algorithm: n bytes take  fixed + per_byte n  seconds.
 struct CallCost {
-    double fixed = 0;
-    double per_byte = 0;
+    double fixed = 0;     ///< seconds per call
+    double per_byte = 0;  ///< seconds per byte
 
-    constexpr double seconds(double bytes) const noexcept { return fixed + per_byte * bytes; }
+    constexpr double seconds(double bytes) const noexcept { return fixed + per_byte * bytes; }  ///< Returns the time of a call.
 
     friend constexpr CallCost operator+(CallCost a, CallCost b) noexcept { return {a.fixed + b.fixed, a.per_byte + b.per_byte}; }
     friend constexpr bool operator==(CallCost, CallCost) = default;
 };
 
+/// The collectives that have a cost.
 enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast };
 
+/// How a collective moves its bytes.
 enum class Algorithm : std::uint8_t {
     ring,               ///< each byte passes every rank: fewest bytes, most messages
     tree,               ///< down a tree and up again, in pieces: few messages, whole buffers
@@ -35,20 +37,21 @@ enum class Algorithm : std::uint8_t {
     hierarchical,       ///< within the nodes, across them, within the nodes
 };
 
+/// "ring", "tree", "recursive-halving", "hierarchical".
 constexpr std::string_view name_of(Algorithm algorithm) noexcept {
     return gradsync::detail::name_in({"ring", "tree", "recursive-halving", "hierarchical"}, algorithm);
 }
 
 /// Ranks on nodes, the same number on each.
 struct Cluster {
-    int ranks = 1;
-    int ranks_per_node = 1;
+    int ranks = 1;                       ///< all ranks
+    int ranks_per_node = 1;              ///< must divide `ranks`, or be larger
     Link between = {};                   ///< from a node to the others; its ranks share it
     Link within = {};                    ///< between the ranks of a node
     double call_overhead = 0;            ///< seconds that every call costs in addition
     Algorithm across = Algorithm::ring;  ///< the algorithm of `hierarchical` between the nodes
 
-    int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }
+    int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }  ///< Returns the number of nodes.
 };
 
 /// Throws Error(invalid_argument) if the cluster is invalid.

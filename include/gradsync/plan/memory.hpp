@@ -21,8 +21,8 @@ constexpr std::string_view name_of(ZeroStage stage) noexcept {
 /// Bytes of a model's state per parameter. A master copy of the weights, if there is one, belongs to the optimizer's state and is split
 /// with it.
 struct StateBytes {
-    std::uint64_t weights = 4;
-    std::uint64_t gradients = 4;
+    std::uint64_t weights = 4;    ///< of a weight
+    std::uint64_t gradients = 4;  ///< of a gradient
     std::uint64_t optimizer = 8;  ///< Adam: two moments
 };
 
@@ -35,10 +35,11 @@ inline constexpr StateBytes half_precision_adam{2, 2, 4};
 
 /// Bytes per rank.
 struct StateMemory {
+    /// Bytes of weights, gradients, and the optimizer's state with master weights.
     std::uint64_t weights = 0, gradients = 0, optimizer = 0;
     std::uint64_t sums = 0;  ///< sums of micro-batches that the library keeps beside the gradients
 
-    std::uint64_t total() const { return (CheckedSize(weights) + gradients + optimizer + sums).value(); }
+    std::uint64_t total() const { return (CheckedSize(weights) + gradients + optimizer + sums).value(); }  ///< Returns the sum of all.
 };
 
 /// The memory of each of `ranks` ranks. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For mixed precision, P

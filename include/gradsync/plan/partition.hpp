@@ -12,16 +12,16 @@ namespace gradsync::inline v0_2::plan {
 
 /// Gradients in order of readiness, each of one kind.
 struct KindedGradients {
-    std::vector<ReadyGradient> gradients;
-    std::vector<std::size_t> kinds;  ///< the kind of each gradient, below `kind_count`
-    std::size_t kind_count = 1;
+    std::vector<ReadyGradient> gradients;  ///< in the order in which they become ready
+    std::vector<std::size_t> kinds;        ///< the kind of each gradient, below `kind_count`
+    std::size_t kind_count = 1;            ///< the number of kinds
 };
 
 /// A partition: `bucket_of[i]` is the number of gradient i's bucket. Buckets are numbered and launched in the order of their last
 /// gradients; no other order finishes earlier.
 struct KindedBuckets {
-    std::vector<std::size_t> bucket_of;
-    std::size_t count = 0;
+    std::vector<std::size_t> bucket_of;  ///< by gradient
+    std::size_t count = 0;               ///< the number of buckets
 };
 
 namespace detail {

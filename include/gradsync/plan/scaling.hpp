@@ -9,11 +9,11 @@ namespace gradsync::inline v0_2::plan {
 
 /// The compute of one step on one rank, in seconds.
 struct StepTimes {
-    double forward = 0;
-    double backward = 0;
-    double optimizer = 0;
+    double forward = 0;    ///< seconds of the forward
+    double backward = 0;   ///< seconds of the backward
+    double optimizer = 0;  ///< seconds of the optimizer's step
 
-    constexpr double sum() const noexcept { return forward + backward + optimizer; }
+    constexpr double sum() const noexcept { return forward + backward + optimizer; }  ///< Returns the step without communication.
 };
 
 /// The expected times of a step.

@@ -31,7 +31,7 @@ public:
         if constexpr (abilities_of<B>.own_stream) replicas_.use_own_stream();
     }
 
-    /// The second stage of a bucket: averages the shard over the groups.
+    /// Internal: the second stage of a bucket averages the shard over the groups.
     struct Replicate {
         B* replicas = nullptr;
         const B* group = nullptr;
@@ -87,6 +87,7 @@ private:
     std::size_t number_;  ///< number of this object among the users of `replicas_`
 };
 
+/// The result of `hybrid_groups`.
 template <Backend B>
 struct HybridGroups {
     B group;     ///< the ranks that shard the state

@@ -9,10 +9,10 @@ namespace gradsync::inline v0_2 {
 /// The argument of an optimizer's `round(slice)`: contiguous elements of one parameter whose weights are narrower than its master weights.
 /// `round` writes every element of `rounded`. The library owns the memory, which is valid during the call.
 struct RoundingSlice {
-    std::size_t parameter = 0;  ///< index of the parameter
-    std::size_t first = 0;      ///< index of the slice's first element in the parameter
-    std::span<const float> master = {};
-    BufferView rounded = {};  ///< `master.size()` elements of 16 or 8 bits
+    std::size_t parameter = 0;           ///< index of the parameter
+    std::size_t first = 0;               ///< index of the slice's first element in the parameter
+    std::span<const float> master = {};  ///< master weights
+    BufferView rounded = {};             ///< `master.size()` elements of 16 or 8 bits
 };
 
 namespace detail {

@@ -12,10 +12,10 @@ namespace gradsync::inline v0_2 {
 
 /// Bytes of memory that the library owns on this rank, gaps between parameters included.
 struct ShardMemory {
-    std::size_t parameters = 0;      ///< weights that the model computes with
-    std::size_t gradients = 0;       ///< buckets and shards of gradients
-    std::size_t master_weights = 0;  ///< master weights kept in addition to the weights
-    std::size_t optimizer_state = 0;
+    std::size_t parameters = 0;       ///< weights that the model computes with
+    std::size_t gradients = 0;        ///< buckets and shards of gradients
+    std::size_t master_weights = 0;   ///< master weights kept in addition to the weights
+    std::size_t optimizer_state = 0;  ///< this rank's shards of the optimizer's arrays
 };
 
 namespace detail {

@@ -26,7 +26,7 @@ protected:
     using Guard<B>::backend_, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::failed, Guard<B>::guard, Guard<B>::refuse;
 
 public:
-    using Optimizer = O;
+    using Optimizer = O;  ///< the optimizer's type
     ShardedBase& operator=(ShardedBase&&) = delete;
 
     /// See Reducer::begin_step. Collective.
@@ -40,8 +40,7 @@ public:
                                       micro_batches_, " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks of each, not
-    /// one micro-batch against another.
+    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks of each.
     void set_weight(double weight) {
         check_usable("set_weight");
         check_stepped("set_weight");
@@ -109,11 +108,12 @@ public:
         });
     }
 
-    O& optimizer() noexcept { return optimizer_; }
-    const O& optimizer() const noexcept { return optimizer_; }
-    const Statistics& statistics() const noexcept { return statistics_; }
-    const BucketPlan& plan() const noexcept { return engine_->plan(); }
-    const B& backend() const noexcept { return backend_; }
+    O& optimizer() noexcept { return optimizer_; }                         ///< Returns the optimizer, to change its settings between steps.
+    const O& optimizer() const noexcept { return optimizer_; }             ///< The same, read-only.
+    const Statistics& statistics() const noexcept { return statistics_; }  ///< Returns what steps cost so far.
+    const BucketPlan& plan() const noexcept { return engine_->plan(); }    ///< Returns the buckets.
+    const B& backend() const noexcept { return backend_; }                 ///< Returns this rank's handle.
+    /// Returns the bytes on this rank.
     ShardMemory memory() const noexcept { return {values_.bytes(), engine_->bytes(), state_.master_bytes(), state_.state_bytes()}; }
     /// The parameters as registered. Trainable ones have no value if weights live in buckets, or (stage 3) after a broadcast, load or step.
     std::span<const ParameterView> parameters() const noexcept { return parameters_; }
@@ -126,7 +126,7 @@ public:
         for (const ShardSlice& slice : state_.slices())
             for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, a, slice.first, state_.array(slice, a));
     }
-    std::size_t array_count() const noexcept { return state_.array_count(); }
+    std::size_t array_count() const noexcept { return state_.array_count(); }  ///< Returns 1 + the number of the optimizer's arrays.
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices `use(slice, gradient_scale)`,
     /// whose memory may be read on the compute stream. The gradients are those of the micro-batches so far. Call it between `finish()` and
     /// `step()`. Local.

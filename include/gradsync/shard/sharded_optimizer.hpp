@@ -56,7 +56,7 @@ enum class ParameterStorage : std::uint8_t {
 struct ShardingOptions {
     /// The same options as for a Reducer. `gradients` is for stage 1 only; stage 2 pools gradients.
     ReducerOptions reducer = {};
-    ParameterStorage parameters = ParameterStorage::borrowed;
+    ParameterStorage parameters = ParameterStorage::borrowed;  ///< where the weights live
 };
 
 /// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of the optimizer state
@@ -92,8 +92,9 @@ class ShardedOptimizer
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
-    static constexpr const char* name = "ShardedOptimizer";
-    static constexpr bool stage_pools = Stage::shards_gradients;
+    static constexpr const char* name = "ShardedOptimizer";       ///< Internal.
+    static constexpr bool stage_pools = Stage::shards_gradients;  ///< Internal.
+    /// Internal: what the stage does.
     static constexpr bool steps_inside = requires { Stage::steps_inside; }, in_backward = requires { Stage::in_backward; };
     using Base::plan;
 

@@ -48,7 +48,8 @@ class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Ove
         Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
 
 public:
-    static constexpr const char* name = "ShardedParameters";
+    static constexpr const char* name = "ShardedParameters";  ///< Internal.
+    /// Internal: it has no stages.
     static constexpr bool steps_inside = false, in_backward = false;
 
     /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which need not outlive
@@ -191,7 +192,7 @@ public:
             for (std::size_t u = 0; u < values_.size(); ++u) wait(values_[u]);
         });
     }
-    std::size_t unit_count() const noexcept { return given_units_.count(); }
+    std::size_t unit_count() const noexcept { return given_units_.count(); }  ///< Returns the number of units.
     /// The unit of parameter i, as given. The weights of a replicated parameter are available even if its unit is not gathered.
     std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
