@@ -214,6 +214,8 @@ protected:
         ReducerOptions checked = options;
         if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one, so nothing is added up
             checked.accumulation = Accumulation::in_gradients;
+        else if (options.micro_batches != 0 && options.gradients == GradientStorage::pooled)  // nothing else adds them up
+            checked.accumulation = Accumulation::in_buckets;
         checked.check_writes |= B::memory_space == MemorySpace::host && WrittenGradients::asked_for();
         return checked;
     }

@@ -86,8 +86,9 @@ struct ReducerOptions {
     GradientStorage gradients = GradientStorage::automatic;
     Averaging averaging = Averaging::mean;
     Accumulation accumulation = Accumulation::in_gradients;
-    /// The number V of micro-batches of a step, over all n ranks, if the reducer adds them up; at least n. `Deal` says which of them each
-    /// rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part of the tree, the
+    /// The number V of micro-batches of a step, over all n ranks, if the reducer adds them up; at least n. Whole gradients need
+    /// Accumulation::in_buckets, too, unless V = n: each micro-batch must overwrite them. Sharded ones need no other option. `Deal` says which
+    /// micro-batches each rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part of the tree, the
     /// ranks the rest. So V micro-batches give the same bits on every number of ranks. Averaging::mean divides by V. The sums take up to
     /// log2(V / n) copies of the gradients (one less for borrowed ones, unless `reduce_dtype` has fewer than 32 bits), in f32 if gradients
     /// have 16 or 8 bits.
