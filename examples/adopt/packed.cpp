@@ -117,9 +117,8 @@ void train(auto comm, const std::string& text, int batch, std::size_t width) {
             loss += model.forward(at, output) / static_cast<float>(batch);
             model.backward(at, output, 1 / static_cast<float>(batch), [&](std::size_t l) {
                 if (s + comm.size() < batch) return;  // more samples follow
-                if (l == layers) sync.mark_ready(arenas.index("embedding"));
-                else
-                    for (std::size_t i : arenas.layer(l)) sync.mark_ready(i);
+                if (l == layers) sync.mark_ready("embedding");
+                else sync.mark_ready(arenas.layer(l));
             });
         }
         sync.finish();

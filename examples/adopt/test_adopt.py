@@ -146,8 +146,8 @@ def peak(out):
 
 
 def packed(alone, overlapped, zero1, overlapped_mpi=None, zero1_mpi=None, mpiexec=None):
-    check_changes("packed_plain.cpp", "packed.cpp", 25)
-    check_changes("packed_plain.cpp", "packed_zero1.cpp", 35)
+    check_changes("packed_plain.cpp", "packed.cpp", 16)
+    check_changes("packed_plain.cpp", "packed_zero1.cpp", 26)
     small, wide = (TEXT, 32, 64), (TEXT, 2, 512)
     expected, threads = losses(output(alone, *small)), losses(output(overlapped, *small, 2))
     assert sum(expected[-10:]) / 10 < expected[0] - 1, expected  # single steps differ by the text they see

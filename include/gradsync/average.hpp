@@ -11,9 +11,10 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Reduces the tensors in place. Small ones share one collective, in a buffer on the stack.
+/// Reduces the tensors in place, or gives all ranks those of `root`, with ReduceOp::sum. Small ones share one collective, in a buffer on the
+/// stack: a broadcast of these is a sum with zeros, because the tags of sums are compared.
 template <class B>
-void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op) {
+void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op, int root = -1) {
     alignas(64) std::byte memory[std::size_t{16} << 10];
     const DType dtype = tensors[0].dtype;
     std::size_t packed = 0;
@@ -28,16 +29,21 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
         if (op == ReduceOp::mean && !is_floating(t.dtype))
             refuse("average", text("a mean of ", t.dtype, " is not defined; use sum() and divide"), comm.rank());
     List<typename B::WorkType> works;  // after `memory`: an exception abandons them first
-    std::uint64_t counts = fnv1a(nullptr, 0);
+    std::uint64_t counts = fnv1a(&root, sizeof root);
     for (const BufferView& t : tensors)
         if (std::byte* const to = place(t)) {
             std::memcpy(to, t.data, t.bytes());
             counts = fnv1a(&t.count, sizeof t.count, counts);
         } else {
-            works.push_back(comm.all_reduce(t, op));
+            works.push_back(root < 0 ? comm.all_reduce(t, op) : comm.broadcast(t, root));
         }
-    if (packed != 0) set_tag(comm, CollectiveTag::of_counts(counts));
-    if (packed != 0) works.push_back(comm.all_reduce(typed_view(memory, packed / size_of(dtype), dtype), op));
+    if (packed != 0) {
+        set_tag(comm, CollectiveTag::of_counts(counts));
+        BufferView view = typed_view(memory, packed / size_of(dtype), dtype);
+        if (root >= 0) view = BufferView(reinterpret_cast<std::uint8_t*>(memory), packed);
+        if (root >= 0 && root != comm.rank()) std::memset(memory, 0, packed);
+        works.push_back(comm.all_reduce(view, op));
+    }
     for (auto& work : works) work.wait();
     packed = 0;
     for (const BufferView& t : tensors)
@@ -54,15 +60,15 @@ BufferView view_to_reduce(T&& tensor) {
     static_assert(!number || Element<std::remove_const_t<Number>>,
                   "gradsync: copy this number into a double or an integer of 4 or 8 bytes");
     if constexpr (!number) return buffer(std::forward<T>(tensor));
-    else if constexpr (std::is_lvalue_reference_v<T&&> && Element<Number>) return BufferView(&tensor, 1);
+    else if constexpr (std::is_lvalue_reference_v<T&&> && Element<Number> && !std::is_const_v<Number>) return BufferView(&tensor, 1);
     else return {};
 }
 
 template <class B, class... Tensors>
-void reduce_in_place(const B& comm, ReduceOp op, Tensors&&... tensors) {
+void run_in_place(const B& comm, ReduceOp op, int root, Tensors&&... tensors) {
     static_assert(require_backend<B>());
     const BufferView views[] = {view_to_reduce(std::forward<Tensors>(tensors))...};
-    all_reduce_together(comm, ListView<const BufferView>(views), op);
+    all_reduce_together(comm, ListView<const BufferView>(views), op, root);
 }
 
 }  // namespace detail
@@ -85,13 +91,34 @@ void reduce_in_place(const B& comm, ReduceOp op, Tensors&&... tensors) {
 /// unspecified.
 template <class B, class First, class... More>
 void average(const B& comm, First&& first, More&&... more) {
-    detail::reduce_in_place(comm, ReduceOp::mean, std::forward<First>(first), std::forward<More>(more)...);
+    detail::run_in_place(comm, ReduceOp::mean, -1, std::forward<First>(first), std::forward<More>(more)...);
 }
 
 /// As `average`, but with the sum over the ranks. Integers are allowed.
 template <class B, class First, class... More>
 void sum(const B& comm, First&& first, More&&... more) {
-    detail::reduce_in_place(comm, ReduceOp::sum, std::forward<First>(first), std::forward<More>(more)...);
+    detail::run_in_place(comm, ReduceOp::sum, -1, std::forward<First>(first), std::forward<More>(more)...);
+}
+
+/// The rank whose contents `broadcast` gives to the others.
+struct Root {
+    int rank = 0;
+};
+
+/// Replaces each tensor by the root's, and returns when all of them are complete. Use it for state without a gradient: the seed of a
+/// shuffle, running statistics, a decision to stop. Arguments, cost, ownership and errors are as for `average`. All types are allowed.
+///
+///     gs::broadcast(comm, seed, epoch);                            // from rank 0
+///     gs::broadcast(comm, gs::Root{1}, model.running_mean);
+template <class B, class First, class... More>
+void broadcast(const B& comm, Root root, First&& first, More&&... more) {
+    if (root.rank < 0 || root.rank >= comm.size())
+        detail::refuse("broadcast", detail::text("there is no rank ", root.rank, " among ", comm.size()), comm.rank());
+    detail::run_in_place(comm, ReduceOp::sum, root.rank, std::forward<First>(first), std::forward<More>(more)...);
+}
+template <class B, class First, class... More>
+void broadcast(const B& comm, First&& first, More&&... more) {
+    detail::run_in_place(comm, ReduceOp::sum, 0, std::forward<First>(first), std::forward<More>(more)...);
 }
 
 }  // namespace gradsync::inline v0_2

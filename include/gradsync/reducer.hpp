@@ -174,6 +174,15 @@ public:
     /// Error(invalid_argument) for another count, type or space, or no memory.
     void mark_ready(std::size_t i, const BufferView& gradient) { engine_.mark_ready(i, gradient); }
 
+    /// The same for several gradients, such as those of `Packed::layer(l)`.
+    void mark_ready(std::span<const std::size_t> which) { engine_.mark_ready(which); }
+    /// The same for the first parameter with this name; an index is faster, as names are compared one by one.
+    void mark_ready(std::string_view name) { engine_.mark_ready(name); }
+    /// Marks every gradient that is not ready yet: after a backward that does not say when gradients are ready. It also marks gradients that
+    /// the backward did not write, so `finish()` finds none missing or unused. Not while another thread marks. Under `no_sync()` with
+    /// Accumulation::in_buckets it needs ReducerOptions::micro_batches, and otherwise throws Error(invalid_argument).
+    void mark_ready() { engine_.mark_ready(); }
+
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the parameters, if some
     /// were not marked; Errc::parameter_mismatch if the weights of the ranks differ (see ReducerOptions::compare_weights_every); or
     /// whatever the backend throws. With OverlapForward it returns PendingAverages, which arrive later. Collective.

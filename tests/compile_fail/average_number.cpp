@@ -21,5 +21,6 @@ void f(gradsync::ThreadBackend comm, double loss, [[maybe_unused]] int n) {
 #else
     gradsync::average(comm, loss);
     gradsync::sum(comm, n);
+    gradsync::broadcast(comm, loss, n);
 #endif
 }

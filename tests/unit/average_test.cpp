@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 #include <string>
@@ -146,4 +147,82 @@ TEST_CASE("small tensors that share a collective must have the same counts each,
             CHECK(outcome.is(gs::Errc::collective_mismatch));
             CHECK(outcome.says("for tensors whose counts have the digest "));
         }
+}
+
+TEST_CASE("broadcast: tensors and numbers of every type become the root's, bit by bit") {
+    for (const int ranks : {1, 2, 3, 4})
+        for (int root = 0; root < ranks; ++root)
+            CHECK(findings(ranks, [&](gs::ThreadBackend comm, Finding& finding) {
+                      std::vector<float> big(10000), small(7), empty;
+                      std::array<double, 5> wide{};
+                      std::vector<std::uint8_t> low(9);
+                      Matrix matrix{std::vector<float>(11)};
+                      const int rank = comm.rank();
+                      for (int step = 0; step < 2; ++step) {
+                          fill(big, rank, 0), fill(small, rank, 1), fill(wide, rank, 2), fill(low, rank, 3), fill(matrix.elements, rank, 4);
+                          const auto special = [](int r) { return r % 2 == 0 ? -0.0f : std::numeric_limits<float>::signaling_NaN(); };
+                          small[0] = special(rank);
+                          std::uint64_t seed = ~std::uint64_t{0} - static_cast<std::uint64_t>(rank);
+                          std::int32_t epoch = -1 - rank;
+                          if (step == 0) gs::broadcast(comm, gs::Root{root}, small, seed, big, empty, wide, low, matrix, epoch);
+                          else if (root == 0) gs::broadcast(comm, small, seed, big, empty, wide, low, matrix, epoch);
+                          else continue;
+                          const auto holds_root = [&](auto& range, std::size_t t, std::size_t first = 0) {
+                              auto expected = range;
+                              fill(expected, root, t);
+                              return std::memcmp(&range[first], &expected[first], (range.size() - first) * sizeof range[0]) == 0;
+                          };
+                          const float bits = special(root);
+                          finding.check(std::memcmp(small.data(), &bits, sizeof bits) == 0, "other bits of a negative zero or a NaN");
+                          finding.check(holds_root(big, 0) && holds_root(small, 1, 1) && holds_root(wide, 2) && holds_root(low, 3) &&
+                                            holds_root(matrix.elements, 4),
+                                        "another tensor");
+                          finding.check(seed == ~std::uint64_t{0} - static_cast<std::uint64_t>(root) && epoch == -1 - root,
+                                        "another number");
+                      }
+                  }) == "");
+}
+
+TEST_CASE("broadcast: small tensors of the first one's type share a collective") {
+    CHECK(findings(2, [](gs::ThreadBackend threads, Finding& finding) {
+              RecordingBackend comm(threads);
+              std::vector<float> a(4000), b(96), large(4097);
+              std::vector<double> other(3);
+              gs::broadcast(comm, a, large, b, other);
+              finding.check(comm.take_counts() == std::vector<std::size_t>{4096 * sizeof(float)}, "other collectives");
+              gs::broadcast(comm, b);
+              finding.check(comm.take_counts().empty(), "a sum for one tensor");
+          }) == "");
+}
+
+TEST_CASE("broadcast: a root that is none is refused before anything is sent; ranks that disagree get an error, all of them") {
+    CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
+              float x = static_cast<float>(comm.rank()), y = x;
+              for (const int root : {-1, 2}) {
+                  const auto refused = outcome_of([&] { gs::broadcast(comm, gs::Root{root}, x, y); });
+                  finding.check(refused.is(gs::Errc::invalid_argument) && refused.says("there is no rank"), refused.text);
+              }
+              gs::broadcast(comm, gs::Root{1}, x, y);  // the communicator still works
+              finding.check(x == 1 && y == 1, "another number");
+          }) == "");
+    const auto mismatch = [](const std::vector<Outcome>& seen) {
+        for (const Outcome& outcome : seen) {
+            INFO(outcome.text);
+            CHECK(outcome.is(gs::Errc::collective_mismatch));
+        }
+    };
+    mismatch(outcomes(3, [](gs::ThreadBackend comm) {
+        float x = 0, y = 0;
+        gs::broadcast(comm, gs::Root{comm.rank() == 2 ? 1 : 0}, x, y);
+    }));
+    mismatch(outcomes(3, [](gs::ThreadBackend comm) {
+        const bool other = comm.rank() == 1;
+        std::vector<float> a(other ? 20 : 10), b(other ? 10 : 20);
+        gs::broadcast(comm, a, b);
+    }));
+    mismatch(outcomes(2, [](gs::ThreadBackend comm) {
+        std::vector<float> a(2), b(2);
+        if (comm.rank() == 0) gs::broadcast(comm, a, b);
+        else gs::sum(comm, a, b);
+    }));
 }

@@ -18,7 +18,7 @@ struct PackedTensor {
 ///     const gs::Packed model = gs::packed(weights, gradients, {{"wte", {V, C}}, {"ln1.weight", {C}, L}, {"ln1.bias", {C}, L}, {"lnf", {C}}});
 ///     gs::Reducer sync(comm, model);
 ///     // in the backward:
-///     for (std::size_t i : model.layer(l)) sync.mark_ready(i);
+///     sync.mark_ready(model.layer(l));
 ///
 /// Parameters are in the order of a forward: the tensors before the first packed one, then layer by layer, then the others. The parameters
 /// of a layer have consecutive indices. Pass it as the range of parameters; it does not own the arenas.
@@ -102,24 +102,28 @@ private:
     return packed;
 }
 
-/// The parameters of arenas that hold these tensors one after the other, without gaps; see `Packed`. `values` may be empty;
-/// `broadcast_parameters` and sharding then throw. Throws Error(invalid_argument) if sizes or numbers of layers do not match.
-template <class Values, class Gradients>
-Packed packed(Values&& values, Gradients&& gradients, std::initializer_list<PackedTensor> tensors) {
-    return packed_views(buffer(std::forward<Values>(values)), buffer(std::forward<Gradients>(gradients)),
-                        {tensors.begin(), tensors.size()});
+/// The parameters of arenas that hold these tensors one after the other, without gaps; see `Packed`. `tensors`: a range of PackedTensor.
+/// `values` may be empty; `broadcast_parameters` and sharding then throw. Throws Error(invalid_argument) if sizes or numbers of layers do
+/// not match.
+template <class Values, class Gradients, class Tensors = std::initializer_list<PackedTensor>>
+Packed packed(Values&& values, Gradients&& gradients, Tensors&& tensors) {
+    std::vector<PackedTensor> list;
+    for (const PackedTensor& tensor : tensors) list.push_back(tensor);
+    return packed_views(buffer(std::forward<Values>(values)), buffer(std::forward<Gradients>(gradients)), list);
 }
 
-/// The layers of one tensor that is packed as (layers, ...) in memory of its own, named "name.0", "name.1", ... `shape` is that of one
-/// layer. Throws Error(invalid_argument) unless the elements divide into equal layers.
-template <class Value, class Gradient>
-Packed slices(std::string name, Value&& values, Gradient&& gradients, std::size_t layers, std::vector<std::size_t> shape = {}) {
-    const BufferView view = buffer(std::forward<Gradient>(gradients));
-    if (layers == 0 || view.count % layers != 0)
-        detail::refuse("slices", detail::text("'", name, "' has ", view.count, " elements, which are not ", layers, " equal layers"));
-    if (shape.empty()) shape.push_back(view.count / layers);
-    const PackedTensor tensor{std::move(name), std::move(shape), layers};
-    return packed_views(buffer(std::forward<Value>(values)), view, {&tensor, 1});
+/// The same for a range of sizes: the number of elements of each tensor, all its layers together. `layers_of(t)` returns the number of
+/// layers of tensor t, or 0 if it is not packed. The tensors are named "0", "1", ...
+///
+///     gs::packed(weights, gradients, sizes, [&](std::size_t t) { return t < 2 ? 0 : layers; });
+template <class Values, class Gradients, class Sizes, class LayersOf>
+Packed packed(Values&& values, Gradients&& gradients, const Sizes& sizes, LayersOf&& layers_of) {
+    std::vector<PackedTensor> tensors;
+    for (const auto size : sizes) {
+        const auto layers = static_cast<std::size_t>(layers_of(tensors.size()));
+        tensors.push_back({detail::text(tensors.size()), {static_cast<std::size_t>(size) / (layers == 0 ? 1 : layers)}, layers});
+    }
+    return packed(std::forward<Values>(values), std::forward<Gradients>(gradients), tensors);
 }
 
 }  // namespace gradsync::inline v0_2

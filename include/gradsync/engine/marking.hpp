@@ -120,6 +120,21 @@ public:
         });
     }
 
+    /// See Reducer. Out of line, unlike a single mark.
+    [[gnu::noinline]] void mark_ready(std::span<const std::size_t> which) {
+        for (const std::size_t i : which) mark_ready(i);
+    }
+    [[gnu::noinline]] void mark_ready(std::string_view name) { mark_ready(index_of(name, parameters(), backend_.rank())); }
+    [[gnu::noinline]] void mark_ready() {
+        const bool adds_up = unsynchronised_ >= one_guard && options_.accumulation == Accumulation::in_buckets;
+        if (adds_up && options_.micro_batches == 0)
+            refuse("mark_ready",
+                   "this call cannot tell which gradients of the micro-batch are added up already; mark each by its index, "
+                   "or set ReducerOptions::micro_batches");
+        for (const std::size_t i : gradients_.order())
+            for (auto n = adds_up && gradients_.sums().has(i) ? 0 : readiness_.remaining(i); n != 0; --n) mark_ready(i);
+    }
+
     /// The memory of gradient i.
     BufferView gradient_view(std::size_t i) const {
         check_index(i, parameters().size(), "gradient_view");
@@ -195,21 +210,12 @@ protected:
 
     /// Runs before anything is constructed, so that a refused rank may try again. `plain`: the exchange is AllReduce. `sums`: see Policies.
     [[gnu::cold]] ReducerOptions checked(const ReducerOptions& options, bool plain, bool sums) const {
-        if (options.non_finite != NonFinite::pass && B::memory_space != MemorySpace::host)
-            refuse("Reducer", "NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
-        if (options.non_finite == NonFinite::skip && !plain)
-            refuse("Reducer",
-                   "NonFinite::skip is for AllReduce; else leave out steps whose gradient_norm() is not finite (with shards: discard())");
-        if (options.check_writes && B::memory_space != MemorySpace::host)
-            refuse("Reducer", "check_writes reads gradients in host memory only; leave it out");
-        if (options.gradients == GradientStorage::pooled && !scatters_)
-            refuse("Reducer", "GradientStorage::pooled is for gradients that are reduced to shards (Zero2); use in_buckets");
-        if (options.gradients == GradientStorage::pooled && !sums && has_several_sums(options, backend_.size()))
-            refuse("Reducer", text("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ",
-                                   backend_.size(), ", and the same number on each rank"));
+        check_options(options, B::memory_space, scatters_, plain, sums, backend_.rank(), backend_.size());
         ReducerOptions checked = options;
         if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // each rank has one, so nothing is added up
             checked.accumulation = Accumulation::in_gradients;
+        else if (options.micro_batches != 0 && options.gradients == GradientStorage::pooled)  // nothing else adds them up
+            checked.accumulation = Accumulation::in_buckets;
         checked.check_writes |= B::memory_space == MemorySpace::host && WrittenGradients::asked_for();
         return checked;
     }
@@ -292,8 +298,6 @@ protected:
         });
     }
 
-    // ---------------------------------------------------------------------------------------------- watching marks
-
     /// Sets one flag for all marks, because most steps are neither recorded nor observed.
     void watch_marks() noexcept { marks_watched_ = ready_order_.recording() || options_.observer != nullptr || written_.checked(); }
     void watch_mark(std::size_t i) {
@@ -311,8 +315,6 @@ protected:
                              "' was written after its mark; mark it when its last contribution is in (a parameter that several layers use: "
                              "register it once, with as many `uses`), and let no other thread write it before finish() returns"));
     }
-
-    // ------------------------------------------------------------------------------------------------------- errors
 
     const std::string& name(std::size_t i) const noexcept { return gradients_.parameter(i).name; }
 

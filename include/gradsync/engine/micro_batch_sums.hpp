@@ -135,6 +135,8 @@ public:
         ++over_;
         for (std::size_t i = 0; i < stacks_.size(); ++i) over_ = larger(over_, stacks_.leaves(i));
     }
+    /// Was gradient i of the current micro-batch added? Only if their number is known.
+    bool has(std::size_t i) const noexcept { return stacks_.leaves(i) > over_; }
     /// Can a micro-batch of gradient i be added that is not the last?
     bool has_room(std::size_t i) const noexcept { return due_ == 0 || larger(stacks_.leaves(i), over_) + 1 < due_; }
     /// Ends the step.

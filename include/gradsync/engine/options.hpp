@@ -87,8 +87,9 @@ struct ReducerOptions {
     GradientStorage gradients = GradientStorage::automatic;  ///< where gradients live
     Averaging averaging = Averaging::mean;                   ///< what `finish()` leaves in them
     Accumulation accumulation = Accumulation::in_gradients;  ///< where micro-batches under `no_sync()` add up
-    /// The number V of micro-batches of a step, over all n ranks, if the reducer adds them up; at least n. `Deal` says which of them each
-    /// rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part of the tree, the
+    /// The number V of micro-batches of a step, over all n ranks, if the reducer adds them up; at least n. Whole gradients also need
+    /// Accumulation::in_buckets, unless V = n, because each micro-batch must overwrite them. Sharded ones need no other option. `Deal` says
+    /// which of them each rank computes, the last one outside `no_sync()`. They are the leaves of one tree of sums: a rank adds up its part, the
     /// ranks the rest. So V micro-batches give the same bits on every number of ranks. Averaging::mean divides by V. The sums take up to
     /// log2(V / n) copies of the gradients (one less for borrowed ones, unless `reduce_dtype` has fewer than 32 bits), in f32 if gradients
     /// have 16 or 8 bits.

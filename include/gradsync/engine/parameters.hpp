@@ -98,15 +98,41 @@ void choose_alone(List<ParameterInfo>& infos, std::size_t least, May&& may) {
 /// Is the view aligned to its element size?
 inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
 
+[[noreturn, gnu::cold]] inline void refuse_on(int rank, const char* operation, std::string_view what, std::string_view parameter = {}) {
+    raise(Errc::invalid_argument, text(operation, " on rank ", rank, ": ", what),
+          {.operation = operation, .rank = rank, .parameter = parameter});
+}
+
+/// Throws Error(invalid_argument) if the options do not go with the memory or the exchange. `scatters`: this rank gets only its shards.
+/// `plain`: the exchange is AllReduce. `sums`: see Policies.
+[[gnu::cold]] inline void check_options(const ReducerOptions& options, MemorySpace space, bool scatters, bool plain, bool sums, int rank,
+                                        int size) {
+    const auto refuse = [&](std::string_view what) { refuse_on(rank, "Reducer", what); };
+    const bool pooled = options.gradients == GradientStorage::pooled;
+    if (options.non_finite != NonFinite::pass && space != MemorySpace::host)
+        refuse("NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
+    if (options.non_finite == NonFinite::skip && !plain)
+        refuse("NonFinite::skip is for AllReduce; else leave out steps whose gradient_norm() is not finite (with shards: discard())");
+    if (options.check_writes && space != MemorySpace::host) refuse("check_writes reads gradients in host memory only; leave it out");
+    if (pooled && !scatters) refuse("GradientStorage::pooled is for gradients that are reduced to shards (Zero2); use in_buckets");
+    if (pooled && !sums && has_several_sums(options, size))
+        refuse(text("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ", size,
+                    ", and the same number on each rank"));
+}
+
+/// The index of the first parameter with this name. Throws Error(invalid_argument) if there is none.
+inline std::size_t index_of(std::string_view name, ListView<const ParameterView> parameters, int rank) {
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (parameters[i].name == name) return i;
+    refuse_on(rank, "mark_ready", text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
+}
+
 /// The input of the bucket policy: each parameter with the dtype of its bucket. With `scattered` gradients it also has the dtype of its
 /// value, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
 /// options.
 [[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options,
                                                       MemorySpace space, bool scattered, int rank, int size) {
-    const auto refuse = [&](std::string_view what, std::string_view parameter = {}) {
-        raise(Errc::invalid_argument, text("Reducer on rank ", rank, ": ", what),
-              {.operation = "Reducer", .rank = rank, .parameter = parameter});
-    };
+    const auto refuse = [&](std::string_view what, std::string_view parameter = {}) { refuse_on(rank, "Reducer", what, parameter); };
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
     if (!borrowed && ((adds_up && options.micro_batches == 0) || (options.reduce_dtype && options.gradients != GradientStorage::pooled)))
@@ -117,7 +143,8 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
         refuse(text("micro_batches is the total over all ranks: with ", options.micro_batches, " of them, ",
                     static_cast<std::size_t>(size) - options.micro_batches, " of the ", size, " ranks would have none"));
     if (options.micro_batches > static_cast<std::size_t>(size)) {
-        if (!adds_up) refuse("micro_batches is for sums that the reducer makes; set Accumulation::in_buckets, too");
+        if (!adds_up)
+            refuse("the reducer adds up micro_batches; set Accumulation::in_buckets, too, and let each of them overwrite its gradients");
         if (options.averaging == Averaging::weighted_mean)
             refuse("micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses instead");
     }

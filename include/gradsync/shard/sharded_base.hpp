@@ -65,10 +65,10 @@ public:
     /// unspecified, and the memory is valid until the last gradient of its bucket is marked.
     BufferView acquire_gradient(std::size_t i) { return engine_->acquire_gradient(i); }
     /// See Reducer::mark_ready. Thread-safe. Throws Error(invalid_argument) if the step takes no further micro-batch; call `step()` first.
-    void mark_ready(std::size_t i) {
-        check_open("mark_ready");
-        engine_->mark_ready(i);
-    }
+    void mark_ready(std::size_t i) { check_open("mark_ready"), engine_->mark_ready(i); }
+    void mark_ready(std::span<const std::size_t> which) { check_open("mark_ready"), engine_->mark_ready(which); }
+    void mark_ready(std::string_view name) { check_open("mark_ready"), engine_->mark_ready(name); }
+    void mark_ready() { check_open("mark_ready"), engine_->mark_ready(); }
 
     /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are complete), or throws as
     /// Reducer::finish does. Further calls before `step()` add the averages of further micro-batches (not in stage 1). The step then uses

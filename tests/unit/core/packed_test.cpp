@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+#include <list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -68,14 +70,32 @@ TEST_CASE("packed: a tensor is found by its own name, whatever the layers of oth
     CHECK(gradsync_test::says(refusal([&] { (void)model.index("w", 2); }), "there is no tensor 'w' of layer 2"));
 }
 
-TEST_CASE("slices: the layers of one tensor") {
-    std::vector<double> weights(12), gradients(12);
-    const gs::Packed w = gs::slices("w", weights, gradients, layers, {2, 2});
-    CHECK(w.size() == 3);
-    CHECK(w[2].name == "w.2");
-    CHECK(w[2].value.data == weights.data() + 8);
-    CHECK(w[2].gradient.dtype == gs::DType::f64);
-    CHECK(w.layer(2)[0] == 2);
+TEST_CASE("packed: from any range of tensors, and from an array of sizes") {
+    std::vector<float> weights(10 + 3 * 4 + 3 * 2 + 5), gradients(weights.size());
+    const auto same = [&](const gs::Packed& model) {
+        const gs::Packed listed = gs::packed(weights, gradients, {{"0", {10}}, {"1", {4}, layers}, {"2", {2}, layers}, {"3", {5}}});
+        CHECK(model.size() == listed.size());
+        for (std::size_t i = 0; i < listed.size(); ++i) {
+            CHECK(model[i].name == listed[i].name);
+            CHECK(model[i].shape == listed[i].shape);
+            CHECK(model[i].gradient == listed[i].gradient);
+            CHECK(model[i].value == listed[i].value);
+        }
+        CHECK(model.layers() == layers);
+        CHECK(model.index("2", 1) == listed.index("2", 1));
+    };
+    const std::size_t sizes[] = {10, 3 * 4, 3 * 2, 5};
+    const auto layers_of = [](std::size_t t) { return t == 1 || t == 2 ? layers : 0; };
+    std::vector<gs::PackedTensor> tensors;
+    for (const std::size_t size : sizes) {
+        const std::size_t of_it = layers_of(tensors.size());
+        tensors.push_back({std::to_string(tensors.size()), {of_it == 0 ? size : size / of_it}, of_it});
+    }
+    same(gs::packed(weights, gradients, tensors));
+    same(gs::packed(weights, gradients, std::span<const gs::PackedTensor>(tensors)));
+    same(gs::packed(weights, gradients, std::list<gs::PackedTensor>(tensors.begin(), tensors.end())));
+    same(gs::packed(weights, gradients, sizes, layers_of));
+    same(gs::packed(weights, gradients, std::vector<int>{10, 12, 6, 5}, [](std::size_t t) { return t % 3 == 0 ? 0 : 3; }));
 }
 
 TEST_CASE("packed: what does not fit is refused with what does") {
@@ -90,7 +110,8 @@ TEST_CASE("packed: what does not fit is refused with what does") {
                    (void)gs::packed(weights, gradients, {{"w", {2}, 2}, {"b", {2}, 3}});
                }),
                "'b' has 3 layers, but others have 2"));
-    CHECK(says(refusal([&] { (void)gs::slices("w", weights, gradients, 3); }), "'w' has 10 elements, which are not 3 equal layers"));
+    CHECK(says(refusal([&] { (void)gs::packed(weights, gradients, std::vector{10}, [](std::size_t) { return 3; }); }),
+               "the tensors have 9 elements together, the gradients 10"));
     const gs::Packed model = gs::packed(weights, gradients, {{"w", {5}, 2}});
     CHECK(says(refusal([&] { (void)model.layer(2); }), "there are 2 layers, and no layer 2"));
     CHECK(says(refusal([&] { (void)model.index("v"); }), "there is no tensor 'v'"));

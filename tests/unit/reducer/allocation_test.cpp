@@ -105,9 +105,11 @@ void check_policies(Overlap overlap, ReducerOptions options, DType dtype = DType
     for (const int ranks : rank_counts()) {
         CAPTURE(ranks);
         CAPTURE(describe(options));
-        const auto step = [&](auto& sync, auto& model, int) {
+        const auto step = [&](auto& sync, auto& model, int number) {
             if (options.averaging == Averaging::weighted_mean) sync.set_weight(2);
-            for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
+            if (number % 2 == 0) sync.mark_ready(model.back().name), sync.mark_ready();
+            else
+                for (std::size_t i = model.size(); i-- > 0;) sync.mark_ready(i);
             sync.finish();
         };
         CHECK(allocations_of<Buckets>(ranks, options, dtype, step, overlap) == 0);

@@ -117,3 +117,52 @@ TEST_CASE("sharded arenas: weights and gradients that are one bucket have no sec
         }
     }
 }
+
+TEST_CASE("sharded arenas: layers, names and all that is left are marked as with a Reducer") {
+    constexpr std::size_t layers = 3;
+    const auto train = [](int ranks, auto stage, bool by_index) {
+        std::vector<float> result;
+        gs::run_threads(ranks, [&](gs::ThreadBackend comm) {
+            std::vector<float> weights(10 + layers * 24 + layers * 4 + 5, 1), gradients(weights.size());
+            const gs::Packed arenas =
+                gs::packed(weights, gradients, {{"embedding", {10}, 0, 2}, {"w", {24}, layers}, {"b", {4}, layers}, {"norm", {5}}});
+            gs::ShardedOptimizer sharded(comm, arenas, Momentum{}, stage, gs::SizeCappedBuckets{100});
+            for (int step = 0; step < 3; ++step) {
+                for (std::size_t i = arenas.size(); i-- > 0;) {
+                    float next = static_cast<float>(comm.rank() + step);
+                    const gs::BufferView gradient = sharded.acquire_gradient(i);
+                    for (float& g : gradient.as<float>()) g = next += 1;
+                    for (std::uint32_t use = 0; by_index && use < arenas[i].uses; ++use) sharded.mark_ready(i);
+                    if (!by_index && arenas[i].name == "norm") sharded.mark_ready("norm"), sharded.mark_ready("embedding");
+                    if (!by_index && arenas[i].name == "w.1") sharded.mark_ready(arenas.layer(1));  // its b before
+                }
+                if (!by_index) sharded.mark_ready();
+                sharded.finish();
+                sharded.step();
+            }
+            if (comm.rank() == ranks - 1) result = weights;
+        });
+        return result;
+    };
+    for (const int ranks : gradsync_test::rank_counts()) {
+        const std::vector<float> expected = train(ranks, gs::Zero1{}, true);
+        CHECK(expected[0] != 1);
+        CHECK(train(ranks, gs::Zero1{}, false) == expected);
+        CHECK(train(ranks, gs::Zero2{}, true) == expected);
+        CHECK(train(ranks, gs::Zero2{}, false) == expected);
+    }
+    CHECK(gradsync_test::findings(1, [](gs::ThreadBackend comm, gradsync_test::Finding& finding) {
+              std::vector<float> weights(3), gradient(3);
+              gs::ShardedOptimizer sharded(comm, {gs::parameter("w", weights, gradient)}, Momentum{});
+              sharded.mark_ready();
+              sharded.finish();
+              const std::size_t first[] = {0};
+              const auto refused = [&](auto&& mark) {
+                  const auto outcome = gradsync_test::outcome_of(mark);
+                  finding.check(outcome.is(gs::Errc::invalid_argument) && outcome.says("call step() first"), outcome.text);
+              };
+              refused([&] { sharded.mark_ready(); });
+              refused([&] { sharded.mark_ready("w"); });
+              refused([&] { sharded.mark_ready(first); });
+          }) == "");
+}

@@ -10,6 +10,7 @@
 
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 
 #include "support/sharding.hpp"
@@ -206,6 +207,56 @@ TEST_CASE("micro-batches are reduced one by one and added up in the shards") {
                                         std::to_string(b[k]));
               }
           }) == "");
+}
+
+TEST_CASE("micro_batches is the only option that sharded gradients need: the weights of one rank, on every number of ranks") {
+    const auto train = [](int ranks, std::size_t all, auto made) {
+        std::vector<Bytes> result;
+        run_threads(ranks, [&](ThreadBackend comm) {
+            auto given = initial_tensors(awkward_sizes, DType::f32);
+            const auto with_sharded = [&](auto& sharded) {
+                const Deal deal{all, ranks, true};
+                for (int step = 0; step < 3; ++step) {
+                    for (std::size_t turn = 0; turn < deal.rounds(); ++turn) {
+                        const bool mine = turn < deal.count(comm.rank());
+                        if (turn + 1 == deal.rounds()) (void)sharded.begin_step(mine);
+                        for (std::size_t i = given.size(); mine && i-- > 0;) {
+                            std::size_t unit = 0;
+                            if constexpr (requires { sharded.gather(unit); }) sharded.acquire(unit = sharded.unit_of(i));
+                            const auto number = static_cast<int>(deal.number(comm.rank(), turn));
+                            write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), number, step, i);
+                            sharded.mark_ready(i);
+                            if constexpr (requires { sharded.gather(unit); }) sharded.release(unit);
+                        }
+                        sharded.finish();
+                    }
+                    sharded.step();
+                }
+                const auto last = weights(sharded);
+                if (comm.rank() == 0) result = last;
+            };
+            made(comm, given, with_sharded);
+        });
+        return result;
+    };
+    for (const std::size_t all : {4u, 7u}) {
+        const auto stage_2 = [&](ThreadBackend comm, std::vector<Tensor>& given, auto&& use) {
+            ShardedOptimizer sharded(comm, given, AdamW{}, Zero2{}, ShardingOptions{.reducer = {.micro_batches = all}});
+            use(sharded);
+        };
+        const auto stage_3 = [&](ThreadBackend comm, std::vector<Tensor>& given, auto&& use) {
+            ShardedParameters sharded(comm, given, AdamW{}, Units(std::vector<std::size_t>(given.size())),
+                                      ShardedParametersOptions{.reducer = {.micro_batches = all}});
+            use(sharded);
+        };
+        const auto expected = train(1, all, stage_2);
+        for (const int ranks : rank_counts()) {
+            CAPTURE(all);
+            CAPTURE(ranks);
+            CHECK(train(ranks, all, stage_2) == expected);
+            CHECK(train(ranks, all, stage_3) == expected);
+        }
+    }
 }
 
 TEST_CASE("micro-batches that are added up without communication: the bits of a whole trainer") {
