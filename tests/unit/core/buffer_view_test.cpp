@@ -12,6 +12,21 @@
 
 namespace gs = gradsync;
 
+namespace {
+
+/// As Armadillo's matrices: pointers as iterators, and no `data()`.
+struct Matrix {
+    std::vector<float> elements = std::vector<float>(6);
+
+    float* memptr() { return elements.data(); }
+    float* begin() { return elements.data(); }
+    const float* begin() const { return elements.data(); }
+    float* end() { return elements.data() + elements.size(); }
+    const float* end() const { return elements.data() + elements.size(); }
+};
+
+}  // namespace
+
 static_assert(std::is_convertible_v<gs::BufferView, gs::ConstBufferView>);
 static_assert(!std::is_convertible_v<gs::ConstBufferView, gs::BufferView>);
 
@@ -52,6 +67,16 @@ TEST_CASE("BufferView: a contiguous range converts, as it does to std::span; a p
     static_assert(std::is_trivially_copyable_v<gs::BufferView>);
     static_assert(!std::is_convertible_v<std::vector<std::vector<float>>&, gs::BufferView>);
     static_assert(!std::is_convertible_v<std::vector<gs::BufferView>&, gs::BufferView>);
+}
+
+TEST_CASE("buffer: a contiguous range needs no member data()") {
+    Matrix matrix;
+    const Matrix& constant = matrix;
+    const auto converted = [](gs::ConstBufferView view) { return view; };
+    CHECK(gs::buffer(matrix) == gs::BufferView{matrix.memptr(), 6, gs::DType::f32, gs::MemorySpace::host});
+    CHECK(gs::const_buffer(constant) == gs::ConstBufferView(gs::buffer(matrix)));
+    CHECK(converted(constant) == gs::const_buffer(matrix));
+    static_assert(gs::detail::owns_memory<Matrix>());
 }
 
 TEST_CASE("BufferView: subviews count in elements") {
