@@ -19,6 +19,10 @@ namespace detail {
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_type(DType own, DType asked) {
     raise(Errc::invalid_argument, text("as<T>(): the view has ", own, " elements, but T is ", asked, "; use the view's type"));
 }
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_number(DType type) {
+    raise(Errc::invalid_argument,
+          text("BufferView: DType(", static_cast<int>(type), ") is not an element type; pass one that DType names"));
+}
 
 // Without <ranges>, which takes longer to compile than this whole library. <span> brings std::begin and end, and the parts of std::ranges
 // that are used here.
@@ -82,9 +86,11 @@ struct BasicBufferView {
     MemorySpace space = MemorySpace::host;
 
     BasicBufferView() = default;
-    /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises.
-    BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host) noexcept
+    /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises. Throws Error(invalid_argument) if
+    /// `type` is a converted number that DType does not name.
+    BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host)
         : data(first), count(elements), dtype(type), space(where) {
+        if (static_cast<std::size_t>(type) >= dtype_count) detail::refuse_number(type);
         kernel::register_kernels(type);
     }
     /// The elements have the pointer's type.

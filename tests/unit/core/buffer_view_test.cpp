@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -86,6 +87,20 @@ TEST_CASE("BufferView: subviews count in elements") {
     CHECK(view.count == 4);
     CHECK(view.dtype == gs::DType::i64);
     CHECK(gs::ConstBufferView(gs::buffer(v)).subview(10, 0).data == v.data() + 10);
+}
+
+TEST_CASE("BufferView: a number that DType does not name is refused") {
+    float x[3] = {};
+    for (const int number : {12, 77, 255}) {
+        std::string said;
+        try {
+            (void)gs::BufferView(x, 3, static_cast<gs::DType>(number));
+        } catch (const gs::Error& error) {
+            if (error.errc() == gs::Errc::invalid_argument) said = error.what();
+        }
+        CHECK(said == "BufferView: DType(" + std::to_string(number) + ") is not an element type; pass one that DType names");
+    }
+    CHECK(gs::ConstBufferView(x, 3, gs::DType::f8e5m2).dtype == gs::DType::f8e5m2);
 }
 
 TEST_CASE("BufferView: the empty view") {
