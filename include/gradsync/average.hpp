@@ -54,7 +54,7 @@ BufferView view_to_reduce(T&& tensor) {
     static_assert(!number || Element<std::remove_const_t<Number>>,
                   "gradsync: copy this number into a double or an integer of 4 or 8 bytes");
     if constexpr (!number) return buffer(std::forward<T>(tensor));
-    else if constexpr (std::is_lvalue_reference_v<T&&> && Element<Number>) return BufferView(&tensor, 1);
+    else if constexpr (std::is_lvalue_reference_v<T&&> && !std::is_const_v<Number> && Element<Number>) return BufferView(&tensor, 1);
     else return {};
 }
 
