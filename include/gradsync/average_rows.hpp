@@ -96,9 +96,9 @@ void reduce_rows_in_place(const B& comm, const char* operation, ReduceOp op, Gra
                           const Values& values) {
     static_assert(require_backend<B>());
     static_assert(B::memory_space == MemorySpace::host, "gradsync: rows are averaged in host memory; use gradsync::average");
-    static_assert(std::is_integral_v<std::remove_cvref_t<decltype(*std::data(rows))>>, "gradsync: pass row numbers as integers");
-    List<std::uint64_t> numbers(std::size(rows));
-    for (std::size_t k = 0; k < numbers.size(); ++k) numbers[k] = static_cast<std::uint64_t>(std::data(rows)[k]);
+    static_assert(std::is_integral_v<std::remove_cvref_t<decltype(*std::ranges::data(rows))>>, "gradsync: pass row numbers as integers");
+    List<std::uint64_t> numbers(std::ranges::size(rows));
+    for (std::size_t k = 0; k < numbers.size(); ++k) numbers[k] = static_cast<std::uint64_t>(std::ranges::data(rows)[k]);
     reduce_rows(comm, operation, op, buffer(std::forward<Gradient>(gradient)), width, std::move(numbers), const_buffer(values));
 }
 

@@ -11,12 +11,35 @@ namespace gradsync::inline v0_2::cxx14 {
 
 namespace {
 
+/// What the library's errors recommend and this face lacks, and what to do here instead.
+constexpr std::string_view remedies[][2] = {
+    {", or let gradients live in the buckets (GradientStorage::in_buckets)", ""},
+    {"an empty ParameterView", "an empty Parameter"},
+    {" in its ParameterView or parameter_traits", ""},
+    {" (if it is empty on purpose: set may_be_empty)", ""},
+    {", or set may_be_empty if it is empty on purpose", ""},
+    {"Averaging::sum", "Options::sum"},
+    {", with `uses` of 2", ""},
+    {", with as many `uses`", ""},
+    {" put micro-batches before the last under no_sync(), or set its `uses` if it is used more often",
+     " and mark each gradient once, when its last contribution is in, in the last micro-batch"},
+    {", freeze it, or choose UnusedParameters::find_unused", "; set the gradient of one that the step does not use to 0"},
+    {"; for one bucket per parameter use PerParameter", ""},
+    {" (if they differ on purpose: ReducerOptions::compare_weights_every = gs::never)", ""},
+};
+
+[[noreturn]] void translate(const gradsync::Error& e) {
+    std::string what = e.what();
+    for (const auto& [words, here] : remedies)
+        if (const std::size_t at = what.find(words); at != std::string::npos) what.replace(at, words.size(), here);
+    throw Error(e.errc(), what.c_str(), e.context().rank, e.context().peer);
+}
 template <class F>
 decltype(auto) translating(F&& f) {
     try {
         return f();
     } catch (const gradsync::Error& e) {
-        throw Error(e.errc(), e.what(), e.context().rank, e.context().peer);
+        translate(e);
     }
 }
 
@@ -40,7 +63,7 @@ int Communicator::size() const { return state_->backend.size(); }
 void Communicator::set_timeout(double seconds) {
     translating([&] { state_->backend.set_timeout(limit_of(seconds)); });
 }
-void Communicator::fail(const char* reason) noexcept { state_->backend.fail(reason); }
+void Communicator::fail(const char* reason) noexcept { state_->backend.fail(reason != nullptr ? reason : "it gave no reason"); }
 void Communicator::average(void* data, std::size_t count, DType type) {
     translating([&] { gradsync::average(state_->backend, BufferView(data, count, type)); });
 }
@@ -57,6 +80,8 @@ struct Reducer::State {
 
 Reducer::Reducer(const Communicator& comm, const Parameter* parameters, std::size_t count, const Options& options) {
     translating([&] {
+        if (parameters == nullptr && count != 0)
+            detail::refuse("Reducer", detail::text("the array of ", count, " parameters is a null pointer; pass its address"), comm.rank());
         std::vector<ParameterView> views;
         for (const Parameter& p : ListView(parameters, count)) {
             ParameterView& view = views.emplace_back();

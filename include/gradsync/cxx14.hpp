@@ -39,20 +39,23 @@ inline DType type_of(const double*) noexcept { return DType::f64; }
 inline DType type_of(const std::int32_t*) noexcept { return DType::i32; }
 inline DType type_of(const std::int64_t*) noexcept { return DType::i64; }
 
-/// A rank's handle to its job. Ranks are processes. Copies are the same rank; destroying the last copy, a Reducer's included, leaves the
-/// job. All functions but `rank`, `size`, `set_timeout` and `fail` are collective: all ranks call them in the same order, with the same
-/// counts and types. They return when they are complete. Use it from one thread at a time.
+/// A rank's handle to its job. Ranks are processes. Copies are the same rank, and a move is a copy; destroying the last copy, a Reducer's
+/// included, leaves the job. All functions but `rank`, `size`, `set_timeout` and `fail` are collective: all ranks call them in the same
+/// order, with the same counts and types. They return when they are complete. Use it from one thread at a time.
 class Communicator {
 public:
     /// Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, or the variables of mpirun or srun; a program without any
     /// of them is a job of one rank. Ranks of one machine share memory; others are connected over TCP. MPI is not used. `timeout_seconds`:
     /// the limit of every wait, this one included.
     static Communicator from_environment(double timeout_seconds = 300);
+    Communicator(const Communicator&) = default;  // without a move, which would leave a handle to nothing
+    Communicator& operator=(const Communicator&) = default;
 
     int rank() const;                  ///< this rank
     int size() const;                  ///< the number of ranks
     void set_timeout(double seconds);  ///< the limit of later waits
-    /// Makes every other rank's outstanding and later calls throw Errc::peer_failed with this reason. Call it if the training cannot go on.
+    /// Makes every other rank's outstanding and later calls throw Errc::peer_failed with this reason, which may be null. Call it if the
+    /// training cannot go on.
     void fail(const char* reason) noexcept;
 
     /// Replaces `count` elements by their mean over the ranks (floating types only), their sum, or rank `root`'s elements.

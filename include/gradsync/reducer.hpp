@@ -192,12 +192,20 @@ public:
     }
 
     /// Runs a backward and then `finish()`, so that you cannot forget it. Calls `run(ready)`, where `ready(i)` is `mark_ready(i)`, and
-    /// returns what `finish()` returns.
+    /// returns what `finish()` returns. If an exception ends `run`, the step is not finished: mark its other gradients and call `finish()`.
+    /// Until then the next call throws Error(invalid_argument).
     ///
     ///     sync.backward([&](auto ready) { model.backward(batch, ready); });
     template <class Run>
     auto backward(Run&& run) {
+        if (std::exchange(interrupted_, true) && !engine_.unmarked() && !engine_.failed())
+            detail::refuse("backward",
+                           detail::text("rank ", backend().rank(),
+                                        " has not finished the last step, because an exception ended its backward; "
+                                        "mark its other gradients and call finish(), or let the exception end the training"),
+                           backend().rank());
         std::forward<Run>(run)([this](std::size_t i) { mark_ready(i); });
+        interrupted_ = false;
         return finish();
     }
 
@@ -274,6 +282,7 @@ public:
 
 private:
     detail::GradientEngine<B> engine_;
+    bool interrupted_ = false;  ///< an exception ended the last `backward`
 };
 
 template <class B, class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect: gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a contiguous range
+// expect: gradsync: return or pass a std::span.pointer, count. of this tensor's elements, or specialise gradsync::buffer_traits
 // errors: 1
 #include <span>
 

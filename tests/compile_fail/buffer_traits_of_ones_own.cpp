@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: describe this type by specialising gradsync::buffer_traits
+// expect 1: gradsync: return or pass a std::span.pointer, count. of this tensor's elements, or specialise gradsync::buffer_traits
 // expect 2: gradsync: return a BufferView, or of a constant tensor a ConstBufferView, from view\(\) in buffer_traits of this type
 // expect 3: gradsync: pass a mutable range
 // expect 4: gradsync: dtype_traits: name a DType of this type's size

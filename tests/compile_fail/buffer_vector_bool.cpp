@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect: gradsync: copy this tensor into contiguous memory first, or hand out a std::span of it
+// expect: gradsync: return or pass a std::span.pointer, count. if this tensor's elements are contiguous
 #include <vector>
 
 #include <gradsync/core/buffer_view.hpp>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient
+// expect 1: gradsync: pass a std::span.pointer, count. of its gradient, .* or specialise gradsync::parameter_traits for this type, with a public static function gradient
 // expect 2: gradsync: make gradient\(\) in parameter_traits of this type static
 // expect 3: gradsync: return or pass a reference to this tensor: a copy is gone
 // expect 4: gradsync: return or pass a std::span\(pointer, count\)
-// expect 5: gradsync: copy this tensor into contiguous memory first
+// expect 5: gradsync: return or pass a std::span.pointer, count. if this tensor's elements are contiguous
 // expect 6: gradsync: return a range of integers from shape\(\)
-// expect 7: gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient
+// expect 7: gradsync: pass a std::span.pointer, count. of its gradient, .* or specialise gradsync::parameter_traits for this type, with a public static function gradient
 // expect 8: gradsync: use float, double, Float16, BFloat16
 // errors: 1
 #include <deque>

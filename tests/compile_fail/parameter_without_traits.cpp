@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect: gradsync: specialise gradsync::parameter_traits for this type
+// expect: gradsync: pass a std::span.pointer, count. of its gradient, or .* specialise gradsync::parameter_traits for this type
 // errors: 1
 #include <vector>
 

@@ -2,7 +2,7 @@
 // expect 1: gradsync: the first template argument of Reducer is a backend
 // expect 2: gradsync: the backend comes first
 // expect 3: gradsync: the second template argument of Reducer is a bucket policy, the third an overlap policy: swap them
-// expect 4: gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient
+// expect 4: gradsync: pass a std::span.pointer, count. of its gradient, .* or specialise gradsync::parameter_traits for this type, with a public static function gradient
 // expect 5: gradsync: pass a mutable range: the library writes the result into it
 // expect 6: gradsync: pass a mutable range: the library writes the result into it
 // expect 7: gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes

@@ -2,7 +2,8 @@
 // expect 1: gradsync: pass one bucket policy: two of these arguments are bucket policies
 // expect 2: gradsync: pass one exchange or compressor: two of these arguments are exchanges
 // expect 3: gradsync: pass the options once: two of these arguments are options
-// expect 4: gradsync: this constructor takes its options and policies in any order, and one of these arguments is none of them
+// expect 4: gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its type is the T in
+// expect 4: is_option_or_policy<int>
 // expect 5: gradsync: this argument is not of the type that the template arguments name
 // expect 6: gradsync: this argument is not of the type that the template arguments name
 // expect 7: gradsync: this policy has no default: pass the constructor one

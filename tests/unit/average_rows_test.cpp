@@ -2,6 +2,7 @@
 // Rows of a gradient that few batches touch, against a dense sum.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -24,6 +25,14 @@ namespace {
 struct Contribution {
     std::vector<int> rows;
     std::vector<float> values;
+};
+
+template <class T>
+struct Pointers {
+    T *first, *last;
+
+    T* begin() const { return first; }
+    T* end() const { return last; }
 };
 
 /// Whole numbers: their sums are exact in any order, and so are means over 1, 2 and 4 ranks.
@@ -71,6 +80,17 @@ TEST_CASE("rows are what a dense sum gives: few, many, different numbers of them
             check_against_dense(ranks, 7, 64, mean, [](int r) { return std::size_t{20} * static_cast<std::size_t>(r + 1); });
             check_against_dense(ranks, 7, 3, mean, [](int) { return std::size_t{0}; });
         }
+}
+
+TEST_CASE("gradient, rows and values may be contiguous ranges without a member data()") {
+    CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
+              float gradient[6] = {}, values[2] = {1, 2};
+              const std::int64_t rows[1] = {comm.rank()};
+              Pointers<float> all{gradient, gradient + 6};
+              gs::sum_rows(comm, all, 2, Pointers<const std::int64_t>{rows, rows + 1}, Pointers<const float>{values, values + 2});
+              const float expected[6] = {1, 2, 1, 2, 0, 0};
+              finding.check(std::equal(gradient, gradient + 6, expected), "a wrong sum");
+          }) == "");
 }
 
 TEST_CASE("few rows travel as rows, many as one matrix") {

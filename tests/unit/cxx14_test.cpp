@@ -160,3 +160,149 @@ TEST_CASE("cxx14: parameters that differ are named on every rank") {
         CHECK(report.says(std::to_string(static_cast<int>(Errc::parameter_mismatch)) + " "));
     }
 }
+
+TEST_CASE("cxx14: moving a Communicator copies it, and both are the same rank") {
+    for (const Report& report : on_processes(2, 60, [](Communicator comm) {
+             Communicator moved = std::move(comm);
+             comm = std::move(moved);
+             moved.set_timeout(30);
+             float x = 1;
+             comm.sum(&x, 1);
+             moved.sum(&x, 1);
+             float w[1] = {}, g[1] = {};
+             Reducer(moved, {parameter("w", w, g, 1)}).broadcast_parameters();
+             return x == 4 && moved.rank() == comm.rank() && moved.size() == 2 ? "" : "another sum";
+         }))
+        CHECK(report.text == "");
+}
+
+TEST_CASE("cxx14: null pointers with a count, and a number that is no element type, are refused; the communicator still works") {
+    for (const int ranks : {1, 2})
+        for (const Report& report : on_processes(ranks, 60, [](Communicator comm) {
+                 float x[1] = {1}, w[3] = {};
+                 const auto no_type = static_cast<gradsync::cxx14::DType>(77);
+                 const std::string errors[] = {
+                     error_of([&] { Reducer(comm, nullptr, 3); }),
+                     error_of([&] { comm.sum(static_cast<float*>(nullptr), 3); }),
+                     error_of([&] { comm.broadcast(static_cast<float*>(nullptr), 3); }),
+                     error_of([&] { comm.average(x, 1, no_type); }),
+                     error_of([&] { comm.sum(x, 1, no_type); }),
+                     error_of([&] { comm.broadcast(x, 1, no_type); }),
+                     error_of([&] {
+                         Reducer(comm, {gradsync::cxx14::Parameter{"w", w, w, 3, no_type}});
+                     }),
+                     error_of([&] {
+                         Reducer(comm, {gradsync::cxx14::Parameter{"w", nullptr, w, 3, no_type}});
+                     }),
+                 };
+                 const std::string words[] = {"the array of 3 parameters is a null pointer; pass its address", "has no memory",
+                                              "has no memory", "DType(77) is not an element type; pass one that DType names"};
+                 for (std::size_t k = 0; k < 8; ++k)
+                     if (errors[k].rfind(std::to_string(static_cast<int>(Errc::invalid_argument)) + " ", 0) != 0 ||
+                         errors[k].find(words[k < 3 ? k : 3]) == std::string::npos)
+                         return std::to_string(k) + ": " + errors[k];
+                 comm.sum(x, 1);
+                 return std::string(x[0] == static_cast<float>(comm.size()) ? "" : "another sum");
+             }))
+            CHECK(report.text == "");
+}
+
+TEST_CASE("cxx14: fail() without a reason") {
+    const auto reports = on_processes(2, 60, [](Communicator comm) {
+        if (comm.rank() == 1) return comm.fail(nullptr), std::string();
+        float x = 1;
+        return error_of([&] { comm.sum(&x, 1); });
+    });
+    INFO(reports[0].text);
+    CHECK(reports[0].text.rfind(prefix(Errc::peer_failed, 0, 1), 0) == 0);
+    CHECK(reports[0].says("rank 1 failed: it gave no reason"));
+    CHECK(reports[1].text == "");
+}
+
+TEST_CASE("cxx14: errors recommend only what this interface has, on the rank that throws and on the others") {
+    struct Mistake {
+        const char* says;
+        std::string (*make)(Communicator);
+        int ranks = 1;
+    };
+    static float w[2], g[2];
+    static const auto refusal = [](Communicator comm, std::vector<gradsync::cxx14::Parameter> parameters) {
+        return error_of([&] { Reducer(comm, parameters); });
+    };
+    static const auto marks = [](Communicator comm, int on_rank, std::size_t times) {
+        Reducer sync(comm, {parameter("w", w, g, 2)});
+        return error_of([&] {
+            if (comm.rank() == on_rank)
+                for (std::size_t k = 0; k < times; ++k) sync.mark_ready(0);
+            else sync.mark_ready(0);
+            sync.finish();
+        });
+    };
+    const Mistake mistakes[] = {
+        {"has no gradient memory; allocate it",
+         [](Communicator comm) { return refusal(comm, {parameter("w", w, static_cast<float*>(nullptr), 2)}); }},
+        {"or an empty Parameter; set it, or take it off the list",
+         [](Communicator comm) {
+             float* const none = nullptr;
+             return refusal(comm, {parameter("w", none, none, 0)});
+         }},
+        {"has no elements; register it when it has its size", [](Communicator comm) { return refusal(comm, {parameter("w", w, g, 0)}); }},
+        {"which can be summed only (Options::sum)",
+         [](Communicator comm) {
+             static std::int32_t numbers[2], sums[2];
+             return refusal(comm, {parameter("n", numbers, sums, 2)});
+         }},
+        {"register tied weights once",
+         [](Communicator comm) {
+             return refusal(comm, {parameter("v", w, g, 2), parameter("w", w, g, 2)});
+         }},
+        {"has no value; give one",
+         [](Communicator comm) {
+             Reducer sync(comm, {parameter("w", static_cast<float*>(nullptr), g, 2)});
+             return error_of([&] { sync.broadcast_parameters(); });
+         }},
+        {"was marked ready more than once before finish(); call finish() each step, and mark each gradient once, when its last contribution "
+         "is in, in the last micro-batch",
+         [](Communicator comm) { return marks(comm, 0, 2); }},
+        {"mark each gradient once", [](Communicator comm) { return marks(comm, 1, 2); }, 2},
+        {"mark every trainable parameter before finish(); set the gradient of one that the step does not use to 0",
+         [](Communicator comm) { return marks(comm, 0, 0); }},
+        {"set the gradient of one that the step does not use to 0", [](Communicator comm) { return marks(comm, 1, 0); }, 2},
+        {"the weights of 'w' differ",
+         [](Communicator comm) {
+             w[0] = static_cast<float>(comm.rank());
+             return marks(comm, 0, 1);
+         },
+         2},
+        {"was written after its mark; mark it when its last contribution is in (a parameter that several layers use: register it once)",
+         [](Communicator comm) {
+             ::setenv("GRADSYNC_CHECKS", "1", 1);
+             Reducer sync(comm, {parameter("v", w, g, 1), parameter("w", w + 1, g + 1, 1)});
+             return error_of([&] {
+                 sync.mark_ready(0);
+                 g[0] += 1;
+                 sync.mark_ready(1);
+                 sync.finish();
+             });
+         }},
+        {"a bucket cap is 0 bytes, but must be positive",
+         [](Communicator comm) {
+             gradsync::cxx14::Options options;
+             options.bucket_bytes = 0;
+             return error_of([&] { Reducer(comm, {parameter("w", w, g, 2)}, options); });
+         }},
+        {"a mean of i32 is not defined; use sum()",
+         [](Communicator comm) {
+             std::int32_t n = 1;
+             return error_of([&] { comm.average(&n, 1); });
+         }},
+    };
+    for (const Mistake& mistake : mistakes)
+        for (const Report& report : on_processes(mistake.ranks, 60, mistake.make)) {
+            INFO(report.text);
+            CHECK(report.says(mistake.says));
+            for (const char* const lacked : {"no_sync", "`uses`", "find_unused", "freeze", "in_buckets", "may_be_empty", "ParameterView",
+                                             "parameter_traits", "Averaging", "ReducerOptions", "PerParameter"})
+                CHECK(report.text.find(lacked) == std::string::npos);
+        }
+}

@@ -31,7 +31,7 @@ struct Job {
     /// agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is derived from
     /// TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is GRADSYNC_JOB_TOKEN.
     ///
-    /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR and MASTER_PORT are set without a rank.
+    /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR or MASTER_PORT is set without a rank.
     template <class Lookup>
     static Job from(Lookup&& variable);
 
@@ -97,10 +97,10 @@ template <class Lookup>
                               : of_mpich                       ? mpich
                               : has("SLURM_PROCID")            ? slurm
                                                                : none;
-    if (launcher == none && has("MASTER_ADDR") && has("MASTER_PORT"))
+    if (launcher == none && (has("MASTER_ADDR") || has("MASTER_PORT")))
         raise(
             Errc::invalid_argument,
-            "MASTER_ADDR and MASTER_PORT are set, but RANK and WORLD_SIZE are not; set all four on every rank, or unset these two to run a single rank");
+            "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; set all four on every rank, or unset both to run a single rank");
     if (launcher == slurm && !has("SLURM_NTASKS"))  // in a batch script, outside of srun
         raise(
             Errc::invalid_argument,

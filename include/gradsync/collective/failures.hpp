@@ -38,7 +38,7 @@ struct Late {
 };
 
 [[gnu::cold, gnu::noinline]] inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
-    constexpr const char* did[] = {" did not start it", " started it, as all did, but did not go on", " did not answer",
+    constexpr const char* did[] = {" did not start it", " started it like all others, but made no progress", " did not answer",
                                    " is itself waiting for one that did not start it,"};  // indexed by Late::Did
     const bool blames = !late.ranks.empty() && late.did != Late::Did::wait_itself;
     std::string who = "its work did not end, though every rank started it";

@@ -19,9 +19,13 @@ namespace detail {
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_type(DType own, DType asked) {
     raise(Errc::invalid_argument, text("as<T>(): the view has ", own, " elements, but T is ", asked, "; use the view's type"));
 }
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_number(DType type) {
+    raise(Errc::invalid_argument,
+          text("BufferView: DType(", static_cast<int>(type), ") is not an element type; pass one that DType names"));
+}
 
-// The concepts of <ranges> without that header, which takes longer to compile than this whole library. <span> brings std::begin, end, data
-// and size.
+// Without <ranges>, which takes longer to compile than this whole library. <span> brings std::begin and end, and the parts of std::ranges
+// that are used here.
 template <class R>
 concept Range = requires(R& range) {
     std::begin(range);
@@ -31,11 +35,9 @@ concept Range = requires(R& range) {
 template <Range R>
 using range_element_t = std::remove_reference_t<decltype(*std::begin(std::declval<R&>()))>;
 
+/// Needs no member `data()`: pointers as iterators will do.
 template <class R>
-concept ContiguousRange = Range<R> && requires(R& range) {
-    std::data(range);
-    std::span(std::begin(range), std::size(range));  // takes contiguous iterators only
-};
+concept ContiguousRange = Range<R> && std::ranges::contiguous_range<R> && std::ranges::sized_range<R>;
 
 /// A range that converts to a view, or fails to compile with a sentence that says why.
 template <class R>
@@ -84,9 +86,11 @@ struct BasicBufferView {
     MemorySpace space = MemorySpace::host;  ///< where they are
 
     BasicBufferView() = default;
-    /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises.
-    BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host) noexcept
+    /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises. Throws Error(invalid_argument) if
+    /// `type` is a converted number that DType does not name.
+    BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host)
         : data(first), count(elements), dtype(type), space(where) {
+        if (static_cast<std::size_t>(type) >= dtype_count) detail::refuse_number(type);
         kernel::register_kernels(type);
     }
     /// The elements have the pointer's type.
@@ -179,13 +183,14 @@ consteval void check_buffer_range() {
         !std::is_pointer_v<R>,
         "gradsync: return or pass a std::span(pointer, count), or host_buffer() or device_buffer() of gradsync/interop/pointer.hpp: "
         "a pointer does not say how much lies there");
-    static_assert(Range<R> || std::is_pointer_v<R>,
-                  "gradsync: describe this type by specialising gradsync::buffer_traits or parameter_traits, or pass a "
-                  "contiguous range such as std::span; see docs/guides/tensors.md");
+    static_assert(
+        Range<R> || std::is_pointer_v<R>,
+        "gradsync: return or pass a std::span(pointer, count) of this tensor's elements, or specialise gradsync::buffer_traits or "
+        "parameter_traits for its type; see docs/guides/tensors.md");
     if constexpr (Range<R>) {
         static_assert(ContiguousRange<R>,
-                      "gradsync: copy this tensor into contiguous memory first, or hand out a std::span of it: "
-                      "collectives need contiguous elements");
+                      "gradsync: return or pass a std::span(pointer, count) if this tensor's elements are contiguous, as collectives need "
+                      "them; otherwise copy them into contiguous memory first");
         if constexpr (ContiguousRange<R>)
             static_assert(
                 Element<range_element_t<R>>,
@@ -211,7 +216,7 @@ auto view_of(R& tensor) {
         if constexpr (ContiguousRange<R>) {
             using T = range_element_t<R>;
             using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
-            if constexpr (Element<T>) return View{std::data(tensor), static_cast<std::size_t>(std::size(tensor))};
+            if constexpr (Element<T>) return View{std::ranges::data(tensor), static_cast<std::size_t>(std::ranges::size(tensor))};
             else return View{};
         } else {
             return BufferView{};
@@ -221,7 +226,7 @@ auto view_of(R& tensor) {
 
 }  // namespace detail
 
-/// A view of a contiguous range (`std::vector`, `std::span`, `std::array`, ...) in host memory, or of a type with `buffer_traits`. The
+/// A view of a contiguous range (`std::vector`, `std::span`, `arma::mat`, ...) in host memory, or of a type with `buffer_traits`. The
 /// caller keeps the memory alive.
 template <class R>
 BufferView buffer(R&& tensor) {

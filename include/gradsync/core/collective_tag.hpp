@@ -33,7 +33,8 @@ public:
     /// "bucket 3 of Reducer #1"
     static std::string text_of(int code) {
         const auto bits = static_cast<std::uint32_t>(code);
-        if (bits == 0) return "a call outside of buckets (of your own, average, broadcast_parameters, begin_step, gradient_norm)";
+        if (bits == 0)
+            return "a call outside of buckets (of your own, average, broadcast_parameters, begin_step, gradient_norm, save_shards)";
         if (static_cast<Kind>(bits >> 29) == Kind::counts)
             return detail::text("tensors whose counts have the digest ", bits & ((1u << 29) - 1));
         const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;

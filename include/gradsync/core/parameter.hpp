@@ -168,9 +168,11 @@ consteval bool require_parameter() {
         constexpr bool is_not_static = requires(parameter_traits<std::remove_const_t<T>> traits, T& t) { traits.gradient(t); };
         static_assert(!is_not_static, "gradsync: make gradient() in parameter_traits of this type static");
         if constexpr (!is_not_static)
-            static_assert(Parameter<T>,
-                          "gradsync: specialise gradsync::parameter_traits for this type, with a public static function gradient(T&) that "
-                          "returns a contiguous range, a BufferView or a tensor with buffer_traits; see docs/guides/tensors.md");
+            static_assert(
+                Parameter<T>,
+                "gradsync: pass a std::span(pointer, count) of its gradient, or gs::parameter(name, weights, gradient) with two such "
+                "spans, or specialise gradsync::parameter_traits for this type, with a public static function gradient(T&) that "
+                "returns a contiguous range, a BufferView or a tensor with buffer_traits; see docs/guides/tensors.md");
     }
     return true;
 }

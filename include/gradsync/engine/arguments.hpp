@@ -56,13 +56,17 @@ T choose(First& first, Rest&... rest) {
 /// Compiles if each argument is the options or has one of these roles, and nothing is passed twice.
 template <class B, class Options, Role... roles>
 struct Accepts {
+    /// Compilers print it with the type of the argument that is refused.
+    template <class T>
+    static constexpr bool is_option_or_policy = std::same_as<T, Options> || ((role_of<T, B>() == roles) || ...);
+
     template <class... Arguments>
     static consteval bool check() {
         constexpr auto count = [](Role role) { return (std::size_t{role_of<Arguments, B>() == role} + ... + 0); };
         constexpr std::size_t options = (std::size_t{std::same_as<Arguments, Options>} + ... + 0);
-        static_assert((count(roles) + ... + options) == sizeof...(Arguments),
-                      "gradsync: this constructor takes its options and policies in any order, and one of these arguments is none of them; "
-                      "a policy of your own models BucketPolicy, OverlapPolicy or ExchangePolicy");
+        static_assert((is_option_or_policy<Arguments> && ...),
+                      "gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its "
+                      "type is the T in is_option_or_policy<T>; a policy of your own models BucketPolicy, OverlapPolicy or ExchangePolicy");
         static_assert(options <= 1, "gradsync: pass the options once: two of these arguments are options");
         static_assert(count(Role::buckets) <= 1, "gradsync: pass one bucket policy: two of these arguments are bucket policies");
         static_assert(count(Role::overlap) <= 1, "gradsync: pass one overlap policy: two of these arguments are overlap policies");

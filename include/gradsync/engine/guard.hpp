@@ -110,7 +110,7 @@ private:
         refuse(code_, operation, text(owner_, " failed earlier and cannot go on: ", what_));
     }
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(std::size_t i, std::size_t size, const char* operation) const {
-        refuse(operation, text("there is no parameter ", i, " among ", size));
+        refuse(operation, text("parameter index ", i, " is out of range [0, ", size, ")"));
     }
 
     /// Fails because of the current exception.

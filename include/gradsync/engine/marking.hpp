@@ -173,6 +173,8 @@ public:
 
     /// Was no gradient marked since the last `finish()`, except under `no_sync()`?
     bool between_steps() const noexcept { return readiness_.untouched(); }
+    /// The same, and no mark of several uses was made either.
+    bool unmarked() const noexcept { return readiness_.unmarked(); }
     const BucketPlan& plan() const noexcept { return gradients_.plan(); }
     const B& backend() const noexcept { return backend_; }
     ListView<const ParameterView> parameters() const noexcept { return gradients_.parameters(); }

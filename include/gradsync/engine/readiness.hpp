@@ -120,6 +120,13 @@ public:
         return true;
     }
 
+    /// Is no gradient filled, and none marked fewer times than it has uses?
+    bool unmarked() const noexcept {
+        bool unmarked = true;
+        for (std::size_t i = 0; i < uses_.size(); ++i) unmarked = unmarked && remaining(i) == uses_[i];
+        return unmarked;
+    }
+
     /// Returns to the state at the start of a step.
     void reset() noexcept {
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);

@@ -333,7 +333,7 @@ public:
     /// units in the order of the others' forward and backward.
     void enter(std::size_t k) {
         if (k == current_) return;
-        if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("there is no unit ", k, " among ", units_));
+        if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("unit index ", k, " is out of range [0, ", units_, ")"));
         if (const std::size_t last = std::exchange(current_, no_unit); last != no_unit) {
             place(last, false);
             Sharded::release(last);

@@ -230,8 +230,6 @@ protected:
             inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
         if constexpr (Derived::in_backward) {
             if (!can_step_inside()) return;
-            if (engine_options_.micro_batches != 0 || engine_options_.unused != UnusedParameters::error)
-                refuse(Derived::name, "with StepInBackward a step has one micro-batch, and uses every parameter; leave these options out");
             if (!inside_.possible())
                 refuse(Derived::name,
                        "with StepInBackward all weights lie in memory that the ranks share; use ParameterStorage::in_buckets");

@@ -34,10 +34,11 @@ struct StepInside {
 };
 
 /// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have marked it, and its
-/// memory is reused; there are no shards of gradients. For ranks that share memory; otherwise it is stage 2. Mark a parameter after the
-/// backward's last read of its weights. The optimizer may run on any thread of its rank that makes progress, including that of an overlap
-/// policy; set its learning rate before the backward. A step has one micro-batch, no gradient scale and no norm, cannot be discarded, and
-/// compares no weights. If a rank has several such objects over threads, all ranks must finish them in the same order.
+/// memory is reused; there are no shards of gradients. For ranks that share a host without memory for gradients; without shared memory it
+/// is stage 2. Mark a parameter after the backward's last read of its weights. The optimizer may run on any thread of its rank that makes
+/// progress, including that of an overlap policy; set its learning rate before the backward. A step has one micro-batch, no gradient scale
+/// and no norm, cannot be discarded, and compares no weights. If a rank has several such objects over threads, all ranks must finish them in
+/// the same order.
 struct StepInBackward {
     static constexpr bool shards_gradients = true;
     static constexpr bool steps_inside = true, in_backward = true;
@@ -125,6 +126,8 @@ public:
         if (B::memory_space != MemorySpace::host && shared()) refuse(name, "ParameterStorage::shared is for host memory; use in_buckets");
         if (in_backward && shared())
             refuse(name, "with StepInBackward other ranks may still read weights that are stepped; use ParameterStorage::in_buckets");
+        if (in_backward && (engine_options_.micro_batches != 0 || engine_options_.unused != UnusedParameters::error))
+            refuse(name, "with StepInBackward a step has one micro-batch, and uses every parameter; leave micro_batches and unused out");
         if (in_backward && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != never)
             refuse(name, "with StepInBackward weights change while they would be compared; leave compare_weights_every out");
         if (in_backward && !in_buckets()) engine_options_.compare_weights_every = never;

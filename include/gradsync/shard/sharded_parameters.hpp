@@ -233,7 +233,7 @@ private:
     }
 
     void check_unit(std::size_t u, const char* operation) const {
-        if (u >= unit_count()) refuse(operation, detail::text("there is no unit ", u, " among ", unit_count()));
+        if (u >= unit_count()) refuse(operation, detail::text("unit index ", u, " is out of range [0, ", unit_count(), ")"));
     }
 
     /// Gathers unit u, and starts to gather the units expected next.

@@ -155,7 +155,7 @@ TEST_CASE("ThreadBackend: a start that waits for a slot names the rank that hold
     }
     CAPTURE(said);
     CHECK(said.starts_with("1: "));
-    CHECK(said.find("collective #0: rank 1 started it, as all did, but did not go on while rank 0 waited") != std::string::npos);
+    CHECK(said.find("collective #0: rank 1 started it like all others, but made no progress while rank 0 waited") != std::string::npos);
 }
 
 TEST_CASE("ThreadBackend: a time limit is positive") {

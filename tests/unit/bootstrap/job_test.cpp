@@ -171,12 +171,25 @@ TEST_CASE("job: what is missing or no number is named") {
     CHECK(says(refusal_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), "not '-1'"));
     CHECK(says(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "two"}}), "not 'two'"));
     CHECK(says(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "99999999999999999999"}}), "WORLD_SIZE must be"));
-    CHECK(says(refusal_of({{"MASTER_PORT", "70000"}}), "MASTER_PORT must be a number from 1 to 65535"));
-    CHECK(says(refusal_of({{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}}), "RANK and WORLD_SIZE are not"));
-    CHECK(job_of({{"MASTER_ADDR", "node1"}}).size == 1);
-    CHECK(job_of({{"MASTER_ADDR", "[fe80::1]"}}).address == "fe80::1");
-    CHECK(says(refusal_of({{"MASTER_ADDR", "[fe80::1]:29500"}}), "a host without a port, not '[fe80::1]:29500'"));
-    CHECK(says(refusal_of({{"MASTER_ADDR", "node1:29500"}}), "a host without a port, not 'node1:29500'; put the port into MASTER_PORT"));
+    const auto second_of_two = [](const char* name, const char* value) {
+        return std::map<std::string, std::string>{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {name, value}};
+    };
+    CHECK(says(refusal_of(second_of_two("MASTER_PORT", "70000")), "MASTER_PORT must be a number from 1 to 65535"));
+    CHECK(job_of(second_of_two("MASTER_ADDR", "[fe80::1]")).address == "fe80::1");
+    CHECK(says(refusal_of(second_of_two("MASTER_ADDR", "[fe80::1]:29500")), "a host without a port, not '[fe80::1]:29500'"));
+    CHECK(says(refusal_of(second_of_two("MASTER_ADDR", "node1:29500")),
+               "a host without a port, not 'node1:29500'; put the port into MASTER_PORT"));
     CHECK(says(refusal_of({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "n["}}), "set MASTER_ADDR"));
     CHECK(says(refusal_of({{"SLURM_PROCID", "0"}}), "start the program with srun"));
+}
+
+TEST_CASE("job: an address or a port without a rank is refused, and is not a job of one rank") {
+    using Variables = std::map<std::string, std::string>;
+    for (const Variables& alone : {Variables{{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}}, Variables{{"MASTER_ADDR", "node1"}},
+                                   Variables{{"MASTER_PORT", "29500"}}})
+        CHECK(says(refusal_of(alone), "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; set all four on every rank"));
+    CHECK(job_of({{"MASTER_PORT", ""}}).size == 1);  // as if it were not set
+    // A launcher says the rank, and has a default for the other one.
+    CHECK(job_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "4000"}}).port == 4000);
+    CHECK(job_of({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node1"}}).address == "node1");
 }

@@ -51,7 +51,7 @@ TEST_CASE("timed_out: names the ranks that did not start it") {
     CHECK(timed_out("x", one, 0, std::chrono::seconds(2)).message.find("x: rank 4 did not start it while rank 0 waited 2 s") == 0);
     CHECK(timed_out("x", several, 0, std::chrono::seconds(2)).message.find("x: ranks 1, 3 did not start it") == 0);
     CHECK(timed_out("x", stopped, 0, std::chrono::seconds(2))
-              .message.find("x: ranks 1, 3 started it, as all did, but did not go on while rank 0") == 0);
+              .message.find("x: ranks 1, 3 started it like all others, but made no progress while rank 0") == 0);
     CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).message.find("x: rank 0 did not answer while rank 1 waited 2 s") == 0);
     CHECK(timed_out("x", silent, 1, std::chrono::seconds(2)).culprit == 0);
     CHECK(timed_out("x", waits, 1, std::chrono::seconds(2))

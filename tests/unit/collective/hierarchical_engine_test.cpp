@@ -136,7 +136,7 @@ TEST_CASE(
         CAPTURE(report.text);
         CHECK(report.says("rank 1: "));
         // The neighbour's limit ends a little before that of those who wait in the next collective; on busy cores perhaps after it.
-        const bool by_neighbour = report.says("rank 1 started it, as all did, but did not go on");
+        const bool by_neighbour = report.says("rank 1 started it like all others, but made no progress");
         CHECK((by_neighbour || report.says("rank 1 did not start it")));
     }
 }
@@ -187,8 +187,8 @@ TEST_CASE(
                 std::string silent;
                 for (int r = 0; r < ranks; ++r)
                     for (const std::string& words :
-                         {"time limit reached, " + name + ": ",
-                          std::to_string(count) + " elements), collective #1: " + name + " started it, as all did, but did not go on"})
+                         {"time limit reached, " + name + ": ", std::to_string(count) + " elements), collective #1: " + name +
+                                                                    " started it like all others, but made no progress"})
                         if (r != victim) silent += gradsync_test::if_silent(r, reports[static_cast<std::size_t>(r)].text, words);
                 return silent;
             });

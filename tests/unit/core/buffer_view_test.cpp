@@ -7,10 +7,26 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <vector>
 
 namespace gs = gradsync;
+
+namespace {
+
+/// As Armadillo's matrices: pointers as iterators, and no `data()`.
+struct Matrix {
+    std::vector<float> elements = std::vector<float>(6);
+
+    float* memptr() { return elements.data(); }
+    float* begin() { return elements.data(); }
+    const float* begin() const { return elements.data(); }
+    float* end() { return elements.data() + elements.size(); }
+    const float* end() const { return elements.data() + elements.size(); }
+};
+
+}  // namespace
 
 static_assert(std::is_convertible_v<gs::BufferView, gs::ConstBufferView>);
 static_assert(!std::is_convertible_v<gs::ConstBufferView, gs::BufferView>);
@@ -54,6 +70,16 @@ TEST_CASE("BufferView: a contiguous range converts, as it does to std::span; a p
     static_assert(!std::is_convertible_v<std::vector<gs::BufferView>&, gs::BufferView>);
 }
 
+TEST_CASE("buffer: a contiguous range needs no member data()") {
+    Matrix matrix;
+    const Matrix& constant = matrix;
+    const auto converted = [](gs::ConstBufferView view) { return view; };
+    CHECK(gs::buffer(matrix) == gs::BufferView{matrix.memptr(), 6, gs::DType::f32, gs::MemorySpace::host});
+    CHECK(gs::const_buffer(constant) == gs::ConstBufferView(gs::buffer(matrix)));
+    CHECK(converted(constant) == gs::const_buffer(matrix));
+    static_assert(gs::detail::owns_memory<Matrix>());
+}
+
 TEST_CASE("BufferView: subviews count in elements") {
     std::vector<std::int64_t> v(10);
     const gs::BufferView view = gs::buffer(v).subview(3, 4);
@@ -61,6 +87,20 @@ TEST_CASE("BufferView: subviews count in elements") {
     CHECK(view.count == 4);
     CHECK(view.dtype == gs::DType::i64);
     CHECK(gs::ConstBufferView(gs::buffer(v)).subview(10, 0).data == v.data() + 10);
+}
+
+TEST_CASE("BufferView: a number that DType does not name is refused") {
+    float x[3] = {};
+    for (const int number : {12, 77, 255}) {
+        std::string said;
+        try {
+            (void)gs::BufferView(x, 3, static_cast<gs::DType>(number));
+        } catch (const gs::Error& error) {
+            if (error.errc() == gs::Errc::invalid_argument) said = error.what();
+        }
+        CHECK(said == "BufferView: DType(" + std::to_string(number) + ") is not an element type; pass one that DType names");
+    }
+    CHECK(gs::ConstBufferView(x, 3, gs::DType::f8e5m2).dtype == gs::DType::f8e5m2);
 }
 
 TEST_CASE("BufferView: the empty view") {

@@ -13,7 +13,7 @@ TEST_CASE("CollectiveTag: what is not the same has another code, and a text that
     static_assert(bucket.code() != CollectiveTag(CollectiveTag::Kind::bucket, 2, 3).code());
     static_assert(bucket.code() != CollectiveTag(CollectiveTag::Kind::bucket, 1, 4).code());
     CHECK(CollectiveTag::text_of(none.code()) ==
-          "a call outside of buckets (of your own, average, broadcast_parameters, begin_step, gradient_norm)");
+          "a call outside of buckets (of your own, average, broadcast_parameters, begin_step, gradient_norm, save_shards)");
     CHECK(CollectiveTag::text_of(bucket.code()) == "bucket 3 of Reducer #1");
     CHECK(CollectiveTag::text_of(unit.code()) == "unit 3 of ShardedParameters #1");
     CHECK(CollectiveTag::text_of(CollectiveTag(CollectiveTag::Kind::bucket, 1023, 524287).code()) == "bucket 524287 of Reducer #1023");

@@ -33,6 +33,17 @@ struct Handle {
 };
 struct Unsupported {};
 
+/// As Armadillo's matrices: pointers as iterators, and no `data()`.
+struct Matrix {
+    std::vector<float> elements = std::vector<float>(6);
+
+    float* memptr() { return elements.data(); }
+    float* begin() { return elements.data(); }
+    const float* begin() const { return elements.data(); }
+    float* end() { return elements.data() + elements.size(); }
+    const float* end() const { return elements.data() + elements.size(); }
+};
+
 /// Another library's half, and a tensor of it that is no range.
 struct TheirHalf {
     std::uint16_t bits;
@@ -153,6 +164,16 @@ TEST_CASE("parameter_view: contiguous ranges are gradients without a name") {
     CHECK(parameter_view(array).gradient.dtype == DType::i64);
     std::vector<float> empty;
     CHECK(parameter_view(empty).gradient.count == 0);
+}
+
+TEST_CASE("parameter_view: a contiguous range without data() is a gradient, and a part of a parameter") {
+    Matrix value, gradient;
+    static_assert(Parameter<Matrix> && Parameter<Matrix*>);
+    CHECK(parameter_view(gradient).gradient == BufferView{gradient.memptr(), 6, DType::f32, MemorySpace::host});
+    const ParameterView view = parameter("w", value, tracked(gradient), {2, 3});
+    CHECK(view.value == buffer(value));
+    CHECK(view.gradient == buffer(gradient));
+    CHECK(view.look(view.owner) == buffer(gradient));
 }
 
 TEST_CASE("parameter_view: a ParameterView is itself, constant or not") {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -440,6 +441,83 @@ TEST_CASE("an exception ended the backward of all ranks: discard() says how to g
                       for (std::size_t i : {2u, 1u, 0u}) ready(i);
                   });
               }) == "");
+}
+
+TEST_CASE("an exception ended a backward: the next one is refused and says so, until the step is finished") {
+    for (const int ranks : rank_counts(1, 3))
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = tensors({10, 20, 30});
+                  Reducer sync(comm, model, PerParameter{});
+                  const auto backward = [&](std::size_t marks) {
+                      return outcome_of([&] {
+                          sync.backward([&](auto ready) {
+                              for (std::size_t i = 3; i-- > 3 - marks;) ready(i);
+                              if (marks != 3) throw std::runtime_error("a bad batch");
+                          });
+                      });
+                  };
+                  finding.check(backward(0).says("a bad batch"), "it was not thrown");
+                  finding.check(backward(3).text.empty(), "a backward without marks has left some");
+                  finding.check(backward(1).says("a bad batch"), "it was not thrown");
+                  for (int again = 0; again < 2; ++again) {
+                      const Outcome refused = backward(3);
+                      finding.check(refused.is(Errc::invalid_argument) &&
+                                        refused.says("has not finished the last step, because an exception ended its backward; mark its "
+                                                     "other gradients and call finish()"),
+                                    refused.text);
+                  }
+                  sync.mark_ready(1);
+                  sync.mark_ready(0);
+                  sync.finish();
+                  finding.check(backward(3).text.empty(), "the step after it");
+              }) == "");
+}
+
+TEST_CASE("an exception ended a backward after the first of two marks of a gradient: the second is still to come") {
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20});
+              model[1].uses = 2;
+              Reducer sync(comm, model);
+              const auto backward = [&](bool fails) {
+                  return outcome_of([&] {
+                      sync.backward([&](auto ready) {
+                          ready(1);
+                          if (fails) throw std::runtime_error("a bad batch");
+                          ready(1);
+                          ready(0);
+                      });
+                  });
+              };
+              finding.check(backward(true).says("a bad batch"), "it was not thrown");
+              finding.check(backward(false).says("an exception ended its backward"), "it was not refused");
+              sync.mark_ready(1);
+              sync.mark_ready(0);
+              sync.finish();
+              finding.check(backward(false).text.empty(), "the step after it");
+          }) == "");
+}
+
+TEST_CASE("an exception ended the backward of one rank, which goes on: the others are told, and whose it was") {
+    const auto seen = outcomes(3, [](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        Reducer sync(comm, model, PerParameter{});
+        for (int step = 0; step < 2; ++step) {
+            try {
+                sync.backward([&](auto ready) {
+                    ready(1);
+                    if (comm.rank() == 1 && step == 0) throw std::runtime_error("a bad batch");
+                    ready(0);
+                });
+            } catch (const std::runtime_error& error) {
+                if (std::string(error.what()) != "a bad batch") throw;
+            }
+        }
+    });
+    CHECK(seen[1].says("an exception ended its backward"));
+    for (const int rank : {0, 2}) {
+        CHECK(seen[static_cast<std::size_t>(rank)].is(Errc::peer_failed));
+        CHECK(seen[static_cast<std::size_t>(rank)].says("rank 1 failed: an exception ended its step"));
+    }
 }
 
 TEST_CASE("an option without effect is refused") {

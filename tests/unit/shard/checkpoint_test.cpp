@@ -234,6 +234,25 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
           }) == "");
 }
 
+TEST_CASE("save_shards on one rank only: the error of every rank has it among the calls that may have differed") {
+    const TemporaryDirectory directory;
+    const auto seen = outcomes(2, [&](ThreadBackend comm) {
+        auto model = initial_tensors(awkward_sizes, DType::f32);
+        One sharded = make_one(comm, model, 0);
+        train(sharded, 0, 1);
+        if (comm.rank() == 0) save_shards(directory.path(), sharded);
+        train(sharded, 1, 2);
+    });
+    for (const Outcome& outcome : seen) {
+        INFO(outcome.text);
+        CHECK(outcome.is(Errc::collective_mismatch));
+        CHECK(outcome.says("rank 0 started all_gather("));
+        CHECK(outcome.says(
+            "for a call outside of buckets (of your own, average, broadcast_parameters, begin_step, gradient_norm, save_shards)"));
+        CHECK(outcome.says("rank 1 started reduce_scatter("));
+    }
+}
+
 TEST_CASE("two jobs do not save to one directory at the same time: every rank of the later one is told") {
     const TemporaryDirectory directory;
     for (const int ranks : rank_counts(1, 3)) {

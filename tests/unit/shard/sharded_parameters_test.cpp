@@ -432,7 +432,7 @@ TEST_CASE("misuse is told") {
     CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, awkward_units).parameter_value(4); }) ==
           "parameter_value on rank 0: the weights of 'p4' are not here; call gather(2) first");
     CHECK(says([](auto comm, auto& given) { Sharded(comm, given, Sgd{}, awkward_units).acquire(4); }) ==
-          "gather on rank 0: there is no unit 4 among 4");
+          "gather on rank 0: unit index 4 is out of range [0, 4)");
     CHECK(says([](auto comm, auto& given) {
               Sharded(comm, given, Sgd{}, Units({0, 1}));
           }) == "ShardedParameters on rank 0: there are 8 parameters, but units for 2");
@@ -530,8 +530,8 @@ TEST_CASE("release() of a unit that there is not, or that is not in use, is refu
                                     std::to_string(u) + ": " + outcome.text);
                   };
                   for (int s = 0; s < 2; ++s) {  // in the second step units are gathered ahead
-                      refuses(4, "there is no unit 4 among 4");
-                      refuses(static_cast<std::size_t>(-1), "there is no unit");
+                      refuses(4, "unit index 4 is out of range [0, 4)");
+                      refuses(static_cast<std::size_t>(-1), "is out of range [0, 4)");
                       for (std::size_t u = 0; u < 4; ++u) refuses(u, "unit " + std::to_string(u) + " is not in use; acquire() it first");
                       sharded.acquire(0);
                       sharded.acquire(0);
@@ -599,7 +599,7 @@ TEST_CASE("calls at the wrong time, and with wrong arguments, are refused, and t
                       refuses([&] { sharded.step(std::nan("")); }, "a gradient scale must be finite, not nan");
                       sharded.step(gradsync::clip_factor(norm, t.max_norm));
                       refuses([&] { sharded.broadcast_parameters(99); }, "there is no rank 99");
-                      refuses([&] { sharded.acquire(4); }, "there is no unit 4");
+                      refuses([&] { sharded.acquire(4); }, "unit index 4 is out of range");
                   }
                   finding.check(first_difference(expected, weights(sharded)).empty(),
                                 first_difference(expected, weights(sharded)) + " differs");

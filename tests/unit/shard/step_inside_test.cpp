@@ -424,6 +424,24 @@ TEST_CASE("what does not go with steps in the backward is refused") {
           }) == "");
 }
 
+TEST_CASE("micro_batches and find_unused do not go with steps in the backward, on any number of ranks") {
+    for (const int ranks : {1, 2, 3})
+        CHECK(findings(ranks, [](ThreadBackend comm, Finding& finding) {
+                  std::vector<float> w(100);
+                  const std::vector<ParameterView> views{{.name = "w", .value = buffer(w)}};
+                  const auto micro_batches = static_cast<std::size_t>(comm.size());
+                  for (const ReducerOptions& options :
+                       {ReducerOptions{.unused = UnusedParameters::find_unused}, ReducerOptions{.micro_batches = micro_batches},
+                        ReducerOptions{.accumulation = Accumulation::in_buckets, .micro_batches = 2 * micro_batches}}) {
+                      const Outcome o =
+                          outcome_of([&] { ShardedOptimizer(comm, views, Sgd{}, StepInBackward{}, ShardingOptions{.reducer = options}); });
+                      finding.check(
+                          o.is(Errc::invalid_argument) && o.says("ShardedOptimizer on rank") && o.says("with StepInBackward a step has"),
+                          o.text);
+                  }
+              }) == "");
+}
+
 TEST_CASE("a rank that leaves in the middle of a backward with steps inside is blamed, and nobody writes to its memory then") {
     for (int round = 0; round < 20; ++round) {
         const auto seen = outcomes(2, [&](ThreadBackend comm) {

@@ -351,7 +351,7 @@ TEST_CASE("messages: at the time limit a rank that started it and stopped is nam
             });
             std::string silent;
             for (const int rank : {0, 2})
-                for (const char* const words : {"rank 1 started it, as all did, but did not go on", "#1"})
+                for (const char* const words : {"rank 1 started it like all others, but made no progress", "#1"})
                     silent += if_silent(rank, errors[static_cast<std::size_t>(rank)], words);
             return silent;
         });
@@ -382,7 +382,7 @@ TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped,
                 if (rank == victim || (rank != 0 && victim != 0 && error.empty())) continue;  // who has its result needs nobody any more
                 silent += if_silent(rank, error,
                                     victim == 0 ? "rank 0 did not answer while"
-                                                : "rank " + std::to_string(victim) + " started it, as all did, but did not go on");
+                                                : "rank " + std::to_string(victim) + " started it like all others, but made no progress");
             }
             return silent;
         });
