@@ -11,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
+#include <gradsync/overlap/any_overlap.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/plan/calibrate.hpp>
 #include <gradsync/plan/scaling.hpp>
@@ -70,12 +72,10 @@ struct Backward {
         sync.finish();
     }
     /// The duration of one step of a Reducer with these policies.
-    template <class Overlap, class Buckets>
-    double step(const SimulatedCluster& cluster, const Buckets& buckets, const Overlap& overlap = {}) const {
+    double step(const SimulatedCluster& cluster, const AnyBuckets& buckets, const AnyOverlap& overlap = OverlapBackward{}) const {
         double begin = 0;
         const SimulatedRun run = run_simulated(cluster, [&](SimulatedBackend comm) {
-            Reducer<SimulatedBackend, Buckets, Overlap> sync(comm, parameters, {.gradients = GradientStorage::in_buckets}, buckets,
-                                                             overlap);
+            Reducer sync(comm, parameters, {.gradients = GradientStorage::in_buckets}, buckets, overlap);
             comm.barrier().wait();
             begin = comm.now();
             this->run(comm, sync);
@@ -163,12 +163,12 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
         std::vector<ParameterInfo> infos;
         for (const ParameterView& p : backward.parameters) infos.push_back({.count = p.gradient.count});
         double best = 1e9, optimal = 0;
-        const auto check = [&](const auto& policy) {
+        const auto check = [&](const AnyBuckets& policy) {
             const auto buckets = plan::buckets_of(gradients, policy.plan(infos, gradsync_test::reversed(infos.size())));
             // Buckets are a little larger than their gradients, which begin at multiples of 64 bytes.
-            const double overlapped = backward.step<OverlapBackward>(cluster, policy);
+            const double overlapped = backward.step(cluster, policy);
             CHECK(overlapped == Approx(plan::forecast_step(compute, buckets, cost, true).step).epsilon(2e-3));
-            CHECK(backward.step<NoOverlap>(cluster, policy) ==
+            CHECK(backward.step(cluster, policy, NoOverlap{}) ==
                   Approx(plan::forecast_step(compute, buckets, cost, false).step).epsilon(2e-3));
             best = std::min(best, overlapped);
             optimal = overlapped;
@@ -207,8 +207,8 @@ TEST_CASE("each run is like any other, with stragglers and jitter too; another s
 TEST_CASE("a straggler holds up everybody") {
     const Backward backward(8, 40);
     const plan::Cluster cluster{.ranks = 8, .between = fast};
-    const double even = backward.step<OverlapBackward>({.cluster = cluster, .moves_buckets = false}, Flat{});
-    const double held_up = backward.step<OverlapBackward>({.cluster = cluster, .stragglers = {{5, 2}}, .moves_buckets = false}, Flat{});
+    const double even = backward.step({.cluster = cluster, .moves_buckets = false}, Flat{});
+    const double held_up = backward.step({.cluster = cluster, .stragglers = {{5, 2}}, .moves_buckets = false}, Flat{});
     CHECK(held_up - even == Approx(backward.gradients().front().ready).epsilon(1e-6));
 }
 
@@ -251,7 +251,7 @@ TEST_CASE("a thousand ranks, the real Reducer on each") {
     const SimulatedCluster cluster{.cluster = {.ranks = 1024, .ranks_per_node = 8, .between = slow, .within = fast},
                                    .algorithm = plan::Algorithm::hierarchical,
                                    .moves_buckets = false};
-    CHECK(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 20)) > backward.gradients().front().ready);
+    CHECK(backward.step(cluster, SizeCappedBuckets(1 << 20)) > backward.gradients().front().ready);
 }
 
 TEST_CASE("waits are limited in virtual time") {
@@ -286,7 +286,7 @@ TEST_CASE("a thread of the overlap policy's own finds no ear, and the step is do
     const Backward backward(11, 20);
     const SimulatedCluster cluster{.cluster = four, .moves_buckets = false};
     CHECK(backward.step(cluster, SizeCappedBuckets(1 << 18), OverlapBackward(Progress::thread)) ==
-          Approx(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 18))));
+          Approx(backward.step(cluster, SizeCappedBuckets(1 << 18))));
 }
 
 TEST_CASE("clusters that cannot be are refused") {
