@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
+// ctest: ALONE LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
 // Sharded training in device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>
@@ -30,7 +30,7 @@ int prepare_tests() {
     return -1;
 }
 
-TEST_CASE("sharding on devices: it trains as it does on the host") {
+TEST_CASE("sharding on devices trains as it does on the host") {
     for (const ShardedCase& what : gradsync_test::sharded_cases())
         for (const int size : gradsync_test::rank_counts()) {
             if (what.per_group != 0 && size % what.per_group != 0) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
+// ctest: ALONE LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
 // Sharded training in device memory, over the fakes of support/fake, with several micro-batches a step.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/cuda/optimizers.hpp>
@@ -11,6 +11,7 @@
 
 #include "device_sharding_fakes.hpp"
 #include "support/device_training.hpp"
+#include "support/fake/fake.hpp"
 #include "support/ranks_on_fakes.hpp"
 #include "support/slow_build.hpp"
 
@@ -20,7 +21,12 @@ using gradsync_test::on_nccl_ranks;
 using gradsync_test::staged;
 using gradsync_test::views_of;
 
-TEST_CASE("sharding on devices: micro-batches that are counted, on any number of ranks") {
+int prepare_tests() {
+    gradsync_fake::connect_late();
+    return -1;
+}
+
+TEST_CASE("sharding on devices counts micro-batches on any number of ranks") {
     for (const int size : gradsync_test::rank_counts())
         for (std::size_t all = static_cast<std::size_t>(size); all < 15; ++all) {
             CAPTURE(size);
