@@ -181,7 +181,7 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
     }
 }
 
-TEST_CASE("each run is like any other, with stragglers and jitter too; another seed is another run") {
+TEST_CASE("a simulation with the same seed repeats exactly, with stragglers and jitter too; another seed gives another run") {
     const Backward backward(7, 40);
     const auto run = [&](std::uint64_t seed) {
         SimulatedCluster cluster{.cluster = {.ranks = 16, .ranks_per_node = 4, .between = slow, .within = fast},
@@ -204,7 +204,7 @@ TEST_CASE("each run is like any other, with stragglers and jitter too; another s
     CHECK(first.seconds() != other.seconds());
 }
 
-TEST_CASE("a straggler holds up everybody") {
+TEST_CASE("a straggler delays every rank") {
     const Backward backward(8, 40);
     const plan::Cluster cluster{.ranks = 8, .between = fast};
     const double even = backward.step({.cluster = cluster, .moves_buckets = false}, Flat{});
@@ -212,7 +212,7 @@ TEST_CASE("a straggler holds up everybody") {
     CHECK(held_up - even == Approx(backward.gradients().front().ready).epsilon(1e-6));
 }
 
-TEST_CASE("values are those of threads, where buckets are moved") {
+TEST_CASE("a simulation that moves buckets gives the values of threads") {
     const Backward backward(9, 10);
     const auto train = [&](auto comm, std::vector<std::vector<float>>& results) {
         Reducer<decltype(comm)> sync(comm, backward.parameters, {.gradients = GradientStorage::in_buckets});
@@ -246,7 +246,7 @@ TEST_CASE("calibrate finds the cost model again") {
     });
 }
 
-TEST_CASE("a thousand ranks, the real Reducer on each") {
+TEST_CASE("SimulatedBackend runs a real Reducer on each of a thousand ranks") {
     const Backward backward(10, 30);
     const SimulatedCluster cluster{.cluster = {.ranks = 1024, .ranks_per_node = 8, .between = slow, .within = fast},
                                    .algorithm = plan::Algorithm::hierarchical,
@@ -282,14 +282,14 @@ TEST_CASE("waits are limited in virtual time") {
     CHECK_MESSAGE(deadlock.says("waited 300 s"), deadlock.text);
 }
 
-TEST_CASE("a thread of the overlap policy's own finds no ear, and the step is done without it") {
+TEST_CASE("SimulatedBackend: a step does without the overlap policy's own thread") {
     const Backward backward(11, 20);
     const SimulatedCluster cluster{.cluster = four, .moves_buckets = false};
     CHECK(backward.step(cluster, SizeCappedBuckets(1 << 18), OverlapBackward(Progress::thread)) ==
           Approx(backward.step(cluster, SizeCappedBuckets(1 << 18))));
 }
 
-TEST_CASE("clusters that cannot be are refused") {
+TEST_CASE("run_simulated refuses invalid clusters") {
     using gradsync_test::outcome_of;
     const auto refused = [](const char* words, SimulatedCluster options) {
         const auto outcome = outcome_of([&] { run_simulated(options, [](SimulatedBackend) {}); });

@@ -63,7 +63,7 @@ TEST_CASE("BufferView: subviews count in elements") {
     CHECK(gs::ConstBufferView(gs::buffer(v)).subview(10, 0).data == v.data() + 10);
 }
 
-TEST_CASE("BufferView: the empty view") {
+TEST_CASE("BufferView is empty by default") {
     const gs::BufferView none;
     CHECK(none.data == nullptr);
     CHECK(none.bytes() == 0);

@@ -27,7 +27,7 @@ std::string refusal(F&& f) {
 
 }  // namespace
 
-TEST_CASE("packed: parameters in the order of a forward, as views of the arenas") {
+TEST_CASE("packed gives parameters in the order of a forward, as views of the arenas") {
     std::vector<float> weights(10 + 3 * 4 + 3 * 2 + 5), gradients(weights.size());
     const gs::Packed model =
         gs::packed(weights, gradients, {{"embedding", {5, 2}, 0, 2}, {"w", {2, 2}, layers}, {"b", {2}, layers}, {"norm", {5}}});
@@ -49,7 +49,7 @@ TEST_CASE("packed: parameters in the order of a forward, as views of the arenas"
     CHECK(model[7].gradient.data == gradients.data() + 28);
 }
 
-TEST_CASE("packed: a model without layers, and one without values") {
+TEST_CASE("packed makes a model without layers, and one without values") {
     std::vector<float> gradients(7);
     const gs::Packed model = gs::packed(gs::BufferView(), gradients, {{"a", {3}}, {"b", {4}}});
     CHECK(model.layers() == 0);
@@ -68,7 +68,7 @@ TEST_CASE("packed: a tensor is found by its own name, whatever the layers of oth
     CHECK(gradsync_test::says(refusal([&] { (void)model.index("w", 2); }), "there is no tensor 'w' of layer 2"));
 }
 
-TEST_CASE("slices: the layers of one tensor") {
+TEST_CASE("slices gives the layers of one tensor") {
     std::vector<double> weights(12), gradients(12);
     const gs::Packed w = gs::slices("w", weights, gradients, layers, {2, 2});
     CHECK(w.size() == 3);
@@ -78,7 +78,7 @@ TEST_CASE("slices: the layers of one tensor") {
     CHECK(w.layer(2)[0] == 2);
 }
 
-TEST_CASE("packed: what does not fit is refused with what does") {
+TEST_CASE("packed refuses sizes that do not fit, and says which do") {
     using gradsync_test::says;
     std::vector<float> weights(10), short_weights(9), gradients(10);
     CHECK(says(refusal([&] {

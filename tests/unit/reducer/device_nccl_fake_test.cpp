@@ -30,7 +30,7 @@ int prepare_tests() {
     return -1;
 }
 
-TEST_CASE("Reducer on devices: it trains as it does on the host") {
+TEST_CASE("a Reducer on devices trains as it does on the host") {
     for (const auto& training : gradsync_test::trainings())
         for (const int size : {1, 3}) {
             const TrainingOptions& options = training.second;
@@ -47,7 +47,7 @@ TEST_CASE("Reducer on devices: it trains as it does on the host") {
         }
 }
 
-TEST_CASE("Reducer on devices: the same bits for every policy") {
+TEST_CASE("a Reducer on devices gives the same bits for every policy") {
     for (const bool in_buckets : {false, true}) {
         const TrainingOptions options{.reducer = {.gradients = in_buckets ? GradientStorage::in_buckets : GradientStorage::borrowed},
                                       .clips = true};

@@ -86,7 +86,7 @@ TEST_CASE("Reducer over NCCL: in a step the host waits for nothing that the devi
     check_that_no_host_waits(comm, stream.get(), PerParameter{}, OverlapForward{}, {.gradients = GradientStorage::in_buckets});
 }
 
-TEST_CASE("Reducer over NCCL: it trains as it does on the host") {
+TEST_CASE("a Reducer over NCCL trains as it does on the host") {
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
     const cuda::Stream stream = cuda::make_stream();
     comm.set_stream(stream.get());
@@ -98,7 +98,7 @@ TEST_CASE("Reducer over NCCL: it trains as it does on the host") {
     }
 }
 
-TEST_CASE("Reducer over NCCL: the same bits for every policy, and in the next run") {
+TEST_CASE("a Reducer over NCCL gives the same bits for every policy, and in the next run") {
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
     const gradsync_test::TrainingOptions options{.clips = true};
     const std::vector<float> expected =
@@ -112,7 +112,7 @@ TEST_CASE("Reducer over NCCL: the same bits for every policy, and in the next ru
     else MESSAGE("other buckets, other bits: ", !per_parameter, " ", !capped);
 }
 
-TEST_CASE("Reducer over NCCL: buckets in windows, or what is to be had of them") {
+TEST_CASE("a Reducer over NCCL has its buckets in windows, or in the best memory that there is") {
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100), .memory = NcclMemory::windows});
     const gradsync_test::TrainingOptions options{.reducer = {.gradients = GradientStorage::in_buckets}, .rebuilds = true};
     const auto train = [&](auto backend) { return gradsync_test::train(backend, options, Caps(60'000, 2'000)); };
@@ -121,7 +121,7 @@ TEST_CASE("Reducer over NCCL: buckets in windows, or what is to be had of them")
     MESSAGE(comm.describe());
 }
 
-TEST_CASE("Reducer over staged buffers: the bits of the host") {
+TEST_CASE("a Reducer over staged buffers gives the bits of the host") {
     TcpBackend host(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(100)});
     StagingBackend<TcpBackend> comm(host, {.piece_bytes = 16384});
     for (const auto& [name, options] : gradsync_test::trainings()) {

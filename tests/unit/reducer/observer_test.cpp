@@ -153,7 +153,7 @@ TEST_CASE("a gather that has arrived is no communication any more, although nobo
           }) == "");
 }
 
-TEST_CASE("a new plan is told, and more marks than one do not make two of a gradient") {
+TEST_CASE("an observer is told of a new plan, and hears of one gradient for several marks") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({100, 200, 300});
               Timeline timeline;

@@ -20,7 +20,7 @@
 using namespace gradsync;
 using namespace gradsync_test;
 
-TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint stands, training goes on") {
+TEST_CASE("save_shards throws on every rank if one cannot write; the last checkpoint stands, and training goes on") {
     const TemporaryDirectory directory;
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
               auto model = initial_tensors(awkward_sizes, DType::f32);
@@ -43,7 +43,7 @@ TEST_CASE("a rank that cannot write: every rank is told, the last checkpoint sta
           }) == "");
 }
 
-TEST_CASE("two jobs do not save to one directory at the same time: every rank of the later one is told") {
+TEST_CASE("two jobs do not save to one directory at the same time: every rank of the later one throws") {
     const TemporaryDirectory directory;
     for (const int ranks : rank_counts(1, 3)) {
         const int other_job = ::open(directory.path().c_str(), O_RDONLY | O_DIRECTORY);
@@ -63,7 +63,7 @@ TEST_CASE("two jobs do not save to one directory at the same time: every rank of
     }
 }
 
-TEST_CASE("a full disk: every rank is told, and nothing is left but the last checkpoint") {
+TEST_CASE("save_shards on a full disk throws on every rank, and leaves nothing but the last checkpoint") {
     for (const char* const name : {"shard-1-1-of-2.gradsync", "manifest.gradsync.new"}) {
         const TemporaryDirectory directory;
         CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {

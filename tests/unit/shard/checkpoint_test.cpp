@@ -47,7 +47,7 @@ struct Replaced {
 
 }  // namespace
 
-TEST_CASE("what p ranks of one stage write, q ranks of another go on from, to the same bits") {
+TEST_CASE("q ranks of one stage go on from what p ranks of another wrote, to the same bits") {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         std::vector<Bytes> expected;
         run_threads(1, [&](ThreadBackend comm) {
@@ -190,7 +190,7 @@ TEST_CASE("parts that no manifest names go with the next save, and nothing else 
     CHECK(files_in(directory) == 3 + others.size() + 1);
 }
 
-TEST_CASE("a checkpoint that is replaced while it is loaded: the new one is loaded") {
+TEST_CASE("load_shards loads the new checkpoint if the old one is replaced meanwhile") {
     const TemporaryDirectory directory;
     run_threads(1, [&](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);

@@ -92,7 +92,7 @@ std::vector<float> shrunk(const std::vector<std::size_t>& sizes) {
 
 }  // namespace
 
-TEST_CASE("sharding on devices: fewer elements than ranks, empty parameters, and none") {
+TEST_CASE("sharding on devices works with fewer elements than ranks, empty parameters, and none") {
     for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{}, {0}, {1}, {0, 1, 0}, {2, 0, 1, 3, 17}})
         for (int stage = 1; stage <= 3; ++stage)
             for (const int size : gradsync_test::rank_counts()) {
@@ -185,7 +185,7 @@ TEST_CASE("sharding on devices: what the library's optimizers do not take is ref
     });
 }
 
-TEST_CASE("sharding on devices: what is refused") {
+TEST_CASE("sharding on devices refuses shared weights, and an optimizer whose groups do not fit") {
     gradsync_test::run_rank_threads(
         1, [](auto& rendezvous) { return NcclBackend(rendezvous, {}); },
         [&](NcclBackend comm) {

@@ -149,7 +149,7 @@ TEST_CASE("sharding on devices: ranks that leave out layers, or have no batch, d
             }
 }
 
-TEST_CASE("sharding on devices: more units than a communicator takes at once, and a rank that joins their buckets at the end") {
+TEST_CASE("sharding on devices takes more units than a communicator does at once, and a rank may join their buckets at the end") {
     gradsync_test::Findings findings;
     for (const Gaps gaps : {Gaps::unused, Gaps::no_batch})
         for (const bool shard_gradients : {false, true}) {

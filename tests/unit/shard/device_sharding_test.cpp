@@ -52,7 +52,7 @@ TEST_CASE("sharding over NCCL: in a step the host waits for nothing that the dev
     });
 }
 
-TEST_CASE("sharding over NCCL: it trains as it does on the host") {
+TEST_CASE("sharding over NCCL trains as it does on the host") {
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(90)});
     const cuda::Stream stream = cuda::make_stream();
     comm.set_stream(stream.get());
@@ -67,7 +67,7 @@ TEST_CASE("sharding over NCCL: it trains as it does on the host") {
     }
 }
 
-TEST_CASE("sharding over staged buffers: as on the host") {
+TEST_CASE("sharding over staged buffers trains as on the host") {
     TcpBackend host(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(90)});
     StagingBackend<TcpBackend> comm(host, {.piece_bytes = 16384});
     for (const ShardedCase& what : gradsync_test::sharded_cases()) {

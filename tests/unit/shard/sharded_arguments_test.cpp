@@ -93,7 +93,7 @@ TEST_CASE("tied weights that are registered twice, with gradients of their own, 
               true) == expected);
 }
 
-TEST_CASE("an option without effect is refused") {
+TEST_CASE("options without effect are refused") {
     run_threads(1, [](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);
         const ReducerOptions stored{.gradients = GradientStorage::in_buckets};

@@ -16,7 +16,7 @@
 using namespace gradsync;
 using namespace gradsync_test;
 
-TEST_CASE("ranks whose sharding differs are told, all the same") {
+TEST_CASE("ranks whose sharding differs get the same error on all of them") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto model = initial_tensors({10, 20}, DType::f32);
         ShardedOptimizer<ThreadBackend, Sgd> sharded(
@@ -36,7 +36,7 @@ TEST_CASE("ranks whose sharding differs are told, all the same") {
     for (const Outcome& outcome : types) CHECK(outcome.is(Errc::parameter_mismatch));
 }
 
-TEST_CASE("ranks whose frozen parameters differ, or whose values have another type, are told which, all the same") {
+TEST_CASE("ranks whose frozen parameters differ, or whose values have another type, get the same error, which names the parameter") {
     struct Difference {
         std::string says;
         std::function<void(ParameterView&)> make;  ///< of p1, on the last rank

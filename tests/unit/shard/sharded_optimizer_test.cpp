@@ -44,7 +44,7 @@ TEST_CASE(
     check_all_policies<Zero2>({});
 }
 
-TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
+TEST_CASE("f64 weights, and 16-bit weights with f32 master weights, train to the bits of a whole optimizer") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
         const Training t{.dtype = dtype};
         CAPTURE(name_of(dtype));
@@ -56,7 +56,7 @@ TEST_CASE("f64 weights, and 16-bit weights with f32 master weights") {
     }
 }
 
-TEST_CASE("stage 2 with a thread that makes progress, and sums instead of means") {
+TEST_CASE("stage 2 trains to the same bits with a progress thread, and with sums instead of means") {
     using enum ParameterStorage;
     for (const int size : rank_counts(1, 3)) {
         CHECK(difference_of_stage<Zero2>(size, {}, in_buckets, SizeCappedBuckets(3000), OverlapBackward(Progress::thread)) == "");
@@ -65,7 +65,7 @@ TEST_CASE("stage 2 with a thread that makes progress, and sums instead of means"
     }
 }
 
-TEST_CASE("weights, gradients and state lie where elements of their type may") {
+TEST_CASE("weights, gradients and state are aligned for their types") {
     const auto check = [](auto stage, auto buckets, int size) {
         return findings(size, [&](ThreadBackend comm, Finding& finding) {
             auto model = mixed_tensors();
@@ -85,7 +85,7 @@ TEST_CASE("weights, gradients and state lie where elements of their type may") {
     }
 }
 
-TEST_CASE("bf16 weights whose gradients travel in f32") {
+TEST_CASE("bf16 weights whose gradients travel in f32 train as whole ones do, up to rounding") {
     Training t{.dtype = DType::bf16};
     t.reducer.reduce_dtype = DType::f32;
     // The oracle gets its averages back in bf16, the shards keep them in f32: within what that rounds away.
@@ -103,7 +103,7 @@ TEST_CASE("bf16 weights whose gradients travel in f32") {
           }) == "");
 }
 
-TEST_CASE("stage 2: gradients that several threads compute, in an order of their own") {
+TEST_CASE("stage 2 takes gradients that several threads compute, in an order of their own") {
     const Training t{.counts = {300, 5, 2000, 900, 1, 64, 700, 3000, 20, 500}};
     const auto expected = weights_of_whole(3, t);
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
@@ -150,7 +150,7 @@ TEST_CASE("a parameter that no rank used is not stepped") {
           }) == "");
 }
 
-TEST_CASE("weights, and ranks that have run out of data, in every stage") {
+TEST_CASE("stages 1 and 2 average by weights, and without ranks that have run out of data") {
     const auto check = [](auto stage, Averaging averaging) {
         using Stage = decltype(stage);
         return findings(3, [&](ThreadBackend comm, Finding& finding) {

@@ -45,7 +45,7 @@ TEST_CASE("a rank keeps its share of the state, and of the gradients in stage 2"
     }
 }
 
-TEST_CASE("state that p ranks collect goes on, on q ranks, to the same bits") {
+TEST_CASE("q ranks go on from state that p ranks collected, to the same bits") {
     const Training t{.steps = 6};
     for (const int from : {1, 2, 4}) {
         // The same data on every rank: the mean does not depend on how many there are.

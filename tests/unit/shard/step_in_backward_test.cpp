@@ -29,7 +29,7 @@ std::string difference_in_backward(int ranks, const How& how) {
 
 }  // namespace
 
-TEST_CASE("steps in the backward have the bits of stage 2") {
+TEST_CASE("StepInBackward has the bits of stage 2") {
     How how, weighing, thawing;
     weighing.weighs = true;
     weighing.training.reducer.averaging = Averaging::weighted_mean;
@@ -48,7 +48,7 @@ TEST_CASE("steps in the backward have the bits of stage 2") {
     }
 }
 
-TEST_CASE("steps in the backward need the memory of a few buckets for gradients") {
+TEST_CASE("StepInBackward needs the memory of a few buckets for gradients") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               constexpr std::size_t layers = 16, count = 5000;
               std::vector<std::vector<float>> w(layers, std::vector<float>(count));
@@ -69,7 +69,7 @@ TEST_CASE("steps in the backward need the memory of a few buckets for gradients"
           }) == "");
 }
 
-TEST_CASE("what does not go with steps in the backward is refused") {
+TEST_CASE("StepInBackward refuses norms, gradient scales, micro-batches and discard()") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               std::vector<float> w(100);
               const std::vector<ParameterView> views{{.name = "w", .value = buffer(w)}};

@@ -45,7 +45,7 @@ void check_inside(const How& how, const std::string& expected = "21111") {
 
 // The first step compares weights, and is one of stage 1: two collectives a bucket.
 
-TEST_CASE("the bits are those of stage 1, with one collective a bucket, for weights and gradients anywhere") {
+TEST_CASE("StepInside has the bits of stage 1, with one collective per bucket, for weights and gradients anywhere") {
     for (const auto parameters : {ParameterStorage::in_buckets, ParameterStorage::borrowed})
         for (const auto gradients : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
             How how{.parameters = parameters};
@@ -55,7 +55,7 @@ TEST_CASE("the bits are those of stage 1, with one collective a bucket, for weig
         }
 }
 
-TEST_CASE("one set of weights for ranks that are threads, with and without steps inside") {
+TEST_CASE("ranks that are threads may share one set of weights, with and without StepInside") {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         How how;
         how.training.dtype = dtype;
@@ -90,7 +90,7 @@ TEST_CASE("one set of weights for ranks that are threads, with and without steps
         CHECK(report.says("ParameterStorage::shared is for ranks that are threads of one process; use in_buckets"));
 }
 
-TEST_CASE("all types, and micro-batches under no_sync()") {
+TEST_CASE("StepInside has the bits of stage 1 for all types, and for micro-batches under no_sync()") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
         CAPTURE(name_of(dtype));
         How how;
@@ -103,19 +103,19 @@ TEST_CASE("all types, and micro-batches under no_sync()") {
     }
 }
 
-TEST_CASE("a step whose norm is asked for reduces first") {
+TEST_CASE("StepInside reduces first in a step whose norm is asked for") {
     How how{.norms = true};
     how.training.reducer.compare_weights_every = never;
     check_inside(how, "12121");
 }
 
-TEST_CASE("weighted means, and ranks without a batch") {
+TEST_CASE("StepInside has the bits of stage 1 for weighted means, and for ranks without a batch") {
     How how{.weighs = true};
     how.training.reducer = {.averaging = Averaging::weighted_mean, .compare_weights_every = never};
     check_inside(how, "11111");
 }
 
-TEST_CASE("sums, discarded steps, and parameters that are trained later") {
+TEST_CASE("StepInside has the bits of stage 1 for sums, discarded steps, and parameters that are trained later") {
     How how{.discards = true};
     how.training.reducer = {.averaging = Averaging::sum, .compare_weights_every = never};
     for (const int ranks : rank_counts()) CHECK(collectives_of(ranks, how).size() == 3);
@@ -124,7 +124,7 @@ TEST_CASE("sums, discarded steps, and parameters that are trained later") {
     check_inside(thawing, "11111");
 }
 
-TEST_CASE("where it cannot be, it is stage 1") {
+TEST_CASE("StepInside is stage 1 where it cannot step inside the reduction") {
     How how;
     how.training.reducer = {.unused = UnusedParameters::find_unused, .compare_weights_every = never};
     for (int ranks = 2; ranks <= 3; ++ranks) {
@@ -134,7 +134,7 @@ TEST_CASE("where it cannot be, it is stage 1") {
     }
 }
 
-TEST_CASE("processes that share memory, and processes that do not") {
+TEST_CASE("StepInside has the bits of stage 1 for processes that share memory, and for processes that do not") {
     for (const bool shares : {true, false}) {
         CAPTURE(shares);
         const std::uint16_t port = free_port();
@@ -305,7 +305,7 @@ TEST_CASE("whatever an optimizer throws comes out of step()") {
     CHECK(seen[0].is(Errc::peer_failed));
 }
 
-TEST_CASE("weights narrower than the gradients, at the end of the memory that processes share") {
+TEST_CASE("StepInside steps weights that are narrower than their gradients, at the end of memory that processes share") {
     const std::uint16_t port = free_port();
     const auto reports = forked(2, [&](int rank) -> std::string {
         TcpRendezvous rendezvous({.rank = rank, .size = 2, .port = port});
