@@ -166,7 +166,7 @@ private:
 };
 
 /// What `check` needs of an element type. All arrays have `count` elements.
-struct Element {
+struct ReducedType {
     gs::DType dtype;
     std::vector<Way> ways;
     void (*draw)(Random& random, std::byte* to, std::size_t count);
@@ -176,7 +176,7 @@ struct Element {
 };
 
 template <class T>
-Element element() {
+ReducedType reduced_type() {
     return {gs::dtype_of<T>, ways<T>(),
             [](Random& random, std::byte* to, std::size_t count) {
                 for (std::size_t i = 0; i < count; ++i) {
@@ -211,27 +211,27 @@ struct Case {
     std::size_t offset;
 };
 
-void check(const Case& c, const Element& element, Random& random) {
-    const std::size_t size = size_of(element.dtype), bytes = c.count * size;
+void check(const Case& c, const ReducedType& type, Random& random) {
+    const std::size_t size = size_of(type.dtype), bytes = c.count * size;
     std::vector<std::vector<std::byte>> values(c.inputs, std::vector<std::byte>(bytes));
     std::vector<const void*> pristine;
     for (auto& v : values) {
-        element.draw(random, v.data(), c.count);
+        type.draw(random, v.data(), c.count);
         pristine.push_back(v.data());
     }
     double scales[21];
     for (std::size_t i = 0; i < std::size(scales); ++i) scales[i] = std::array{0.75, 1.0, 3.0, -0.1, 0x1p-3}[i % 5];
     Reduction r;
     r.count = c.count;
-    r.dtype = element.dtype;
+    r.dtype = type.dtype;
     r.op = c.op;
     r.factor = c.factor;
     if (c.scaled) r.scales = std::span(scales).first(c.inputs);
     r.inputs = pristine;
     std::vector<std::byte> expected(bytes);
-    element.reduce(r, expected.data());
+    type.reduce(r, expected.data());
 
-    for (const Way& way : element.ways) {
+    for (const Way& way : type.ways) {
         if (way.sums_only && (c.scaled || (c.op != ReduceOp::sum && c.op != ReduceOp::mean))) continue;
         std::vector<Memory> memory;
         const std::size_t outputs = c.placement == Placement::apart ? 2 : 0;
@@ -255,7 +255,7 @@ void check(const Case& c, const Element& element, Random& random) {
             const bool is_output = std::find(out.begin(), out.end(), m.data()) != out.end();
             const auto which = static_cast<std::size_t>(&m - memory.data());
             const std::size_t wrong =
-                element.first_difference(m.data(), is_output ? expected.data() : values[which].data(), c.count, is_output);
+                type.first_difference(m.data(), is_output ? expected.data() : values[which].data(), c.count, is_output);
             if (wrong != c.count && problem.empty())
                 problem = (is_output ? "wrong element " : "changed an input, element ") + std::to_string(wrong);
         }
@@ -266,7 +266,7 @@ void check(const Case& c, const Element& element, Random& random) {
 }
 
 /// Every operation, number of inputs, placement and length.
-void check_all(const Element& element, bool floating) {
+void check_all(const ReducedType& type, bool floating) {
     constexpr std::size_t lengths[] = {0, 1, 15, 16, 17, 255, 256, 257, 1000};
     Random random(1);
     Thinned cases;
@@ -280,7 +280,7 @@ void check_all(const Element& element, bool floating) {
                             if (inputs > 5 && (count < 255 || placement == Placement::one_input)) continue;  // to save time
                             if (!cases.next()) continue;
                             const std::size_t offset = (count + inputs) % 3;  // elements
-                            check({op, inputs, scaled, factor, placement, count, offset}, element, random);
+                            check({op, inputs, scaled, factor, placement, count, offset}, type, random);
                         }
 }
 
@@ -289,11 +289,11 @@ void check_all(const Element& element, bool floating) {
 TEST_CASE_TEMPLATE("reduce: every kernel agrees with the oracle on every operation, number of inputs, placement and length", T, std::int8_t,
                    std::uint8_t, std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double,
                    gs::Float8E4M3, gs::Float8E5M2) {
-    check_all(element<T>(), !std::is_integral_v<T>);
+    check_all(reduced_type<T>(), !std::is_integral_v<T>);
 }
 
 TEST_CASE_TEMPLATE("reduce takes every misalignment of every buffer", T, std::uint8_t, gs::Float16, gs::BFloat16, float, double) {
-    const Element all = element<T>();
+    const ReducedType all = reduced_type<T>();
     Random random(2);
     for (std::size_t offset = 0; offset < 64 / sizeof(T); ++offset)
         for (const Placement placement : {Placement::in_place, Placement::apart})
