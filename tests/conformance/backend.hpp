@@ -4,11 +4,11 @@
 /// What every backend promises (the concept `gradsync::Backend`), at 1 to 4 ranks, against a plain sequential oracle.
 /// A new backend needs one small file: a launcher (see backend/launcher.hpp), and a test case for each part:
 ///
-///     TEST_CASE("MyBackend: results") { gradsync_test::check_results<MyLauncher>(); }
-///     TEST_CASE("MyBackend: collectives in flight") { gradsync_test::check_in_flight<MyLauncher>(); }
-///     TEST_CASE("MyBackend: groups") { gradsync_test::check_groups<MyLauncher>(); }
-///     TEST_CASE("MyBackend: failures") { gradsync_test::check_failures<MyLauncher>(); }
-///     TEST_CASE("MyBackend: abilities") { gradsync_test::check_abilities<MyLauncher>(); }
+///     TEST_CASE("MyBackend gives the results of the oracle") { gradsync_test::check_results<MyLauncher>(); }
+///     TEST_CASE("MyBackend keeps collectives in flight") { gradsync_test::check_in_flight<MyLauncher>(); }
+///     TEST_CASE("MyBackend splits into groups") { gradsync_test::check_groups<MyLauncher>(); }
+///     TEST_CASE("MyBackend reports failures on every rank") { gradsync_test::check_failures<MyLauncher>(); }
+///     TEST_CASE("MyBackend has the abilities that it states") { gradsync_test::check_abilities<MyLauncher>(); }
 
 #include "backend/abilities.hpp"
 #include "backend/failures.hpp"

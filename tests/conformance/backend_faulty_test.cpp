@@ -26,8 +26,8 @@ static_assert(gradsync::Backend<FaultlessThreads::Backend>);
 
 }  // namespace
 
-TEST_CASE("FaultyBackend: results") { gradsync_test::check_results<FaultlessThreads>(); }
-TEST_CASE("FaultyBackend: collectives in flight") { gradsync_test::check_in_flight<FaultlessThreads>(); }
-TEST_CASE("FaultyBackend: groups") { gradsync_test::check_groups<FaultlessThreads>(); }
-TEST_CASE("FaultyBackend: failures") { gradsync_test::check_failures<FaultlessThreads>(); }
-TEST_CASE("FaultyBackend: abilities") { gradsync_test::check_abilities<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend gives the results of the oracle") { gradsync_test::check_results<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend keeps collectives in flight") { gradsync_test::check_in_flight<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend splits into groups") { gradsync_test::check_groups<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend reports failures on every rank") { gradsync_test::check_failures<FaultlessThreads>(); }
+TEST_CASE("FaultyBackend has the abilities that it states") { gradsync_test::check_abilities<FaultlessThreads>(); }

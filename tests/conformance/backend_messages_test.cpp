@@ -85,8 +85,8 @@ struct Messages {
 
 }  // namespace
 
-TEST_CASE("messages: results") { gradsync_test::check_results<Messages>(); }
-TEST_CASE("messages: collectives in flight") { gradsync_test::check_in_flight<Messages>(); }
-TEST_CASE("messages: groups") { gradsync_test::check_groups<Messages>(); }
-TEST_CASE("messages: failures") { gradsync_test::check_failures<Messages>(); }
-TEST_CASE("messages: abilities") { gradsync_test::check_abilities<Messages>(); }
+TEST_CASE("messages gives the results of the oracle") { gradsync_test::check_results<Messages>(); }
+TEST_CASE("messages keeps collectives in flight") { gradsync_test::check_in_flight<Messages>(); }
+TEST_CASE("messages splits into groups") { gradsync_test::check_groups<Messages>(); }
+TEST_CASE("messages reports failures on every rank") { gradsync_test::check_failures<Messages>(); }
+TEST_CASE("messages has the abilities that it states") { gradsync_test::check_abilities<Messages>(); }

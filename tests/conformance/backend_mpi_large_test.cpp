@@ -12,7 +12,7 @@
 using gradsync_test::MpiMessengers;
 using gradsync_test::MpiProcesses;
 
-TEST_CASE("MpiBackend: more elements than an int can count") {
+TEST_CASE("MpiBackend reduces more elements than an int can count") {
     // Both ranks ask for the same machine, at about the same time: rank 0 decides.
     int enough = gradsync_test::available_memory() > (std::size_t{6} << 30);
     MPI_Bcast(&enough, 1, MPI_INT, 0, MPI_COMM_WORLD);

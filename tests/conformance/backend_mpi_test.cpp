@@ -25,25 +25,25 @@ using gradsync_test::MpiMachines;
 using gradsync_test::MpiMessengers;
 using gradsync_test::MpiProcesses;
 
-TEST_CASE("MpiBackend: results") { gradsync_test::check_results<MpiProcesses>(); }
-TEST_CASE("MpiBackend: collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }
-TEST_CASE("MpiBackend: groups") { gradsync_test::check_groups<MpiProcesses>(); }
-TEST_CASE("MpiBackend: failures") { gradsync_test::check_failures<MpiProcesses>(); }
-TEST_CASE("MpiBackend: abilities") { gradsync_test::check_abilities<MpiProcesses>(); }
+TEST_CASE("MpiBackend gives the results of the oracle") { gradsync_test::check_results<MpiProcesses>(); }
+TEST_CASE("MpiBackend keeps collectives in flight") { gradsync_test::check_in_flight<MpiProcesses>(); }
+TEST_CASE("MpiBackend splits into groups") { gradsync_test::check_groups<MpiProcesses>(); }
+TEST_CASE("MpiBackend reports failures on every rank") { gradsync_test::check_failures<MpiProcesses>(); }
+TEST_CASE("MpiBackend has the abilities that it states") { gradsync_test::check_abilities<MpiProcesses>(); }
 
-TEST_CASE("MpiBackend by messages: results") { gradsync_test::check_results<MpiMessengers>(); }
-TEST_CASE("MpiBackend by messages: collectives in flight") { gradsync_test::check_in_flight<MpiMessengers>(); }
-TEST_CASE("MpiBackend by messages: groups") { gradsync_test::check_groups<MpiMessengers>(); }
-TEST_CASE("MpiBackend by messages: failures") { gradsync_test::check_failures<MpiMessengers>(); }
-TEST_CASE("MpiBackend by messages: abilities") { gradsync_test::check_abilities<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages gives the results of the oracle") { gradsync_test::check_results<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages keeps collectives in flight") { gradsync_test::check_in_flight<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages splits into groups") { gradsync_test::check_groups<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages reports failures on every rank") { gradsync_test::check_failures<MpiMessengers>(); }
+TEST_CASE("MpiBackend by messages has the abilities that it states") { gradsync_test::check_abilities<MpiMessengers>(); }
 
-TEST_CASE("MpiBackend on two machines: results") { gradsync_test::check_results<MpiMachines>(); }
-TEST_CASE("MpiBackend on two machines: collectives in flight") { gradsync_test::check_in_flight<MpiMachines>(); }
-TEST_CASE("MpiBackend on two machines: groups") { gradsync_test::check_groups<MpiMachines>(); }
-TEST_CASE("MpiBackend on two machines: failures") { gradsync_test::check_failures<MpiMachines>(); }
-TEST_CASE("MpiBackend on two machines: abilities") { gradsync_test::check_abilities<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines gives the results of the oracle") { gradsync_test::check_results<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines keeps collectives in flight") { gradsync_test::check_in_flight<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines splits into groups") { gradsync_test::check_groups<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines reports failures on every rank") { gradsync_test::check_failures<MpiMachines>(); }
+TEST_CASE("MpiBackend on two machines has the abilities that it states") { gradsync_test::check_abilities<MpiMachines>(); }
 
-TEST_CASE("MpiBackend on two machines in turns: results") { gradsync_test::check_results<MpiInTurns>(); }
+TEST_CASE("MpiBackend on two machines in turns gives the results of the oracle") { gradsync_test::check_results<MpiInTurns>(); }
 
 namespace {
 
@@ -158,7 +158,7 @@ std::vector<float> trained_in_stage(Backend comm, int stage) {
 
 }  // namespace
 
-TEST_CASE("MpiBackend: it says how the ranks reach one another, and why not by the faster way") {
+TEST_CASE("MpiBackend: describe() says how the ranks reach one another, and why not in the faster way") {
     const int size = MpiProcesses::largest;
     const auto described = [&]<class Launcher>(Launcher) {
         std::string description;
@@ -205,7 +205,7 @@ TEST_CASE("MpiBackend: options that differ are refused on every rank") {
     }
 }
 
-TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
+TEST_CASE("MpiBackend frees a communicator that it duplicated or took, and leaves one that it borrowed") {
     using gradsync::MpiCommunicator;
     const int size = MpiProcesses::largest;
     for (const bool shared_memory : {true, false})
@@ -241,14 +241,14 @@ TEST_CASE("MpiBackend: a communicator that it duplicates, borrows, or takes") {
         }
 }
 
-TEST_CASE("MpiBackend: what is not to be freed cannot be taken, and a wait needs a limit") {
+TEST_CASE("MpiBackend refuses to take a communicator that must not be freed, and a wait without a limit") {
     CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {}, gradsync::MpiCommunicator::take_ownership),
                          doctest::Contains("cannot be taken; let the backend attach or duplicate"), gradsync::Error);
     CHECK_THROWS_WITH_AS(gradsync::MpiBackend(MPI_COMM_WORLD, {.timeout = std::chrono::seconds(0)}), doctest::Contains("must be positive"),
                          gradsync::Error);
 }
 
-TEST_CASE("MpiBackend, MpiRendezvous: no communicator is told, instead of MPI's end of the process") {
+TEST_CASE("MpiBackend and MpiRendezvous throw for MPI_COMM_NULL instead of letting MPI end the process") {
     const auto attempt = [](auto&& make) {
         try {
             make();
@@ -296,7 +296,7 @@ TEST_CASE("MpiBackend: a rank that comes late, but within the limit, is waited f
     MpiMessengers::run(world.size, gradsync_test::ample, [](gradsync::MpiBackend comm) { comm.barrier().wait(); });
 }
 
-TEST_CASE("MpiBackend: a thread that MPI was not initialised for is told so") {
+TEST_CASE("MpiBackend: a call on a thread that MPI was not initialised for throws and says so") {
     int level = 0;
     MPI_Query_thread(&level);
     REQUIRE(level == MPI_THREAD_SINGLE);  // see MpiEnvironment

@@ -37,8 +37,8 @@ struct FakeDevices {
 
 }  // namespace
 
-TEST_CASE("NcclBackend over a fake: results") { gradsync_test::check_results<FakeDevices<0>>(); }
-TEST_CASE("NcclBackend over a fake: collectives in flight") { gradsync_test::check_in_flight<FakeDevices<3>>(); }
-TEST_CASE("NcclBackend over a fake: groups") { gradsync_test::check_groups<FakeDevices<2, gradsync::NcclMemory::windows>>(); }
-TEST_CASE("NcclBackend over a fake: failures") { gradsync_test::check_failures<FakeDevices<1>>(); }
-TEST_CASE("NcclBackend over a fake: abilities") { gradsync_test::check_abilities<FakeDevices<1>>(); }
+TEST_CASE("NcclBackend over a fake gives the results of the oracle") { gradsync_test::check_results<FakeDevices<0>>(); }
+TEST_CASE("NcclBackend over a fake keeps collectives in flight") { gradsync_test::check_in_flight<FakeDevices<3>>(); }
+TEST_CASE("NcclBackend over a fake splits into groups") { gradsync_test::check_groups<FakeDevices<2, gradsync::NcclMemory::windows>>(); }
+TEST_CASE("NcclBackend over a fake reports failures on every rank") { gradsync_test::check_failures<FakeDevices<1>>(); }
+TEST_CASE("NcclBackend over a fake has the abilities that it states") { gradsync_test::check_abilities<FakeDevices<1>>(); }

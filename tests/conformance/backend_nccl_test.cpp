@@ -52,8 +52,8 @@ struct Devices {
 
 }  // namespace
 
-TEST_CASE("NcclBackend: results") { gradsync_test::check_results<Devices>(); }
-TEST_CASE("NcclBackend: collectives in flight") { gradsync_test::check_in_flight<Devices>(); }
-TEST_CASE("NcclBackend: groups") { gradsync_test::check_groups<Devices>(); }
-TEST_CASE("NcclBackend: failures") { gradsync_test::check_failures<Devices>(); }
-TEST_CASE("NcclBackend: abilities") { gradsync_test::check_abilities<Devices>(); }
+TEST_CASE("NcclBackend gives the results of the oracle") { gradsync_test::check_results<Devices>(); }
+TEST_CASE("NcclBackend keeps collectives in flight") { gradsync_test::check_in_flight<Devices>(); }
+TEST_CASE("NcclBackend splits into groups") { gradsync_test::check_groups<Devices>(); }
+TEST_CASE("NcclBackend reports failures on every rank") { gradsync_test::check_failures<Devices>(); }
+TEST_CASE("NcclBackend has the abilities that it states") { gradsync_test::check_abilities<Devices>(); }

@@ -24,8 +24,8 @@ struct Simulated {
 
 }  // namespace
 
-TEST_CASE("SimulatedBackend: results") { gradsync_test::check_results<Simulated>(); }
-TEST_CASE("SimulatedBackend: collectives in flight") { gradsync_test::check_in_flight<Simulated>(); }
-TEST_CASE("SimulatedBackend: groups") { gradsync_test::check_groups<Simulated>(); }
-TEST_CASE("SimulatedBackend: failures") { gradsync_test::check_failures<Simulated>(); }
-TEST_CASE("SimulatedBackend: abilities") { gradsync_test::check_abilities<Simulated>(); }
+TEST_CASE("SimulatedBackend gives the results of the oracle") { gradsync_test::check_results<Simulated>(); }
+TEST_CASE("SimulatedBackend keeps collectives in flight") { gradsync_test::check_in_flight<Simulated>(); }
+TEST_CASE("SimulatedBackend splits into groups") { gradsync_test::check_groups<Simulated>(); }
+TEST_CASE("SimulatedBackend reports failures on every rank") { gradsync_test::check_failures<Simulated>(); }
+TEST_CASE("SimulatedBackend has the abilities that it states") { gradsync_test::check_abilities<Simulated>(); }

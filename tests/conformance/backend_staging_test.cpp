@@ -44,8 +44,8 @@ static_assert(gradsync::Backend<StagedThreads<64>::Backend>);
 
 }  // namespace
 
-TEST_CASE("StagingBackend: results") { gradsync_test::check_results<StagedThreads<4096>>(); }
-TEST_CASE("StagingBackend: collectives in flight") { gradsync_test::check_in_flight<StagedThreads<1024>>(); }
-TEST_CASE("StagingBackend: groups") { gradsync_test::check_groups<StagedThreads<64>>(); }
-TEST_CASE("StagingBackend: failures") { gradsync_test::check_failures<StagedThreads<16384>>(); }
-TEST_CASE("StagingBackend: abilities") { gradsync_test::check_abilities<StagedThreads<16384>>(); }
+TEST_CASE("StagingBackend gives the results of the oracle") { gradsync_test::check_results<StagedThreads<4096>>(); }
+TEST_CASE("StagingBackend keeps collectives in flight") { gradsync_test::check_in_flight<StagedThreads<1024>>(); }
+TEST_CASE("StagingBackend splits into groups") { gradsync_test::check_groups<StagedThreads<64>>(); }
+TEST_CASE("StagingBackend reports failures on every rank") { gradsync_test::check_failures<StagedThreads<16384>>(); }
+TEST_CASE("StagingBackend has the abilities that it states") { gradsync_test::check_abilities<StagedThreads<16384>>(); }

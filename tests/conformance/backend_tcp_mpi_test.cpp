@@ -11,21 +11,21 @@ using TcpProcesses = gradsync_test::MpiProcessesWith<Reach::memory, gradsync::Tc
 using TcpMachines = gradsync_test::MpiProcessesWith<Reach::both, gradsync::TcpBackend>;
 using TcpInTurns = gradsync_test::MpiProcessesWith<Reach::in_turns, gradsync::TcpBackend>;
 
-TEST_CASE("TcpBackend: results") { gradsync_test::check_results<TcpProcesses>(); }
-TEST_CASE("TcpBackend: collectives in flight") { gradsync_test::check_in_flight<TcpProcesses>(); }
-TEST_CASE("TcpBackend: groups") { gradsync_test::check_groups<TcpProcesses>(); }
-TEST_CASE("TcpBackend: failures") { gradsync_test::check_failures<TcpProcesses>(); }
-TEST_CASE("TcpBackend: abilities") { gradsync_test::check_abilities<TcpProcesses>(); }
+TEST_CASE("TcpBackend gives the results of the oracle") { gradsync_test::check_results<TcpProcesses>(); }
+TEST_CASE("TcpBackend keeps collectives in flight") { gradsync_test::check_in_flight<TcpProcesses>(); }
+TEST_CASE("TcpBackend splits into groups") { gradsync_test::check_groups<TcpProcesses>(); }
+TEST_CASE("TcpBackend reports failures on every rank") { gradsync_test::check_failures<TcpProcesses>(); }
+TEST_CASE("TcpBackend has the abilities that it states") { gradsync_test::check_abilities<TcpProcesses>(); }
 
-TEST_CASE("TcpBackend on two machines: results") { gradsync_test::check_results<TcpMachines>(); }
-TEST_CASE("TcpBackend on two machines: collectives in flight") { gradsync_test::check_in_flight<TcpMachines>(); }
-TEST_CASE("TcpBackend on two machines: groups") { gradsync_test::check_groups<TcpMachines>(); }
-TEST_CASE("TcpBackend on two machines: failures") { gradsync_test::check_failures<TcpMachines>(); }
-TEST_CASE("TcpBackend on two machines: abilities") { gradsync_test::check_abilities<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines gives the results of the oracle") { gradsync_test::check_results<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines keeps collectives in flight") { gradsync_test::check_in_flight<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines splits into groups") { gradsync_test::check_groups<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines reports failures on every rank") { gradsync_test::check_failures<TcpMachines>(); }
+TEST_CASE("TcpBackend on two machines has the abilities that it states") { gradsync_test::check_abilities<TcpMachines>(); }
 
-TEST_CASE("TcpBackend on two machines in turns: results") { gradsync_test::check_results<TcpInTurns>(); }
+TEST_CASE("TcpBackend on two machines in turns gives the results of the oracle") { gradsync_test::check_results<TcpInTurns>(); }
 
-TEST_CASE("TcpBackend: it says how the ranks reach one another, and a thread for progress is wanted between machines only") {
+TEST_CASE("TcpBackend: describe() says how the ranks reach one another, and it asks for a progress thread between machines only") {
     const auto described = [&]<class Launcher>(Launcher, int size) {
         std::string description;
         Launcher::run(size, gradsync_test::ample,

@@ -29,11 +29,11 @@ struct TcpThreads {
 
 }  // namespace
 
-TEST_CASE("TcpBackend by messages: results") { gradsync_test::check_results<TcpThreads>(); }
-TEST_CASE("TcpBackend by messages: collectives in flight") { gradsync_test::check_in_flight<TcpThreads>(); }
-TEST_CASE("TcpBackend by messages: groups") { gradsync_test::check_groups<TcpThreads>(); }
-TEST_CASE("TcpBackend by messages: failures") { gradsync_test::check_failures<TcpThreads>(); }
-TEST_CASE("TcpBackend by messages: abilities") { gradsync_test::check_abilities<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages gives the results of the oracle") { gradsync_test::check_results<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages keeps collectives in flight") { gradsync_test::check_in_flight<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages splits into groups") { gradsync_test::check_groups<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages reports failures on every rank") { gradsync_test::check_failures<TcpThreads>(); }
+TEST_CASE("TcpBackend by messages has the abilities that it states") { gradsync_test::check_abilities<TcpThreads>(); }
 
 TEST_CASE("TcpBackend: a process that is killed is named at once") {
     using namespace std::chrono_literals;

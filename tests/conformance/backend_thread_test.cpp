@@ -22,8 +22,8 @@ struct Threads {
 
 }  // namespace
 
-TEST_CASE("ThreadBackend: results") { gradsync_test::check_results<Threads>(); }
-TEST_CASE("ThreadBackend: collectives in flight") { gradsync_test::check_in_flight<Threads>(); }
-TEST_CASE("ThreadBackend: groups") { gradsync_test::check_groups<Threads>(); }
-TEST_CASE("ThreadBackend: failures") { gradsync_test::check_failures<Threads>(); }
-TEST_CASE("ThreadBackend: abilities") { gradsync_test::check_abilities<Threads>(); }
+TEST_CASE("ThreadBackend gives the results of the oracle") { gradsync_test::check_results<Threads>(); }
+TEST_CASE("ThreadBackend keeps collectives in flight") { gradsync_test::check_in_flight<Threads>(); }
+TEST_CASE("ThreadBackend splits into groups") { gradsync_test::check_groups<Threads>(); }
+TEST_CASE("ThreadBackend reports failures on every rank") { gradsync_test::check_failures<Threads>(); }
+TEST_CASE("ThreadBackend has the abilities that it states") { gradsync_test::check_abilities<Threads>(); }

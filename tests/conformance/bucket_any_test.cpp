@@ -17,7 +17,7 @@ TEST_CASE("AnyBuckets is a bucket policy") {
     gradsync_test::check_bucket_policy(AnyBuckets(gradsync::SizeCappedBuckets{1000, 100}));
 }
 
-TEST_CASE("AnyBuckets: what is asked of it is asked of the policy that it holds") {
+TEST_CASE("AnyBuckets passes every call on to the policy that it holds") {
     AnyBuckets buckets = gradsync::Flat{};
     CHECK(buckets.describe() == gradsync::Flat{}.describe());
     CHECK_FALSE(buckets.plans_by_times());

@@ -21,4 +21,4 @@ struct FileMeeting {
 
 }  // namespace
 
-TEST_CASE("FileRendezvous") { gradsync_test::check_rendezvous<FileMeeting>(); }
+TEST_CASE("FileRendezvous is a rendezvous") { gradsync_test::check_rendezvous<FileMeeting>(); }

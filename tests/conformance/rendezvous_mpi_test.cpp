@@ -6,7 +6,7 @@
 #include "conformance/mpi_launcher.hpp"
 #include "conformance/rendezvous.hpp"
 
-TEST_CASE("MpiRendezvous") {
+TEST_CASE("MpiRendezvous is a rendezvous") {
     const auto& world = gradsync_test::environment();
     gradsync::MpiRendezvous rendezvous(MPI_COMM_WORLD);
     CHECK(gradsync_test::use_rendezvous(rendezvous, world.rank, world.size) == "");

@@ -28,5 +28,7 @@ bool has_ipv6() {
 
 }  // namespace
 
-TEST_CASE("TcpRendezvous") { gradsync_test::check_rendezvous<TcpMeeting<AF_INET>>(); }
-TEST_CASE("TcpRendezvous over IPv6" * doctest::skip(!has_ipv6())) { gradsync_test::check_rendezvous<TcpMeeting<AF_INET6>>(); }
+TEST_CASE("TcpRendezvous is a rendezvous") { gradsync_test::check_rendezvous<TcpMeeting<AF_INET>>(); }
+TEST_CASE("TcpRendezvous over IPv6 is a rendezvous" * doctest::skip(!has_ipv6())) {
+    gradsync_test::check_rendezvous<TcpMeeting<AF_INET6>>();
+}

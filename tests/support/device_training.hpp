@@ -7,9 +7,13 @@
 #include <string>
 #include <vector>
 
+#include <gradsync/bucket/any_buckets.hpp>
+#include <gradsync/overlap/any_overlap.hpp>
+#include <gradsync/overlap/overlap_backward.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/reducer.hpp>
 
+#include "support/device_engines.hpp"
 #include "support/device_memory.hpp"
 
 /// Some steps of a made-up training, on a backend of host or of device memory, that go through all that a Reducer does to memory.
@@ -66,8 +70,9 @@ struct TrainingOptions {
 };
 
 /// All weights afterwards, and the norms.
-template <class Buckets, class Overlap, gradsync::Backend B>
-std::vector<float> train(B comm, TrainingOptions options, Buckets buckets = {}, Overlap overlap = {}) {
+template <class Overlap = gradsync::AnyOverlap, gradsync::Backend B>
+std::vector<float> train(B comm, TrainingOptions options, const gradsync::AnyBuckets& buckets,
+                         const Overlap& overlap = gradsync::OverlapBackward{}) {
     constexpr std::size_t parameters = 9;
     std::vector<std::unique_ptr<Numbers<B>>> weights, gradients;
     std::vector<gradsync::ParameterView> views;
@@ -78,7 +83,7 @@ std::vector<float> train(B comm, TrainingOptions options, Buckets buckets = {}, 
         if (options.reducer.gradients == gradsync::GradientStorage::in_buckets) gradient.data = nullptr;
         views.push_back({.name = "p" + std::to_string(i), .value = weights.back()->view(), .gradient = gradient});
     }
-    gradsync::Reducer<B, Buckets, Overlap> sync(comm, views, options.reducer, buckets, overlap);
+    gradsync::Reducer sync(comm, views, options.reducer, buckets, overlap);
     sync.broadcast_parameters();
     std::vector<std::vector<float>> values;
     for (auto& w : weights) values.push_back(read(comm, w->view()));

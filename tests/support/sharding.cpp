@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #include "support/sharding.hpp"
 
+#include <optional>
+
 namespace gradsync_test {
 
 void write_gradient(gradsync::BufferView gradient, gradsync::ConstBufferView value, int rank, int batch, std::size_t i, bool add) {
@@ -17,5 +19,41 @@ void write_gradient(gradsync::BufferView gradient, gradsync::ConstBufferView val
         });
     });
 }
+
+template <class O>
+std::vector<Bytes> weights_of_whole(int size, const Training& t, O optimizer, std::vector<double>* norms) {
+    std::vector<Bytes> result;
+    gradsync::run_threads(
+        size,
+        [&](gradsync::ThreadBackend comm) {
+            auto model = initial_tensors(t.counts, t.dtype);
+            WholeOptimizer<O> whole(optimizer, model);
+            gradsync::Reducer sync(comm, model, t.reducer);
+            for (int s = 0; s < t.steps; ++s) {
+                for (int m = 0; m < t.micro_batches; ++m) {
+                    auto last = m + 1 < t.micro_batches ? std::nullopt : std::optional(0);
+                    std::optional<decltype(sync.no_sync())> guard;
+                    if (!last) guard.emplace(sync.no_sync());
+                    for (std::size_t i = model.size(); i-- > 0;) {
+                        write_gradient(sync.gradient_view(i), model[i].value_view(), comm.rank(), t.batch(s, m), i, m > 0);
+                        sync.mark_ready(i);
+                    }
+                }
+                sync.finish();
+                const double norm = sync.gradient_norm() / t.micro_batches;
+                if (norms != nullptr && comm.rank() == 0) norms->push_back(norm);
+                const double scale = (t.max_norm > 0 ? gradsync::clip_factor(norm, t.max_norm) : 1.0) / t.micro_batches;
+                whole.begin_step();
+                for (std::size_t i = 0; i < model.size(); ++i) whole.step(i, sync.gradient_view(i), scale, model[i].value_view());
+            }
+            if (comm.rank() == 0)
+                for (const Tensor& p : model) result.push_back(p.value);
+        },
+        patient);
+    return result;
+}
+
+template std::vector<Bytes> weights_of_whole(int, const Training&, AdamW, std::vector<double>*);
+template std::vector<Bytes> weights_of_whole(int, const Training&, Sgd, std::vector<double>*);
 
 }  // namespace gradsync_test

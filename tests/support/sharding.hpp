@@ -113,39 +113,9 @@ struct Training {
     int batch(int s, int m) const { return s * micro_batches + m; }
 };
 
-/// The weights after the oracle's training on `size` ranks; the norms of all steps go to `norms`.
+/// The weights after the oracle's training on `size` ranks; the norms of all steps go to `norms`. Compiled in sharding.cpp, for AdamW and Sgd.
 template <class O = AdamW>
-std::vector<Bytes> weights_of_whole(int size, const Training& t, O optimizer = {}, std::vector<double>* norms = nullptr) {
-    std::vector<Bytes> result;
-    gradsync::run_threads(
-        size,
-        [&](gradsync::ThreadBackend comm) {
-            auto model = initial_tensors(t.counts, t.dtype);
-            WholeOptimizer<O> whole(optimizer, model);
-            gradsync::Reducer sync(comm, model, t.reducer);
-            for (int s = 0; s < t.steps; ++s) {
-                for (int m = 0; m < t.micro_batches; ++m) {
-                    auto last = m + 1 < t.micro_batches ? std::nullopt : std::optional(0);
-                    std::optional<decltype(sync.no_sync())> guard;
-                    if (!last) guard.emplace(sync.no_sync());
-                    for (std::size_t i = model.size(); i-- > 0;) {
-                        write_gradient(sync.gradient_view(i), model[i].value_view(), comm.rank(), t.batch(s, m), i, m > 0);
-                        sync.mark_ready(i);
-                    }
-                }
-                sync.finish();
-                const double norm = sync.gradient_norm() / t.micro_batches;
-                if (norms != nullptr && comm.rank() == 0) norms->push_back(norm);
-                const double scale = (t.max_norm > 0 ? gradsync::clip_factor(norm, t.max_norm) : 1.0) / t.micro_batches;
-                whole.begin_step();
-                for (std::size_t i = 0; i < model.size(); ++i) whole.step(i, sync.gradient_view(i), scale, model[i].value_view());
-            }
-            if (comm.rank() == 0)
-                for (const Tensor& p : model) result.push_back(p.value);
-        },
-        patient);
-    return result;
-}
+std::vector<Bytes> weights_of_whole(int size, const Training& t, O optimizer = {}, std::vector<double>* norms = nullptr);
 
 /// Marks all gradients; weights and gradients lie where elements of their type may.
 template <class Sharded>

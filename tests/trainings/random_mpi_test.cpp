@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: MPI RANKS 2 3 4
+// ctest: MPI LIBRARIES gradsync_trainings_over_mpi gradsync_trainings RANKS 2 3 4
 // The trainings of random_test.cpp that are drawn for so many processes, over MPI.
 //
 //   GRADSYNC_TRAININGS_SEED=7 GRADSYNC_TRAININGS_RUNS=1 mpiexec -n 3 trainings_random_mpi_test
@@ -11,6 +11,9 @@
 
 using namespace gradsync;
 using namespace gradsync_test;
+
+// In a file of its own, as it takes long to compile.
+extern template Trained gradsync_test::run_rank(MpiBackend, const DrawnTraining&, const Leg&);
 
 TEST_CASE("trainings drawn at random have over MPI the bits of a training in one process") {
     check_trainings(number_of_cases(300), [](DrawnTraining t) -> std::string {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: LIBRARIES gradsync_trainings
 // Whole trainings that are drawn from a seed, against one that a single process computes: the same bits.
 //
 //   GRADSYNC_TRAININGS_SEED=7 GRADSYNC_TRAININGS_RUNS=1 trainings_random_test
@@ -10,6 +11,10 @@
 
 using namespace gradsync;
 using namespace gradsync_test;
+
+// In files of their own, as they take long to compile.
+extern template Trained gradsync_test::run_rank(ThreadBackend, const DrawnTraining&, const Leg&);
+extern template Trained gradsync_test::run_rank(TcpBackend, const DrawnTraining&, const Leg&);
 
 namespace {
 

@@ -72,7 +72,7 @@ void check_against_dense(int ranks, std::size_t height, std::size_t width, bool 
 
 }  // namespace
 
-TEST_CASE("rows are what a dense sum gives: few, many, different numbers of them, and none") {
+TEST_CASE("average_rows gives the rows of a dense sum: few, many, different numbers of them, and none") {
     for (const int ranks : {1, 2, 3, 4})
         for (const bool mean : {true, false}) {
             check_against_dense(ranks, 1000, 5, mean, [](int r) { return std::size_t{10} + static_cast<std::size_t>(r); });
@@ -171,7 +171,7 @@ TEST_CASE("a rank that gives a wrong row is named to the others at once") {
     CHECK(seen[1].text == "average_rows: rank 0 passed invalid rows; its own error says which");
 }
 
-TEST_CASE("ranks that give gradients of different shapes or types, or call different functions, are told on every rank") {
+TEST_CASE("average_rows throws on every rank if shapes, types or functions differ between ranks") {
     const auto seen_by = [](auto&& call) {
         const auto seen = outcomes(2, [&](gs::ThreadBackend comm) { call(comm, comm.rank()); });
         for (const Outcome& o : seen) {

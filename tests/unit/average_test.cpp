@@ -53,7 +53,7 @@ struct gradsync::buffer_traits<Matrix> {
     static BufferView view(Matrix& m) { return buffer(m.elements); }
 };
 
-TEST_CASE("average and sum: ranges, spans, views, tensors with traits and numbers, in place") {
+TEST_CASE("average and sum work in place on ranges, spans, views, tensors with traits and numbers") {
     for (const int ranks : {1, 2, 4})
         for (const bool mean : {true, false})
             CHECK(findings(ranks, [&](gs::ThreadBackend comm, Finding& finding) {
@@ -111,7 +111,7 @@ TEST_CASE("an empty tensor may have an address on one rank, and none on another"
           }) == "");
 }
 
-TEST_CASE("the bits are those of a Reducer") {
+TEST_CASE("average gives the bits of a Reducer") {
     CHECK(findings(3, [](gs::ThreadBackend comm, Finding& finding) {
               std::vector<float> alone(5000), together(50);
               for (std::size_t k = 0; k < alone.size(); ++k)

@@ -57,7 +57,7 @@ std::string prefix(Errc code, int rank, int peer) {
 
 }  // namespace
 
-TEST_CASE("cxx14: collectives of a communicator, of all element types that a pointer can say, and of one that it cannot") {
+TEST_CASE("cxx14: a communicator has collectives of all element types that a pointer can say, and of one that it cannot") {
     for (const Report& report : on_processes(3, 60, [](Communicator comm) {
              const int r = comm.rank();
              if (comm.size() != 3) return "another size";
@@ -78,7 +78,7 @@ TEST_CASE("cxx14: collectives of a communicator, of all element types that a poi
         CHECK(report.text == "");
 }
 
-TEST_CASE("cxx14: a Reducer, with every option") {
+TEST_CASE("cxx14: a Reducer takes every option") {
     for (const bool sum : {false, true})
         for (const bool overlap : {false, true})
             for (const Report& report : on_processes(2, 60, [&](Communicator comm) {

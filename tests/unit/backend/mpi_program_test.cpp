@@ -60,7 +60,7 @@ MPI_Errhandler handler_of(MPI_Comm comm) {
 
 }  // namespace
 
-TEST_CASE("MpiBackend: what a program does with errors of its communicator is its own affair") {
+TEST_CASE("MpiBackend leaves the error handler of the program's communicator as it is") {
     mpi();
     MPI_Errhandler own = MPI_ERRHANDLER_NULL;
     MPI_Comm_create_errhandler(ignore_error, &own);
@@ -81,7 +81,7 @@ TEST_CASE("MpiBackend: what a program does with errors of its communicator is it
     MPI_Errhandler_free(&own);
 }
 
-TEST_CASE("MpiBackend: an intercommunicator is told, instead of being taken for one group") {
+TEST_CASE("MpiBackend refuses an intercommunicator") {
     const int half = mpi().rank * 2 / mpi().size;
     MPI_Comm local = MPI_COMM_NULL, both = MPI_COMM_NULL, merged = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, half, mpi().rank, &local);
@@ -93,7 +93,7 @@ TEST_CASE("MpiBackend: an intercommunicator is told, instead of being taken for 
     for (MPI_Comm* comm : {&local, &both, &merged}) MPI_Comm_free(comm);
 }
 
-TEST_CASE("MpiBackend: a rank alone, in MPI_COMM_SELF") {
+TEST_CASE("MpiBackend works on MPI_COMM_SELF, which has one rank") {
     mpi();
     MpiBackend alone(MPI_COMM_SELF);
     CHECK(alone.size() == 1);
@@ -140,7 +140,7 @@ TEST_CASE("MpiBackend: groups say how they reach one another, not how the whole 
           (mpi().rank == 3 ? "1 process" : "3 processes on 2 machines that share memory on each machine, and send messages between them"));
 }
 
-TEST_CASE("MpiBackend: a thread for progress that MPI does not let in leaves it to the marks") {
+TEST_CASE("MpiBackend: marks make progress if MPI does not let the progress thread in") {
     MpiBackend comm(MPI_COMM_WORLD, {.domain = mpi().rank});
     CHECK(!comm.wants_progress_thread());
     std::vector<std::vector<float>> gradients(8, std::vector<float>(50'000, static_cast<float>(mpi().rank)));

@@ -182,7 +182,7 @@ TEST_CASE("NcclBackend: where NCCL fails as another rank is gone, that rank is n
     });
 }
 
-TEST_CASE("NcclBackend: so it is where NCCL fails while it registers memory") {
+TEST_CASE("NcclBackend: a rank that is gone is named also if NCCL fails while it registers memory") {
     const Nothing left;
     Findings findings;
     Loss loss;
@@ -226,7 +226,7 @@ TEST_CASE("NcclBackend: a failure of the runtime's is one of this rank") {
     });
 }
 
-TEST_CASE("NcclBackend: communicators that are there already") {
+TEST_CASE("NcclBackend works on communicators that the program made with NCCL") {
     const Nothing left;
     ncclUniqueId id;
     ncclGetUniqueId(&id);
@@ -337,7 +337,7 @@ TEST_CASE("NcclBackend: a mean of 16-bit numbers does not overflow on the way, w
 }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 24, 3)
-TEST_CASE("NcclBackend: sums and means of 8-bit floats, or on all ranks the sentence that says what they need") {
+TEST_CASE("NcclBackend sums and averages 8-bit floats, or says on all ranks what that needs") {
     const Nothing left;
     Findings findings;
     struct Expectation {
@@ -480,7 +480,7 @@ TEST_CASE("NcclBackend: memory from allocate is what was wished for, or the best
 }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
-TEST_CASE("NcclBackend: who does not allocate is waited for no longer than the limit, and a refusal ends it on all ranks") {
+TEST_CASE("NcclBackend: allocate() waits for a missing rank no longer than the limit, and a refusal ends it on all ranks") {
     using gradsync::NcclMemory;
     const Nothing left;
     Findings findings;
@@ -572,7 +572,7 @@ TEST_CASE("NcclBackend: memory is not given back before the device is done with 
                       {.timeout = 60s, .memory = memory});
 }
 
-TEST_CASE("NcclBackend: options that have to be the same on all ranks") {
+TEST_CASE("NcclBackend refuses options that differ between ranks, on every rank") {
     const Nothing left;
     Findings findings;
     std::vector<std::string> texts(3);

@@ -142,7 +142,7 @@ TEST_CASE("NcclBackend: a group is one launch, and one more for the weights of i
         });
 }
 
-TEST_CASE("NcclBackend: who waits inside a group lets leave what was started; so does another stream") {
+TEST_CASE("NcclBackend: a wait inside a group launches what was started, and so does another stream") {
     const Nothing left;
     Findings findings;
     on_nccl_ranks(2, [&](NcclBackend comm) {
@@ -167,7 +167,7 @@ TEST_CASE("NcclBackend: who waits inside a group lets leave what was started; so
     });
 }
 
-TEST_CASE("NcclBackend: groups longer than what may be under way") {
+TEST_CASE("NcclBackend: a group may have more collectives than may be in flight") {
     const Nothing left;
     Findings findings;
     on_nccl_ranks(2, [&](NcclBackend comm) {
@@ -209,7 +209,7 @@ TEST_CASE("NcclBackend: what NCCL refuses in a group is named, and ends it on al
         });
 }
 
-TEST_CASE("NcclBackend: a failure names what failed") {
+TEST_CASE("NcclBackend: an error in a group names the collective that failed") {
     const Nothing left;
     Findings findings;
     on_nccl_ranks(1, [&](NcclBackend comm) {
@@ -379,7 +379,7 @@ TEST_CASE("NcclBackend: ranks that form other groups are named") {
     });
 }
 
-TEST_CASE("NcclBackend: who stays away from a group, or drops a part of it, is named") {
+TEST_CASE("NcclBackend names a rank that stays away from a group, or that drops a part of it") {
     const Nothing left;
     Findings findings;
     on_nccl_ranks(2, [&](NcclBackend comm) {

@@ -11,9 +11,11 @@
 #include <string>
 #include <vector>
 
+#include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
+#include <gradsync/overlap/any_overlap.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/plan/calibrate.hpp>
 #include <gradsync/plan/scaling.hpp>
@@ -70,12 +72,10 @@ struct Backward {
         sync.finish();
     }
     /// The duration of one step of a Reducer with these policies.
-    template <class Overlap, class Buckets>
-    double step(const SimulatedCluster& cluster, const Buckets& buckets, const Overlap& overlap = {}) const {
+    double step(const SimulatedCluster& cluster, const AnyBuckets& buckets, const AnyOverlap& overlap = OverlapBackward{}) const {
         double begin = 0;
         const SimulatedRun run = run_simulated(cluster, [&](SimulatedBackend comm) {
-            Reducer<SimulatedBackend, Buckets, Overlap> sync(comm, parameters, {.gradients = GradientStorage::in_buckets}, buckets,
-                                                             overlap);
+            Reducer sync(comm, parameters, {.gradients = GradientStorage::in_buckets}, buckets, overlap);
             comm.barrier().wait();
             begin = comm.now();
             this->run(comm, sync);
@@ -163,12 +163,12 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
         std::vector<ParameterInfo> infos;
         for (const ParameterView& p : backward.parameters) infos.push_back({.count = p.gradient.count});
         double best = 1e9, optimal = 0;
-        const auto check = [&](const auto& policy) {
+        const auto check = [&](const AnyBuckets& policy) {
             const auto buckets = plan::buckets_of(gradients, policy.plan(infos, gradsync_test::reversed(infos.size())));
             // Buckets are a little larger than their gradients, which begin at multiples of 64 bytes.
-            const double overlapped = backward.step<OverlapBackward>(cluster, policy);
+            const double overlapped = backward.step(cluster, policy);
             CHECK(overlapped == Approx(plan::forecast_step(compute, buckets, cost, true).step).epsilon(2e-3));
-            CHECK(backward.step<NoOverlap>(cluster, policy) ==
+            CHECK(backward.step(cluster, policy, NoOverlap{}) ==
                   Approx(plan::forecast_step(compute, buckets, cost, false).step).epsilon(2e-3));
             best = std::min(best, overlapped);
             optimal = overlapped;
@@ -181,7 +181,7 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
     }
 }
 
-TEST_CASE("each run is like any other, with stragglers and jitter too; another seed is another run") {
+TEST_CASE("a simulation with the same seed repeats exactly, with stragglers and jitter too; another seed gives another run") {
     const Backward backward(7, 40);
     const auto run = [&](std::uint64_t seed) {
         SimulatedCluster cluster{.cluster = {.ranks = 16, .ranks_per_node = 4, .between = slow, .within = fast},
@@ -204,15 +204,15 @@ TEST_CASE("each run is like any other, with stragglers and jitter too; another s
     CHECK(first.seconds() != other.seconds());
 }
 
-TEST_CASE("a straggler holds up everybody") {
+TEST_CASE("a straggler delays every rank") {
     const Backward backward(8, 40);
     const plan::Cluster cluster{.ranks = 8, .between = fast};
-    const double even = backward.step<OverlapBackward>({.cluster = cluster, .moves_buckets = false}, Flat{});
-    const double held_up = backward.step<OverlapBackward>({.cluster = cluster, .stragglers = {{5, 2}}, .moves_buckets = false}, Flat{});
+    const double even = backward.step({.cluster = cluster, .moves_buckets = false}, Flat{});
+    const double held_up = backward.step({.cluster = cluster, .stragglers = {{5, 2}}, .moves_buckets = false}, Flat{});
     CHECK(held_up - even == Approx(backward.gradients().front().ready).epsilon(1e-6));
 }
 
-TEST_CASE("values are those of threads, where buckets are moved") {
+TEST_CASE("a simulation that moves buckets gives the values of threads") {
     const Backward backward(9, 10);
     const auto train = [&](auto comm, std::vector<std::vector<float>>& results) {
         Reducer<decltype(comm)> sync(comm, backward.parameters, {.gradients = GradientStorage::in_buckets});
@@ -246,12 +246,12 @@ TEST_CASE("calibrate finds the cost model again") {
     });
 }
 
-TEST_CASE("a thousand ranks, the real Reducer on each") {
+TEST_CASE("SimulatedBackend runs a real Reducer on each of a thousand ranks") {
     const Backward backward(10, 30);
     const SimulatedCluster cluster{.cluster = {.ranks = 1024, .ranks_per_node = 8, .between = slow, .within = fast},
                                    .algorithm = plan::Algorithm::hierarchical,
                                    .moves_buckets = false};
-    CHECK(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 20)) > backward.gradients().front().ready);
+    CHECK(backward.step(cluster, SizeCappedBuckets(1 << 20)) > backward.gradients().front().ready);
 }
 
 TEST_CASE("waits are limited in virtual time") {
@@ -282,14 +282,14 @@ TEST_CASE("waits are limited in virtual time") {
     CHECK_MESSAGE(deadlock.says("waited 300 s"), deadlock.text);
 }
 
-TEST_CASE("a thread of the overlap policy's own finds no ear, and the step is done without it") {
+TEST_CASE("SimulatedBackend: a step does without the overlap policy's own thread") {
     const Backward backward(11, 20);
     const SimulatedCluster cluster{.cluster = four, .moves_buckets = false};
     CHECK(backward.step(cluster, SizeCappedBuckets(1 << 18), OverlapBackward(Progress::thread)) ==
-          Approx(backward.step<OverlapBackward>(cluster, SizeCappedBuckets(1 << 18))));
+          Approx(backward.step(cluster, SizeCappedBuckets(1 << 18))));
 }
 
-TEST_CASE("clusters that cannot be are refused") {
+TEST_CASE("run_simulated refuses invalid clusters") {
     using gradsync_test::outcome_of;
     const auto refused = [](const char* words, SimulatedCluster options) {
         const auto outcome = outcome_of([&] { run_simulated(options, [](SimulatedBackend) {}); });

@@ -23,7 +23,7 @@ TEST_CASE("run_threads returns the ranks' results, by rank") {
     CHECK(names == std::vector<std::string>{"0 of 3", "1 of 3", "2 of 3"});
 }
 
-TEST_CASE("run_threads: no ranks, no world") {
+TEST_CASE("run_threads refuses 0 ranks") {
     for (const int size : {0, -1}) {
         try {
             gs::run_threads(size, [](gs::ThreadBackend) {});
@@ -34,12 +34,12 @@ TEST_CASE("run_threads: no ranks, no world") {
     }
 }
 
-TEST_CASE("run_threads: the caller's time limit is the ranks'") {
+TEST_CASE("run_threads gives the ranks the caller's time limit") {
     const auto limits = gs::run_threads(2, [](gs::ThreadBackend comm) { return comm.timeout(); }, {.timeout = std::chrono::seconds(7)});
     CHECK(limits == std::vector<std::chrono::nanoseconds>(2, std::chrono::seconds(7)));
 }
 
-TEST_CASE("ThreadBackend::make: for threads that the user runs") {
+TEST_CASE("ThreadBackend::make gives handles for threads that the user runs") {
     std::vector<gs::ThreadBackend> handles = gs::ThreadBackend::make(2);
     std::vector<float> one{1, 2, 3}, two{10, 20, 30};
     std::thread other([comm = std::move(handles[1]), &two]() mutable { comm.all_reduce(gs::buffer(two), gs::ReduceOp::sum).wait(); });
@@ -78,7 +78,7 @@ TEST_CASE("ThreadBackend: a handle may be used from several threads of its rank"
     CHECK(wrong == 0);
 }
 
-TEST_CASE("ThreadBackend: works waited for on another thread than the one that started them") {
+TEST_CASE("ThreadBackend: works can be waited for on another thread than the one that started them") {
     std::atomic<int> wrong{0};
     gs::run_threads(2, [&](gs::ThreadBackend comm) {
         std::vector<std::vector<float>> values(50, std::vector<float>(500, 1.0f));

@@ -55,7 +55,7 @@ TEST_CASE("FileRendezvous: nonsense in the folder is named") {
     CHECK(says(first, "holds invalid data"));
 }
 
-TEST_CASE("FileRendezvous: ranks that were told different world sizes") {
+TEST_CASE("FileRendezvous names both world sizes if the ranks were given different ones") {
     const gradsync_test::TemporaryDirectory folder;
     std::string first, second;
     std::thread rank_0([&] { first = error_of([&] { FileRendezvous(folder.file("meeting"), 0, 2, {.timeout = 2s}); }); });
@@ -161,7 +161,7 @@ TEST_CASE("FileRendezvous: a folder that others may write into is refused") {
     CHECK(says(first, "rank 1 did not arrive"));
 }
 
-TEST_CASE("FileRendezvous: what cannot be meant is refused") {
+TEST_CASE("FileRendezvous refuses invalid ranks and time limits") {
     CHECK(says(error_of([] { FileRendezvous("x", 2, 2); }), "rank 2 is not one of 2"));
     CHECK(says(error_of([] { FileRendezvous("x", 0, 2, {.timeout = 0s}); }), "time limit must be positive"));
 }

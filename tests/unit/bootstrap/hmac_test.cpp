@@ -26,7 +26,7 @@ std::string sha256(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("Sha256: the examples of FIPS 180-4") {
+TEST_CASE("Sha256 gives the digests of the examples of FIPS 180-4") {
     CHECK(sha256("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     CHECK(sha256("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     CHECK(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
@@ -34,7 +34,7 @@ TEST_CASE("Sha256: the examples of FIPS 180-4") {
     CHECK(sha256(std::string(1'000'000, 'a')) == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-TEST_CASE("Sha256: in pieces, of every length around a block's") {
+TEST_CASE("Sha256 gives the same digest in pieces, for every length around a block's") {
     for (std::size_t bytes = 0; bytes < 200; ++bytes) {
         const std::string text(bytes, 'x');
         Sha256 pieces;
@@ -43,7 +43,7 @@ TEST_CASE("Sha256: in pieces, of every length around a block's") {
     }
 }
 
-TEST_CASE("hmac: the test cases of RFC 4231 for SHA-256") {
+TEST_CASE("hmac gives the codes of RFC 4231 for SHA-256") {
     CHECK(hex(hmac(std::string(20, '\x0b'), "Hi There")) == "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
     CHECK(hex(hmac("Jefe", "what do ya want for nothing?")) == "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
     CHECK(hex(hmac("Jefe", "what do ya", " want for ", "nothing?")) == "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
@@ -60,7 +60,7 @@ TEST_CASE("hmac: the test cases of RFC 4231 for SHA-256") {
                    "before being used by the HMAC algorithm.")) == "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
 
-TEST_CASE("Hash: equal only if every byte is") {
+TEST_CASE("Hashes are equal only if every byte is") {
     const Hash hash = hmac("key", "text");
     for (std::size_t i = 0; i < sizeof hash.bytes; ++i) {
         Hash other = hash;

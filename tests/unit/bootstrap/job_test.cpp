@@ -32,13 +32,13 @@ std::string refusal_of(const std::map<std::string, std::string>& variables) {
 
 }  // namespace
 
-TEST_CASE("job: no launcher is one rank") {
+TEST_CASE("Job has one rank without a launcher") {
     const Job job = job_of({});
     CHECK(job.rank == 0);
     CHECK(job.size == 1);
 }
 
-TEST_CASE("job: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK") {
+TEST_CASE("Job reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK") {
     const Job job = job_of({{"RANK", "5"},
                             {"WORLD_SIZE", "8"},
                             {"MASTER_ADDR", "fe80::1"},
@@ -82,7 +82,7 @@ TEST_CASE("job: torchrun's agent has MASTER_PORT for itself") {
     CHECK(job_of(torchrun).port == 65535);
 }
 
-TEST_CASE("job: Slurm's variables; ours override them") {
+TEST_CASE("Job reads Slurm's variables, and ours override them") {
     const std::map<std::string, std::string> slurm = {{"SLURM_PROCID", "3"},      {"SLURM_NTASKS", "4"},
                                                       {"SLURM_LOCALID", "1"},     {"SLURM_JOB_NODELIST", "gpu-[03-07,09],login1"},
                                                       {"SLURM_JOB_ID", "123456"}, {"SLURM_STEP_ID", "2"}};
@@ -106,7 +106,7 @@ TEST_CASE("job: Slurm's variables; ours override them") {
     CHECK(job_of(step).token == "mine");
 }
 
-TEST_CASE("job: what mpirun sets, also inside a job of Slurm's") {
+TEST_CASE("Job reads what mpirun sets, also inside a job of Slurm's") {
     std::map<std::string, std::string> open_mpi = {
         {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"PMIX_NAMESPACE", "77"}};
     Job job = job_of(open_mpi);
@@ -151,7 +151,7 @@ TEST_CASE("job: what mpirun sets, also inside a job of Slurm's") {
           3);
 }
 
-TEST_CASE("job: the first host of Slurm's lists") {
+TEST_CASE("Job finds the first host of Slurm's lists") {
     using gradsync::bootstrap::first_host;
     CHECK(first_host("node1") == "node1");
     CHECK(first_host("node1,node2") == "node1");
@@ -163,7 +163,7 @@ TEST_CASE("job: the first host of Slurm's lists") {
     CHECK(first_host("node[1-4") == "");
 }
 
-TEST_CASE("job: what is missing or no number is named") {
+TEST_CASE("Job names a variable that is missing or is no number") {
     CHECK(says(refusal_of({{"RANK", "1"}}), "WORLD_SIZE is not set"));
     CHECK(says(refusal_of({{"WORLD_SIZE", "2"}}), "RANK is not set"));
     CHECK(says(refusal_of({{"RANK", ""}, {"WORLD_SIZE", "2"}}), "RANK is not set"));

@@ -42,7 +42,7 @@ void check_missing(MPI_Comm comm, int missing) {
 
 }  // namespace
 
-TEST_CASE("MpiRendezvous: who does not come is named, whatever was said in earlier ones of the same communicator") {
+TEST_CASE("MpiRendezvous names a missing rank, whatever was exchanged earlier on the same communicator") {
     (void)environment();
     MPI_Comm comm = MPI_COMM_NULL;
     MPI_Comm_dup(MPI_COMM_WORLD, &comm);

@@ -98,7 +98,7 @@ TEST_CASE("Reception: where strangers take all places, those that came first mak
     CHECK(rank.reception.turned_away() > 0);
 }
 
-TEST_CASE("Reception: who does not know the secret, has a wrong number or size, or is not expected, is told so") {
+TEST_CASE("Reception tells a caller with a wrong secret, rank or size, or one that is not expected, why it is refused") {
     Rank0 rank;
     Contact other = rank.reception.contact();
     other.token.words[1] ^= 1;

@@ -130,7 +130,7 @@ TEST_CASE("TcpRendezvous: a rank of another job, and one that is there already, 
     CHECK(says(twins[was_first ? 1 : 0], "rank 1 has arrived already; give every process its own RANK"));
 }
 
-TEST_CASE("TcpRendezvous: who was told another world size is told so, and ends nobody's job") {
+TEST_CASE("TcpRendezvous: a rank with another world size is refused with the reason, and ends no other rank's job") {
     const std::uint16_t port = gradsync_test::free_port();
     Attempt first, last;
     std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .port = port}); });
@@ -145,7 +145,7 @@ TEST_CASE("TcpRendezvous: who was told another world size is told so, and ends n
     CHECK(last.text == "");
 }
 
-TEST_CASE("TcpRendezvous: who did not arrive is said to all who did, whenever they came") {
+TEST_CASE("TcpRendezvous names missing ranks to all that arrived, whenever they came") {
     const std::uint16_t port = gradsync_test::free_port();
     std::vector<Attempt> results(4);
     std::vector<std::thread> ranks;
@@ -165,7 +165,7 @@ TEST_CASE("TcpRendezvous: who did not arrive is said to all who did, whenever th
     }
 }
 
-TEST_CASE("TcpRendezvous: who does not come to an exchange is named to all, also where rank 0 comes late") {
+TEST_CASE("TcpRendezvous names a rank that misses an exchange to all others, also if rank 0 comes late") {
     const std::uint16_t port = gradsync_test::free_port();
     std::vector<Attempt> results(4);
     std::vector<std::thread> ranks;
@@ -232,7 +232,7 @@ TEST_CASE("TcpRendezvous: where the limit is short, who did not arrive is blamed
     check_blame(attempt({.rank = 0, .size = 2, .port = gradsync_test::free_port()}, 1s), Errc::timeout, 1, "rank 1 did not arrive at");
 }
 
-TEST_CASE("TcpRendezvous: who leaves is named to all, also to those who learn of it while they send") {
+TEST_CASE("TcpRendezvous names a rank that leaves to all others, also to those that learn of it while they send") {
     for (int round = 0; round < 20; ++round) {
         const std::uint16_t port = gradsync_test::free_port();
         std::vector<Attempt> results(4);
@@ -350,7 +350,7 @@ TEST_CASE("TcpRendezvous: an address that swallows calls does not keep the next 
     CHECK(answer.channel);
 }
 
-TEST_CASE("TcpRendezvous: rank 0 is not there") {
+TEST_CASE("TcpRendezvous: if rank 0 is not there, the error says where it was expected") {
     const Attempt a = attempt({.rank = 1, .size = 2, .port = gradsync_test::free_port()}, 2s);
     CHECK(is(a, Errc::timeout));
     CHECK(a.peer == 0);
@@ -359,7 +359,7 @@ TEST_CASE("TcpRendezvous: rank 0 is not there") {
     CHECK(says(attempt({.rank = 1, .size = 2, .address = "no.such.host.invalid", .token = "open"}, 200ms), "no.such.host.invalid:29500"));
 }
 
-TEST_CASE("TcpRendezvous: the port is another's") {
+TEST_CASE("TcpRendezvous: if another program has the port, both sides say so") {
     const Socket other = gradsync::net::listen(gradsync_test::loopback(0), 4);
     const std::uint16_t port = gradsync::net::address_of(other).port();
     const Attempt a = attempt({.rank = 0, .size = 2, .address = "127.0.0.1", .port = port});
@@ -409,7 +409,7 @@ TEST_CASE("TcpRendezvous: whoever takes a call and hangs up is not rank 0, which
     for (const Attempt& result : results) CHECK(result.text == "");
 }
 
-TEST_CASE("Socket: nobody is called who is the caller itself") {
+TEST_CASE("Socket: a connection to itself does not count as one") {
     gradsync::net::Address own = gradsync_test::loopback(0);
     const Socket socket = Socket::of_family(AF_INET);
     REQUIRE(::bind(socket.get(), own.get(), own.size()) == 0);
@@ -453,7 +453,7 @@ TEST_CASE("TcpRendezvous: rank 0 binds where it is told") {
     }
 }
 
-TEST_CASE("TcpRendezvous: what cannot be meant is refused") {
+TEST_CASE("TcpRendezvous refuses invalid ranks and time limits") {
     CHECK(says(attempt({.rank = 2, .size = 2}), "rank 2 is not one of 2"));
     CHECK(says(attempt({.rank = 0, .size = 0}), "rank 0 is not one of 0"));
     CHECK(says(attempt({.rank = 0, .size = 2}, -1s), "time limit must be positive"));

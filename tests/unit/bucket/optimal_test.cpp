@@ -85,7 +85,7 @@ double least_of_all(const Case& c) {
 
 }  // namespace
 
-TEST_CASE("no way to cut one, two or three kinds is through earlier") {
+TEST_CASE("OptimalBuckets: no way to cut one, two or three kinds is through earlier") {
     std::mt19937_64 random(21);
     for (const std::size_t kinds : {1u, 2u, 3u})
         for (int repeat = 0; repeat < 1000; ++repeat) {
@@ -95,7 +95,7 @@ TEST_CASE("no way to cut one, two or three kinds is through earlier") {
         }
 }
 
-TEST_CASE("never later than capped, square-root, flat or one bucket a parameter") {
+TEST_CASE("OptimalBuckets is never later than capped, square-root, flat or per-parameter buckets") {
     std::mt19937_64 random(22);
     for (const std::size_t kinds : {1u, 2u, 3u})
         for (int repeat = 0; repeat < 60; ++repeat) {
@@ -111,7 +111,7 @@ TEST_CASE("never later than capped, square-root, flat or one bucket a parameter"
         }
 }
 
-TEST_CASE("very many gradients of several kinds: common cuts are the best of their kind, and never better than the optimum") {
+TEST_CASE("OptimalBuckets makes the best common cuts for very many gradients of several kinds, never better than the optimum") {
     std::mt19937_64 random(23);
     double worst = 1;
     for (int repeat = 0; repeat < 300; ++repeat) {
@@ -151,13 +151,13 @@ TEST_CASE("very many gradients of several kinds: common cuts are the best of the
     MESSAGE("common cuts took up to ", worst, " times as long as the optimum");
 }
 
-TEST_CASE("without times it plans as SizeCappedBuckets does") {
+TEST_CASE("OptimalBuckets plans as SizeCappedBuckets does without times") {
     const auto parameters = gradsync_test::floats({1'000'000, 10'000'000, 3, 4});
     const auto order = gradsync_test::reversed(4);
     CHECK(OptimalBuckets({1e-5, 1e-9}).plan(parameters, order) == SizeCappedBuckets().plan(parameters, order));
 }
 
-TEST_CASE("free calls: one each; dear calls: one for all; frozen parameters are left out") {
+TEST_CASE("OptimalBuckets gives free calls a bucket a parameter, dear calls one bucket, and leaves out frozen parameters") {
     const auto parameters = gradsync_test::floats({10, 10, 10, 10});
     const std::vector<double> ready{4, 3, 0, 1};
     const std::vector<std::size_t> order{3, 1, 0};
@@ -166,13 +166,13 @@ TEST_CASE("free calls: one each; dear calls: one for all; frozen parameters are 
     CHECK(gradsync_test::buckets(OptimalBuckets({99, 1e-3}, ready).plan(parameters, order)) == Buckets{{3, 1, 0}});
 }
 
-TEST_CASE("its numbers are part of its description, to the last digit") {
+TEST_CASE("OptimalBuckets describes its numbers to the last digit") {
     CHECK(OptimalBuckets({1e-5, 1e-9}).describe() == OptimalBuckets({1e-5, 1e-9}).describe());
     CHECK(OptimalBuckets({1e-5, 1e-9}).describe() != OptimalBuckets({std::nextafter(1e-5, 1.0), 1e-9}).describe());
     CHECK(OptimalBuckets({1e-5, 1e-9}).describe() != OptimalBuckets({1e-5, std::nextafter(1e-9, 1.0)}).describe());
 }
 
-TEST_CASE("numbers that cannot be meant are refused") {
+TEST_CASE("OptimalBuckets refuses invalid numbers") {
     using gradsync_test::outcome_of;
     const double nan = std::numeric_limits<double>::quiet_NaN();
     CHECK(outcome_of([] { OptimalBuckets({-1, 0}); }).says("the cost of a call"));

@@ -31,20 +31,20 @@ void check_refused(auto make, const std::string& word) {
 
 }  // namespace
 
-TEST_CASE("PyTorch parity: bucket assignment, single limit, single dtype") {
+TEST_CASE("PyTorch parity: one bucket limit closes buckets of one dtype") {
     CHECK(plan_in_order(SizeCappedBuckets(400, 400), floats({100, 200, 100, 50})) == Buckets{{0}, {1}, {2}, {3}});
 }
 
-TEST_CASE("PyTorch parity: bucket assignment, single limit, two dtypes interleaved") {
+TEST_CASE("PyTorch parity: one bucket limit closes the buckets of two interleaved dtypes apart") {
     const ParameterInfo f32{.count = 50, .dtype = DType::f32}, f64{.count = 25, .dtype = DType::f64};
     CHECK(plan_in_order(SizeCappedBuckets(400, 400), {f32, f64, f32, f64, f32, f64}) == Buckets{{0, 2}, {1, 3}, {4}, {5}});
 }
 
-TEST_CASE("PyTorch parity: bucket assignment, several limits, single dtype") {
+TEST_CASE("PyTorch parity: several bucket limits apply in order to one dtype") {
     CHECK(plan_in_order(SizeCappedBuckets::with_caps({40, 80}), floats({10, 10, 10, 10})) == Buckets{{0}, {1, 2}, {3}});
 }
 
-TEST_CASE("PyTorch parity: bucket assignment, several limits, counted per dtype") {
+TEST_CASE("PyTorch parity: several bucket limits are counted per dtype") {
     const ParameterInfo f32{.count = 50, .dtype = DType::f32}, f64{.count = 25, .dtype = DType::f64};
     CHECK(plan_in_order(SizeCappedBuckets::with_caps({200, 400}), {f32, f64, f32, f64, f32, f64}) == Buckets{{0}, {1}, {2, 4}, {3, 5}});
 }

@@ -20,7 +20,7 @@ using gradsync::Errc;
 using gradsync::ParameterInfo;
 using gradsync::Units;
 
-TEST_CASE("Units: a bucket for each unit, launched as they become complete, wherever its parameters stand") {
+TEST_CASE("Units makes a bucket for each unit, launched as they become complete, wherever its parameters stand") {
     const Units units({0, 1, 0, 2, 1});
     CHECK(buckets(units.plan(floats({5, 1, 0, 7, 2}), reversed(5))) == Buckets{{3}, {4, 1}, {2, 0}});
     CHECK(units.count() == 3);
@@ -29,7 +29,7 @@ TEST_CASE("Units: a bucket for each unit, launched as they become complete, wher
     CHECK(units.describe() == "Units{3}");
 }
 
-TEST_CASE("Units: a bucket for each dtype of gradients and of values, and each memory space, in a unit") {
+TEST_CASE("Units makes a bucket for each dtype of gradients and of values, and each memory space, of a unit") {
     const ParameterInfo plain{.count = 4}, narrow{.count = 4, .dtype = DType::bf16},
         far{.count = 4, .space = gradsync::MemorySpace::device}, narrow_values{.count = 4, .value_dtype = DType::bf16};
     CHECK(buckets(Units({0, 0, 0, 0, 0, 0, 0, 0})
@@ -59,7 +59,7 @@ TEST_CASE("Units: a negative number that was converted is refused, and shown as 
     }
 }
 
-TEST_CASE("Units: as many as there are parameters") {
+TEST_CASE("Units must name a unit for every parameter") {
     const Outcome outcome = outcome_of([] { (void)Units({0, 1}).plan(floats({1, 2, 3}), in_order(3)); });
     CHECK(outcome.is(Errc::invalid_argument));
     CHECK(outcome.says("there are 3 parameters, but units for 2"));

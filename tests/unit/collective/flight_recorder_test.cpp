@@ -26,7 +26,7 @@ namespace gs = gradsync;
 using gs::collective::Call;
 using gs::collective::FlightRecorder;
 
-TEST_CASE("FlightRecorder: says what ended last, and what has not ended") {
+TEST_CASE("FlightRecorder says what ended last, and what has not ended") {
     FlightRecorder flights(0);
     CHECK(flights.summary().empty());
     Call call{.in_count = 25, .out_count = 25, .operation = gs::collective::Operation::all_reduce, .dtype = gs::DType::bf16};
@@ -121,7 +121,7 @@ TEST_CASE("FlightRecorder: a rank that drops a collective, and waits for no othe
     }
 }
 
-TEST_CASE("FlightRecorder: an empty name is none") {
+TEST_CASE("FlightRecorder writes no file for an empty name") {
     ::setenv("GRADSYNC_FLIGHT_RECORDER", "", 1);
     gs::collective::FlightRecorder(7).write(7);
     ::unsetenv("GRADSYNC_FLIGHT_RECORDER");

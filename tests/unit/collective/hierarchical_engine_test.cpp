@@ -340,7 +340,8 @@ TEST_CASE("HierarchicalEngine: where one rank gets no memory for a split, all bl
 }
 #endif
 
-TEST_CASE("HierarchicalEngine: machines with different numbers of ranks, and one that dies or stops: with a shard to send, or without") {
+TEST_CASE(
+    "HierarchicalEngine names a rank that dies or stops, with a shard to send or without, if machines have different numbers of ranks") {
     const std::vector<int> machines{0, 0, 0, 0, 1, 1};
     for (const int victim : {0, 2, 4})  // rank 2 has no shard
         for (const bool dies : {true, false}) {

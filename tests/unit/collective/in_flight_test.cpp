@@ -70,7 +70,7 @@ TEST_CASE("InFlight: a place keeps its memory for the next entry, also when the 
     CHECK(ring[3] == std::vector<int>{3});
 }
 
-TEST_CASE("InFlight: does what a deque does, for entries that can only be moved") {
+TEST_CASE("InFlight does what a deque does, for entries that can only be moved") {
     std::mt19937 random(20);
     for (const std::size_t capacity : {1u, 2u, 3u, 8u}) {
         InFlight<std::unique_ptr<int>> ring(capacity);

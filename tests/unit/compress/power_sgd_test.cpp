@@ -251,7 +251,7 @@ TEST_CASE("PowerSgd: a thread that may not communicate finds P complete, and the
     CHECK(results(OverlapBackward(Progress::thread), true) == results(NoOverlap(), false));
 }
 
-TEST_CASE("PowerSgd: what travels, by shape, rank and min_compression_rate") {
+TEST_CASE("PowerSgd sends as many bytes as shape, rank and min_compression_rate say") {
     const auto bytes = [](PowerSgd options, std::vector<std::vector<std::size_t>> shapes) {
         options.start_step = 0;
         return traffic_of(options, DType::f32, shapes).bytes;
@@ -316,7 +316,7 @@ TEST_CASE("PowerSgd: the vectors that a first step guesses are different ones, h
           }) == "");
 }
 
-TEST_CASE("PowerSgd: gradients that are zero for a while, and then not") {
+TEST_CASE("PowerSgd averages gradients that were zero for some steps") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               std::vector<Tensor> model;
               model.emplace_back("matrix", DType::f32, std::vector<std::size_t>{40, 31});
@@ -335,7 +335,7 @@ TEST_CASE("PowerSgd: gradients that are zero for a while, and then not") {
           }) == "");
 }
 
-TEST_CASE("PyTorch parity: the state of PowerSGD is validated: options that are none") {
+TEST_CASE("PyTorch parity: PowerSgd refuses invalid options") {
     CHECK(outcome_of([] { PowerSgdOfRanks compressor(PowerSgd{.rank = 0}); }).says("the rank must be 1 at least"));
     for (const double rate : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
         const Outcome outcome = outcome_of([&] { PowerSgdOfRanks compressor(PowerSgd{.min_compression_rate = rate}); });

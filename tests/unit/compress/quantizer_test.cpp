@@ -32,7 +32,7 @@ float gradient_of(int rank, int step, std::size_t i, std::size_t e) {
 
 }  // namespace
 
-TEST_CASE("Quantizer: the mean of what the ranks say, with what they held back") {
+TEST_CASE("Quantizer averages what the ranks say, with what they held back") {
     const std::vector<std::size_t> counts{300, 5, 1024};
     for (const unsigned bits : {8u, 4u, 1u})
         for (const int ranks : {2, 3}) {
@@ -96,7 +96,7 @@ TEST_CASE("Quantizer: the bits depend on neither buckets nor overlap") {
     CHECK(flat == results(SizeCappedBuckets(2000), OverlapBackward()));
 }
 
-TEST_CASE("Quantizer: what travels") {
+TEST_CASE("Quantizer sends as many bytes as its bits say, and no more than the gradients have") {
     struct Case {
         DType dtype;
         unsigned bits;
@@ -141,7 +141,7 @@ TEST_CASE("Quantizer: an infinity of one rank makes its block NaN on all, in tha
           }) == "");
 }
 
-TEST_CASE("Quantizer: numbers of bits that there are not are refused") {
+TEST_CASE("Quantizer refuses unsupported numbers of bits") {
     for (const unsigned bits : {0u, 2u, 16u}) {
         try {
             QuantizerOfRanks compressor(Quantizer{.bits = bits});

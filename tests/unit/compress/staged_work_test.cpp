@@ -98,7 +98,7 @@ TEST_CASE("StagedWork: a last collective that takes time is waited for, too") {
     CHECK(log == "a");
 }
 
-TEST_CASE("StagedWork: one that has nothing to follow, or nothing at all") {
+TEST_CASE("StagedWork without a next stage ends with its work, and an empty one is complete") {
     StageLog log;
     {
         LoggedWork none;

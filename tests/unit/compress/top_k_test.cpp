@@ -182,7 +182,7 @@ TEST_CASE("TopK: a parameter of one element travels") {
           }) == "");
 }
 
-TEST_CASE("TopK: a density that is none") {
+TEST_CASE("TopK refuses an invalid density") {
     for (const double density : {0.0, -0.1, 1.1, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
         const Outcome outcome = outcome_of([&] { TopKOfRanks compressor(TopK{.density = density}); });
         CHECK(outcome.is(Errc::invalid_argument));

@@ -20,7 +20,7 @@ TEST_CASE("BucketPlan keeps buckets and their parameters in order") {
     CHECK(std::vector(plan.bucket(2).begin(), plan.bucket(2).end()) == std::vector<std::size_t>{0, 1, 3});
 }
 
-TEST_CASE("BucketPlan: equal only where the boundaries are") {
+TEST_CASE("BucketPlans are equal only if their boundaries are") {
     gs::BucketPlan one, two;
     one.push_back(std::vector<std::size_t>{0, 1});
     two.push_back(std::vector<std::size_t>{0});
@@ -29,7 +29,7 @@ TEST_CASE("BucketPlan: equal only where the boundaries are") {
     CHECK(one == gs::BucketPlan(one));
 }
 
-TEST_CASE("ParameterInfo: bytes by dtype") {
+TEST_CASE("ParameterInfo counts bytes by dtype") {
     CHECK(gs::ParameterInfo{.count = 3, .dtype = gs::DType::bf16}.bytes() == 6);
     CHECK(gs::ParameterInfo{.count = 3, .dtype = gs::DType::f64}.bytes() == 24);
     CHECK(gs::ParameterInfo{}.bytes() == 0);

@@ -103,7 +103,7 @@ TEST_CASE("BufferView: a number that DType does not name is refused") {
     CHECK(gs::ConstBufferView(x, 3, gs::DType::f8e5m2).dtype == gs::DType::f8e5m2);
 }
 
-TEST_CASE("BufferView: the empty view") {
+TEST_CASE("BufferView is empty by default") {
     const gs::BufferView none;
     CHECK(none.data == nullptr);
     CHECK(none.bytes() == 0);

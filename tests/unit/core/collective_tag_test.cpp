@@ -6,7 +6,7 @@
 
 using namespace gradsync;
 
-TEST_CASE("CollectiveTag: what is not the same has another code, and a text that says what it is") {
+TEST_CASE("CollectiveTags that differ have different codes, and a text that says what they are") {
     constexpr CollectiveTag none, bucket(CollectiveTag::Kind::bucket, 1, 3), unit(CollectiveTag::Kind::unit, 1, 3);
     static_assert(none.code() == 0);
     static_assert(bucket.code() != unit.code() && bucket.code() != 0);

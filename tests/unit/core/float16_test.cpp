@@ -6,7 +6,7 @@
 
 TEST_CASE("Float16 is IEEE 754 binary16") { gradsync_test::check_half<gradsync::Float16>(gradsync_test::HalfOracle::float16()); }
 
-TEST_CASE("Float16: landmarks") {
+TEST_CASE("Float16 has the largest, smallest and rounded numbers of its format") {
     using gradsync::Float16;
     CHECK(Float16(1.0f).bits() == 0x3c00u);
     CHECK(Float16(65504.0f).bits() == 0x7bffu);

@@ -56,7 +56,7 @@ TEST_CASE_TEMPLATE("Float8: every code survives the way to float and back; infin
     }
 }
 
-TEST_CASE_TEMPLATE("Float8: to nearest, ties to even, at every value and every midpoint", F, Float8E4M3, Float8E5M2) {
+TEST_CASE_TEMPLATE("Float8 rounds to nearest, ties to even, at every value and every midpoint", F, Float8E4M3, Float8E5M2) {
     const auto& oracle = Float8Oracle::of<F>();
     for (unsigned code = 0; code < oracle.largest(); ++code) {
         CAPTURE(code);
@@ -71,7 +71,7 @@ TEST_CASE_TEMPLATE("Float8: to nearest, ties to even, at every value and every m
     }
 }
 
-TEST_CASE_TEMPLATE("Float8: a sample of all floats, of both signs", F, Float8E4M3, Float8E5M2) {
+TEST_CASE_TEMPLATE("Float8 rounds a sample of all floats, of both signs, as the oracle does", F, Float8E4M3, Float8E5M2) {
     const auto& oracle = Float8Oracle::of<F>();
     int wrong = 0;
     for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 4099) {
@@ -81,7 +81,7 @@ TEST_CASE_TEMPLATE("Float8: a sample of all floats, of both signs", F, Float8E4M
     CHECK(wrong == 0);
 }
 
-TEST_CASE("Float8: landmarks") {
+TEST_CASE("Float8 has the largest, smallest and rounded numbers of its formats") {
     CHECK(rounded<Float8E4M3>(1.0f) == 0x38);
     CHECK(rounded<Float8E4M3>(448.0f) == 0x7e);
     CHECK(rounded<Float8E4M3>(1e30f) == 0x7e);

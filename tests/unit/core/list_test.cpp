@@ -16,7 +16,7 @@
 
 using gradsync::List;
 
-TEST_CASE("List: any calls, against a vector") {
+TEST_CASE("List does what std::vector does, for any calls") {
     std::mt19937 random(1);
     for (std::size_t run = 0; run < 200; ++run) {
         List<std::string> list(run % 3, "first");
@@ -59,7 +59,7 @@ TEST_CASE("List: any calls, against a vector") {
     }
 }
 
-TEST_CASE("List: elements that only move, and what is dropped goes at once") {
+TEST_CASE("List holds elements that only move, and destroys dropped ones at once") {
     const auto shared = std::make_shared<int>(3);
     List<std::shared_ptr<int>> list;
     for (int i = 0; i < 20; ++i) list.push_back(shared);
@@ -105,7 +105,7 @@ TEST_CASE("List: an assignment that fits allocates nothing; a list is a range") 
     CHECK_FALSE(list == List<int>{6, 7});
 }
 
-TEST_CASE("ListView: of arrays, lists, vectors and spans, and back to a span") {
+TEST_CASE("ListView views arrays, lists, vectors and spans, and converts back to a span") {
     int array[] = {1, 2, 3};
     const List<int> list(std::span<const int>{array});
     const auto sum = [](gradsync::ListView<const int> view) {

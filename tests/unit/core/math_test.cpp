@@ -18,7 +18,7 @@ static_assert(is_finite(0.0) && is_finite(-1.5) && is_finite(Limits::max()) && i
 static_assert(is_finite(std::numeric_limits<float>::max()) && !is_finite(std::numeric_limits<float>::infinity()));
 static_assert(!is_finite(Limits::infinity()) && !is_finite(-Limits::infinity()) && !is_finite(Limits::quiet_NaN()));
 
-TEST_CASE("square_root") {
+TEST_CASE("square_root is exact for squares, and not finite for infinity and NaN") {
     CHECK(square_root(0) == 0);
     CHECK(square_root(2.25) == 1.5);
     CHECK(!is_finite(square_root(Limits::infinity())));

@@ -29,7 +29,7 @@ std::string refusal(F&& f) {
 
 }  // namespace
 
-TEST_CASE("packed: parameters in the order of a forward, as views of the arenas") {
+TEST_CASE("packed gives parameters in the order of a forward, as views of the arenas") {
     std::vector<float> weights(10 + 3 * 4 + 3 * 2 + 5), gradients(weights.size());
     const gs::Packed model =
         gs::packed(weights, gradients, {{"embedding", {5, 2}, 0, 2}, {"w", {2, 2}, layers}, {"b", {2}, layers}, {"norm", {5}}});
@@ -51,7 +51,7 @@ TEST_CASE("packed: parameters in the order of a forward, as views of the arenas"
     CHECK(model[7].gradient.data == gradients.data() + 28);
 }
 
-TEST_CASE("packed: a model without layers, and one without values") {
+TEST_CASE("packed makes a model without layers, and one without values") {
     std::vector<float> gradients(7);
     const gs::Packed model = gs::packed(gs::BufferView(), gradients, {{"a", {3}}, {"b", {4}}});
     CHECK(model.layers() == 0);
@@ -98,7 +98,7 @@ TEST_CASE("packed: from any range of tensors, and from an array of sizes") {
     same(gs::packed(weights, gradients, std::vector<int>{10, 12, 6, 5}, [](std::size_t t) { return t % 3 == 0 ? 0 : 3; }));
 }
 
-TEST_CASE("packed: what does not fit is refused with what does") {
+TEST_CASE("packed refuses sizes that do not fit, and says which do") {
     using gradsync_test::says;
     std::vector<float> weights(10), short_weights(9), gradients(10);
     CHECK(says(refusal([&] {

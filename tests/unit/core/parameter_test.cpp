@@ -95,7 +95,7 @@ static_assert(!Parameter<Full**>);
 static_assert(Parameter<const Handle> && Parameter<const Handle*> && Parameter<const ParameterView>);
 static_assert(!Parameter<const Full>, "its traits ask for a tensor that is not constant");
 
-TEST_CASE("parameter_view: everything that parameter_traits say") {
+TEST_CASE("parameter_view takes over everything that parameter_traits say") {
     Full tensor;
     const ParameterView view = parameter_view(tensor);
     CHECK(view.name == "fc.weight");
@@ -185,7 +185,7 @@ TEST_CASE("parameter_view: a ParameterView is itself, constant or not") {
     CHECK(parameter_view(constant).gradient == buffer(gradient));
 }
 
-TEST_CASE("parameter: two ranges, without a type of their own") {
+TEST_CASE("parameter() makes a ParameterView of two ranges") {
     std::vector<float> value(6), gradient(6);
     const ParameterView view = parameter("fc.weight", value, std::span(gradient), {2, 3});
     CHECK(view.name == "fc.weight");
@@ -197,7 +197,7 @@ TEST_CASE("parameter: two ranges, without a type of their own") {
     CHECK(parameter("w", value, gradient).shape.empty());
 }
 
-TEST_CASE("buffer_traits: the tensor serves as buffer, as parameter, and as part of one") {
+TEST_CASE("a tensor with buffer_traits serves as buffer, as parameter, and as part of one") {
     TheirTensor t;
     const BufferView view{t.elements.data(), 6, DType::f16, MemorySpace::host};
     CHECK(buffer(t) == view);

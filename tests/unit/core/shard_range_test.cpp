@@ -33,7 +33,7 @@ TEST_CASE("shard_range: shards cover every element once, in rank order, and only
         }
 }
 
-TEST_CASE("shard_range: fewer elements than ranks") {
+TEST_CASE("shard_range gives some ranks nothing if there are fewer elements than ranks") {
     CHECK(shard_range(3, 4, 2) == ElementRange{2, 3});
     CHECK(shard_range(3, 4, 3) == ElementRange{3, 3});
     CHECK(shard_range(0, 4, 0) == ElementRange{0, 0});

@@ -77,7 +77,7 @@ TEST_CASE("Shared: owns what a std::shared_ptr owns") {
     CHECK(!Shared<Base>(std::shared_ptr<Counted>()));
 }
 
-TEST_CASE("Shared: owners in several threads") {
+TEST_CASE("Shared may be copied and dropped in several threads") {
     int alive = 0;
     auto shared = Shared<Counted>::make(alive);
     std::vector<std::thread> threads;

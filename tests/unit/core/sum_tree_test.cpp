@@ -58,7 +58,7 @@ T sum_with_stack(const std::vector<T>& leaves) {
 
 }  // namespace
 
-TEST_CASE("sum_tree: which runs of leaves are the halves of a node") {
+TEST_CASE("sum_tree finds the runs of leaves that are the halves of a node") {
     for (std::size_t leaves = 1; leaves <= 70; ++leaves) {
         const std::set<Halves> expected = nodes(leaves);
         CHECK(expected.size() == leaves - 1);

@@ -12,7 +12,7 @@
 
 using gradsync::detail::text;
 
-TEST_CASE("text: characters, names of enumerators and numbers, in order") {
+TEST_CASE("text joins characters, names of enumerators and numbers in order") {
     const std::string owned = "owned ";
     CHECK(text("literal ", owned, std::string_view("view"), "") == "literal owned view");
     CHECK(text(gradsync::DType::bf16, " in ", gradsync::MemorySpace::device) == "bf16 in device");

@@ -48,7 +48,7 @@ void run(Bytes& to, DType to_type, const Bytes& from, DType from_type, bool adds
 
 }  // namespace
 
-TEST_CASE("kernels of 8-bit floats: convert and add, one element at a time or several") {
+TEST_CASE("kernels of 8-bit floats convert and add one element at a time or several") {
     constexpr std::size_t count = 4096;
     for (const DType from_type : floating)
         for (const DType to_type : floating)
@@ -126,7 +126,7 @@ void step_on_fibers(gradsync_test::StepTest<Optimizer>& test, const Optimizer& o
 
 }  // namespace
 
-TEST_CASE("kernels of optimizers: a step of several tensors") {
+TEST_CASE("kernels of optimizers step several tensors") {
     namespace kernels = gradsync::cuda::kernels;
     using namespace gradsync::cuda;
     const float one_half = 0.5f;

@@ -68,7 +68,7 @@ void each_buffer(Use&& use) {
 
 }  // namespace
 
-TEST_CASE("device passes: scale, clamp") {
+TEST_CASE("device passes scale and clamp as the host does") {
     each_buffer([](Buffer buffer) {
         const Bytes scaled = buffer.expected([](gradsync::BufferView view) { gradsync::kernel::scale(view, 0.3); });
         gradsync::cuda::scale(buffer.view(), 0.3, nullptr);
@@ -97,7 +97,7 @@ TEST_CASE("device passes: scale_by, in place and not; a factor of 0 reads nothin
     });
 }
 
-TEST_CASE("device passes: convert and add, between all floating types") {
+TEST_CASE("device passes convert and add between all floating types") {
     each_buffer([](Buffer from) {
         for (const DType dtype : floating) {
             CAPTURE(name_of(dtype));
@@ -119,7 +119,7 @@ TEST_CASE("device passes: convert and add, between all floating types") {
     });
 }
 
-TEST_CASE("device passes: sums of squares, the same bits each time") {
+TEST_CASE("device passes give sums of squares with the same bits each time") {
     std::vector<Bytes> contents;
     std::vector<DeviceMemory> memories;
     std::vector<gradsync::ConstBufferView> blocks;
@@ -152,7 +152,7 @@ TEST_CASE("device passes: sums of squares, the same bits each time") {
     }
 }
 
-TEST_CASE("device passes: the factor of a mean") {
+TEST_CASE("device passes compute the factor of a mean") {
     for (const double weight : {0.0, 3.0, 1e300}) {
         gradsync::cuda::MeanFactor cell{weight, -1, -1};
         DeviceMemory memory(Bytes(reinterpret_cast<const std::byte*>(&cell), reinterpret_cast<const std::byte*>(&cell + 1)));
@@ -164,7 +164,7 @@ TEST_CASE("device passes: the factor of a mean") {
     }
 }
 
-TEST_CASE("device passes: integers are refused") {
+TEST_CASE("device passes refuse integers") {
     DeviceMemory memory(Bytes(64));
     const gradsync::BufferView integers{memory.data(), 4, DType::i32, MemorySpace::device};
     const gradsync::BufferView floats{memory.data() + 32, 4, DType::f8e4m3, MemorySpace::device};
@@ -180,7 +180,7 @@ TEST_CASE("device passes: integers are refused") {
     }
 }
 
-TEST_CASE("optimizers: a step of many tensors, for gradients of every type but f64") {
+TEST_CASE("optimizers step many tensors in one call, for gradients of every type but f64") {
     using namespace gradsync::cuda;
     const float one_half = 0.5f;
     const gradsync::cuda::DeviceMemory factor(sizeof one_half);

@@ -35,7 +35,7 @@ BucketPlan random_plan(const std::vector<std::size_t>& sizes, std::mt19937& rand
 
 }  // namespace
 
-TEST_CASE("marks in random order, against plain counts") {
+TEST_CASE("Readiness agrees with plain counts, for marks in random order") {
     std::mt19937 random(1);
     const BucketPlan plan = random_plan({1, 63, 64, 65, 2, 200, 128}, random);
     std::vector<std::uint32_t> uses;

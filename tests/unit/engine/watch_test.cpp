@@ -71,7 +71,7 @@ TEST_CASE("Watch: what is on its way when it is asked counts up to then, and fro
     CHECK(w.covered_at(30) == 6);
 }
 
-TEST_CASE("Watch: a start that is noted after another thread has seen the last arrival") {
+TEST_CASE("Watch counts a start that is noted after another thread has seen the last arrival") {
     Watched w;
     w.watch.depart(reduces, 0, at_second(10));
     // A thread starts bucket 1 at 12, and is held up before it notes that.
@@ -118,7 +118,7 @@ TEST_CASE("Watch: what several threads do at once counts once") {
     CHECK(w.ticks() == 15);
 }
 
-TEST_CASE("Watch: never more than went by, from any number of threads") {
+TEST_CASE("Watch never counts more than went by, from any number of threads") {
     constexpr int threads = 4, spans = 2000;
     Watched w;
     std::vector<std::thread> running;

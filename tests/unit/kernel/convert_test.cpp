@@ -70,7 +70,8 @@ std::vector<From> hard_cases() {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("convert: all halves and all hard cases, on every instruction set", From, gs::BFloat16, gs::Float16, float, double) {
+TEST_CASE_TEMPLATE("convert agrees with the oracle for all halves and all hard cases, on every instruction set", From, gs::BFloat16,
+                   gs::Float16, float, double) {
     const auto cases = hard_cases<From>();
     if constexpr (!std::is_same_v<From, gs::BFloat16>) check_all<From, gs::BFloat16>(cases);
     if constexpr (!std::is_same_v<From, gs::Float16>) check_all<From, gs::Float16>(cases);
@@ -117,7 +118,8 @@ TEST_CASE_TEMPLATE("convert: denormals survive flush-to-zero", Half, gs::BFloat1
 }
 #endif
 
-TEST_CASE_TEMPLATE("convert: every length and misalignment, and nothing written beside", From, gs::BFloat16, gs::Float16, float, double) {
+TEST_CASE_TEMPLATE("convert takes every length and misalignment, and writes nothing beside", From, gs::BFloat16, gs::Float16, float,
+                   double) {
     const auto run = [&]<class To>(To) {
         std::vector<From> from(300);
         for (std::size_t i = 0; i < from.size(); ++i) {
@@ -150,8 +152,8 @@ TEST_CASE("convert: null pointers are fine where there is nothing to convert") {
     gs::kernel::convert(nullptr, gs::DType::f16, nullptr, gs::DType::f64, 0);
 }
 
-TEST_CASE_TEMPLATE("convert_block: to the accumulator and back", T, std::int8_t, std::uint8_t, std::int32_t, std::uint32_t, std::int64_t,
-                   std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
+TEST_CASE_TEMPLATE("convert_block converts to the accumulator and back", T, std::int8_t, std::uint8_t, std::int32_t, std::uint32_t,
+                   std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double) {
     using A = gs::kernel::accumulator_t<T>;
     static_assert(gs::dtype_of<A> == gs::accumulator_of(gs::dtype_of<T>));
     std::vector<T> from(64), back(64);

@@ -66,7 +66,8 @@ void check(std::size_t count, std::size_t offset, Change change, Expected expect
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("scale: every length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("scale takes every length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     for (const std::size_t count : counts)
         for (const std::size_t offset : offsets)
             for (const double factor : {0.1, -1.0, 0.0})
@@ -75,8 +76,8 @@ TEST_CASE_TEMPLATE("scale: every length and misalignment", T, gs::Float16, gs::B
                     [&](T x, std::size_t) { return T(widened(x) * static_cast<kernel::accumulator_t<T>>(factor)); });
 }
 
-TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
-                   gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("clamp takes every length and misalignment, and a NaN stays", T, gs::Float16, gs::BFloat16, float, double,
+                   gs::Float8E4M3, gs::Float8E5M2) {
     for (const std::size_t count : counts)
         for (const std::size_t offset : offsets)
             for (const double limit : {0.7, 0.0})
@@ -89,7 +90,7 @@ TEST_CASE_TEMPLATE("clamp: every length and misalignment; a NaN stays", T, gs::F
                     });
 }
 
-TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
+TEST_CASE_TEMPLATE("add takes every pair of types, length and misalignment", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
                    gs::Float8E5M2) {
     const auto add_from = [&]<class From>(From) {
         for (const std::size_t count : counts)
@@ -107,7 +108,8 @@ TEST_CASE_TEMPLATE("add: every pair of types, length and misalignment", T, gs::F
     add_from(gs::Float8E5M2{});
 }
 
-TEST_CASE_TEMPLATE("sum_of_squares: sixteen sums, in turns", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("sum_of_squares adds up in sixteen sums, in turns", T, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     for (const std::size_t count : counts)
         for (const std::size_t offset : offsets) {
             const auto values = finite_values<T>(count + offset);
@@ -125,7 +127,7 @@ TEST_CASE_TEMPLATE("sum_of_squares: sixteen sums, in turns", T, gs::Float16, gs:
     CHECK(std::isnan(kernel::sum_of_squares(gs::const_buffer(values))));
 }
 
-TEST_CASE_TEMPLATE("elementwise: the same bits on every instruction set", A, float, double) {
+TEST_CASE_TEMPLATE("elementwise kernels give the same bits on every instruction set", A, float, double) {
     for (const std::size_t count : counts) {
         const auto values = some_values<A>(count), others = some_values<A>(count, 3);
         std::vector<A> ordinary;  // whose squares matter in the sums to the last bit

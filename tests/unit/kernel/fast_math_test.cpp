@@ -70,7 +70,7 @@ TEST_CASE_TEMPLATE("fast-math: clamp leaves a NaN", T, gs::Float16, gs::BFloat16
     CHECK(wrong == 0);
 }
 
-TEST_CASE("fast-math: sums in their order") {
+TEST_CASE("fast-math: sums keep their order") {
     std::vector<double> data(count);
     volatile double sums[kernel::detail::square_sums] = {};
     for (std::size_t i = 0; i < count; ++i) {

@@ -74,7 +74,7 @@ int wrong_conversions(const std::vector<From>& from, bool flush) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("8-bit floats: from float and double, rounded once, at every hard case, flushing to zero or not", F, gs::Float8E4M3,
+TEST_CASE_TEMPLATE("8-bit floats are rounded once from float and double at every hard case, flushing to zero or not", F, gs::Float8E4M3,
                    gs::Float8E5M2) {
     for (const bool flush : {false, true}) {
         CAPTURE(flush);
@@ -91,7 +91,7 @@ TEST_CASE_TEMPLATE("8-bit floats: from double by way of float they would be roun
     CHECK(F(static_cast<float>(above_tie)) == F(1.0f));
 }
 
-TEST_CASE_TEMPLATE("8-bit floats: all codes to all other types and back", F, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("8-bit floats: all codes convert to all other types and back", F, gs::Float8E4M3, gs::Float8E5M2) {
     const auto codes = all_codes<F>();
     const auto to_and_back = [&]<class To>(To) {
         std::vector<To> wide(256);
@@ -116,7 +116,7 @@ TEST_CASE_TEMPLATE("8-bit floats: all codes to all other types and back", F, gs:
     CHECK(same == codes);  // infinities and NaNs too
 }
 
-TEST_CASE("8-bit floats: from one to the other") {
+TEST_CASE("8-bit floats convert from one type to the other") {
     std::vector<gs::Float8E5M2> to(256);
     std::vector<gs::Float8E4M3> back(256);
     const auto e4m3 = all_codes<gs::Float8E4M3>();
@@ -130,7 +130,8 @@ TEST_CASE("8-bit floats: from one to the other") {
     }
 }
 
-TEST_CASE_TEMPLATE("8-bit floats: every length and misalignment, and nothing written beside", F, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("8-bit floats: kernels take every length and misalignment, and write nothing beside", F, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     const auto run = [&]<class From, class To>(From, To) {
         std::vector<float> numbers(4000);
         for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i % 331) * 0.37f - 40.0f;
@@ -163,7 +164,8 @@ TEST_CASE_TEMPLATE("8-bit floats: every length and misalignment, and nothing wri
     run(F{}, gs::BFloat16{});
 }
 
-TEST_CASE_TEMPLATE("8-bit floats: the sum, product, least and largest of any two", F, gs::Float8E4M3, gs::Float8E5M2) {
+TEST_CASE_TEMPLATE("8-bit floats: the sum, product, least and largest of any two are those of the oracle", F, gs::Float8E4M3,
+                   gs::Float8E5M2) {
     std::vector<F> a, b;
     for (const F x : all_codes<F>())
         for (const F y : all_codes<F>()) {

@@ -32,7 +32,7 @@ bool is_filled_with(const HostBuffer& buffer, std::byte value) {
 static_assert(!std::is_copy_constructible_v<HostBuffer> && !std::is_copy_assignable_v<HostBuffer>);
 static_assert(std::is_nothrow_move_constructible_v<HostBuffer> && std::is_nothrow_move_assignable_v<HostBuffer>);
 
-TEST_CASE("HostBuffer: zeroed and aligned, also where the memory was used before") {
+TEST_CASE("HostBuffer is zeroed and aligned, also if the memory was used before") {
     constexpr std::size_t sizes[] = {1, 63, 4096, 2 * huge_page - 1, 2 * huge_page, 2 * huge_page + 4097};
     for (const std::size_t bytes : sizes)
         for (int round = 0; round < 3; ++round) {
@@ -44,7 +44,7 @@ TEST_CASE("HostBuffer: zeroed and aligned, also where the memory was used before
         }
 }
 
-TEST_CASE("HostBuffer: no bytes, no memory") {
+TEST_CASE("HostBuffer of no bytes has no memory") {
     CHECK(HostBuffer().data() == nullptr);
     CHECK(HostBuffer().bytes() == 0);
     CHECK(HostBuffer(0).data() == nullptr);

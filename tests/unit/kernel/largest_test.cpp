@@ -64,7 +64,7 @@ void check_largest(const std::vector<float>& data) {
 
 }  // namespace
 
-TEST_CASE("take_largest: numbers of many magnitudes") {
+TEST_CASE("take_largest finds the largest among numbers of many magnitudes") {
     Random random(1);
     for (const std::size_t count : {1u, 2u, 3u, 10u, 31u, 32u, 33u, 63u, 64u, 65u, 100u, 1000u, 20000u}) {
         std::vector<float> data(count);
@@ -74,7 +74,7 @@ TEST_CASE("take_largest: numbers of many magnitudes") {
     }
 }
 
-TEST_CASE("take_largest: any bits, among them NaN, infinities and denormals") {
+TEST_CASE("take_largest finds the largest among any bits: NaN, infinities and denormals, too") {
     Random random(2);
     for (int run = 0; run < 20; ++run) {
         std::vector<float> data(1000);
@@ -83,7 +83,7 @@ TEST_CASE("take_largest: any bits, among them NaN, infinities and denormals") {
     }
 }
 
-TEST_CASE("take_largest: of equal magnitudes the first") {
+TEST_CASE("take_largest takes the first of equal magnitudes") {
     Random random(3);
     using limits = std::numeric_limits<float>;
     const float few[] = {0.0f,
@@ -103,7 +103,7 @@ TEST_CASE("take_largest: of equal magnitudes the first") {
     }
 }
 
-TEST_CASE("take_largest: magnitudes that differ in their last bits only") {
+TEST_CASE("take_largest tells magnitudes apart that differ in their last bits only") {
     Random random(4);
     for (const unsigned bits : {1u, 9u, 10u, 11u, 20u, 21u}) {
         std::vector<float> data(2000);

@@ -78,7 +78,7 @@ std::string wrong_base(const Floats& vectors, std::size_t count, std::size_t ran
 
 }  // namespace
 
-TEST_CASE("low rank: products, against plain loops") {
+TEST_CASE("low rank: products agree with plain loops") {
     for (const Size size : sizes()) {
         const std::size_t m = size.rows, n = size.columns, r = size.rank;
         const Floats matrix = uneven(m * n, 1), left = uneven(r * m, 2), right = uneven(r * n, 3);
@@ -117,7 +117,7 @@ TEST_CASE("low rank: products, against plain loops") {
     }
 }
 
-TEST_CASE("low rank: the dot product of every length") {
+TEST_CASE("low rank: dot products of every length are right") {
     for (std::size_t count = 0; count <= 200; ++count) {
         const Floats a = uneven(count, 4), b = uneven(count, 5);
         double expected = 0, magnitude = 0;
@@ -129,7 +129,7 @@ TEST_CASE("low rank: the dot product of every length") {
     }
 }
 
-TEST_CASE("low rank: the same bits on every instruction set") {
+TEST_CASE("low rank: kernels give the same bits on every instruction set") {
     using namespace kernel::detail;
     for (const Size size : sizes()) {
         const std::size_t m = size.rows, n = size.columns, r = size.rank;
@@ -150,7 +150,7 @@ TEST_CASE("low rank: the same bits on every instruction set") {
     }
 }
 
-TEST_CASE("largest_magnitude") {
+TEST_CASE("largest_magnitude is 0 of nothing, and not finite if an element is not") {
     using limits = std::numeric_limits<float>;
     CHECK(kernel::largest_magnitude(nullptr, 0) == 0);
     const Floats numbers{0.5f, -3, 2, -0.0f};
@@ -164,7 +164,7 @@ TEST_CASE("largest_magnitude") {
     }
 }
 
-TEST_CASE("orthonormalise: vectors of all magnitudes") {
+TEST_CASE("orthonormalise takes vectors of all magnitudes") {
     for (const std::size_t count : {4u, 5u, 31u, 64u, 130u, 1000u})
         for (const std::size_t rank : {1u, 2u, 3u, 4u})
             for (const double magnitude : {1e-35, 1e-30, 1e-20, 1.0, 1e20, 1e30, 1e37}) {
@@ -225,7 +225,7 @@ TEST_CASE("orthonormalise: what lies within the span of those before becomes zer
     CHECK(wrong_base(many, 2, 4, 2) == "");
 }
 
-TEST_CASE("orthonormalise: no vectors, no elements, vectors that vanish") {
+TEST_CASE("orthonormalise takes no vectors and no elements, and makes vanishing vectors zero") {
     CHECK(kernel::orthonormalise(nullptr, 5, 0));
     CHECK(kernel::orthonormalise(nullptr, 0, 3));
     Floats tiny(10, std::numeric_limits<float>::denorm_min());
@@ -233,7 +233,7 @@ TEST_CASE("orthonormalise: no vectors, no elements, vectors that vanish") {
     CHECK(tiny == Floats(10));
 }
 
-TEST_CASE("orthonormalise: what is not finite") {
+TEST_CASE("orthonormalise says if a vector is not finite") {
     for (const float x :
          {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
         for (std::size_t place = 0; place < 3 * 20; ++place) {

@@ -222,7 +222,7 @@ void check_instruction_sets() {
 
 }  // namespace
 
-TEST_CASE("quantize: the same bits with every instruction set") {
+TEST_CASE("quantize gives the same bits with every instruction set") {
     check_instruction_sets<1>();
     check_instruction_sets<4>();
     check_instruction_sets<8>();

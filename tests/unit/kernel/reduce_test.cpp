@@ -94,7 +94,6 @@ T expected_element(const Reduction& r, std::size_t at) {
 }
 
 /// What a reduction can be run by: the library's choice, or one kernel on one instruction set.
-template <class T>
 struct Way {
     std::string name;
     void (*run)(const Reduction&);
@@ -115,9 +114,9 @@ auto conversions() {
 }
 
 template <class T>
-std::vector<Way<T>> ways() {
+std::vector<Way> ways() {
     kernel::register_kernels<gs::dtype_of<T>>();
-    std::vector<Way<T>> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }}};
+    std::vector<Way> result{{"reduce", [](const Reduction& r) { kernel::reduce(r); }}};
     if constexpr (!std::is_integral_v<T>)  // integers go through unsigned ones of 64 bits
         result.push_back({"blocks, baseline", [](const Reduction& r) { kernel::run_baseline<Blocked<T>>(&r, conversions<T>()); }});
     if constexpr (!std::is_integral_v<T> && !gs::is_float8(gs::dtype_of<T>)) {
@@ -166,7 +165,42 @@ private:
     std::vector<std::byte> storage_;
 };
 
+/// What `check` needs of an element type. All arrays have `count` elements.
+struct ReducedType {
+    gs::DType dtype;
+    std::vector<Way> ways;
+    void (*draw)(Random& random, std::byte* to, std::size_t count);
+    void (*reduce)(const Reduction& r, std::byte* to);  ///< the oracle
+    /// The first element that differs, in any bit or, if `loosely`, not only in its NaN; or `count`.
+    std::size_t (*first_difference)(const std::byte* actual, const std::byte* expected, std::size_t count, bool loosely);
+};
+
 template <class T>
+ReducedType reduced_type() {
+    return {gs::dtype_of<T>, ways<T>(),
+            [](Random& random, std::byte* to, std::size_t count) {
+                for (std::size_t i = 0; i < count; ++i) {
+                    const T x = some_value<T>(random);
+                    std::memcpy(to + i * sizeof(T), &x, sizeof(T));
+                }
+            },
+            [](const Reduction& r, std::byte* to) {
+                for (std::size_t i = 0; i < r.count; ++i) {
+                    const T x = expected_element<T>(r, i);
+                    std::memcpy(to + i * sizeof(T), &x, sizeof(T));
+                }
+            },
+            [](const std::byte* actual, const std::byte* expected, std::size_t count, bool loosely) {
+                for (std::size_t i = 0; i < count; ++i) {
+                    T a, b;
+                    std::memcpy(&a, actual + i * sizeof(T), sizeof(T));
+                    std::memcpy(&b, expected + i * sizeof(T), sizeof(T));
+                    if (loosely ? !agrees(a, b) : bits_of(a) != bits_of(b)) return i;
+                }
+                return count;
+            }};
+}
+
 struct Case {
     ReduceOp op;
     std::size_t inputs;
@@ -177,32 +211,31 @@ struct Case {
     std::size_t offset;
 };
 
-template <class T>
-void check(const Case<T>& c, const std::vector<Way<T>>& all_ways, Random& random) {
-    const std::size_t bytes = c.count * sizeof(T);
-    std::vector<std::vector<T>> values(c.inputs);
+void check(const Case& c, const ReducedType& type, Random& random) {
+    const std::size_t size = size_of(type.dtype), bytes = c.count * size;
+    std::vector<std::vector<std::byte>> values(c.inputs, std::vector<std::byte>(bytes));
     std::vector<const void*> pristine;
     for (auto& v : values) {
-        for (std::size_t i = 0; i < c.count; ++i) v.push_back(some_value<T>(random));
+        type.draw(random, v.data(), c.count);
         pristine.push_back(v.data());
     }
     double scales[21];
     for (std::size_t i = 0; i < std::size(scales); ++i) scales[i] = std::array{0.75, 1.0, 3.0, -0.1, 0x1p-3}[i % 5];
     Reduction r;
     r.count = c.count;
-    r.dtype = gs::dtype_of<T>;
+    r.dtype = type.dtype;
     r.op = c.op;
     r.factor = c.factor;
     if (c.scaled) r.scales = std::span(scales).first(c.inputs);
     r.inputs = pristine;
-    std::vector<T> expected(c.count);
-    for (std::size_t i = 0; i < c.count; ++i) expected[i] = expected_element<T>(r, i);
+    std::vector<std::byte> expected(bytes);
+    type.reduce(r, expected.data());
 
-    for (const Way<T>& way : all_ways) {
+    for (const Way& way : type.ways) {
         if (way.sums_only && (c.scaled || (c.op != ReduceOp::sum && c.op != ReduceOp::mean))) continue;
         std::vector<Memory> memory;
         const std::size_t outputs = c.placement == Placement::apart ? 2 : 0;
-        for (std::size_t i = 0; i < c.inputs + outputs; ++i) memory.emplace_back(bytes, (c.offset + i * c.offset) * sizeof(T) % 64);
+        for (std::size_t i = 0; i < c.inputs + outputs; ++i) memory.emplace_back(bytes, (c.offset + i * c.offset) * size % 64);
         std::vector<const void*> in;
         std::vector<void*> out;
         for (std::size_t i = 0; i < c.inputs; ++i) {
@@ -221,13 +254,10 @@ void check(const Case<T>& c, const std::vector<Way<T>>& all_ways, Random& random
             if (!m.guards_hold()) problem = "wrote beside a buffer";
             const bool is_output = std::find(out.begin(), out.end(), m.data()) != out.end();
             const auto which = static_cast<std::size_t>(&m - memory.data());
-            for (std::size_t i = 0; i < c.count && problem.empty(); ++i) {
-                T actual;
-                std::memcpy(&actual, m.data() + i * sizeof(T), sizeof(T));
-                if (is_output ? !agrees(actual, expected[i]) : bits_of(actual) != bits_of(values[which][i]))
-                    problem = (is_output ? "wrong element " : "changed an input, element ") + std::to_string(i) + ": bits " +
-                              std::to_string(bits_of(actual)) + ", not " + std::to_string(bits_of(expected[i]));
-            }
+            const std::size_t wrong =
+                type.first_difference(m.data(), is_output ? expected.data() : values[which].data(), c.count, is_output);
+            if (wrong != c.count && problem.empty())
+                problem = (is_output ? "wrong element " : "changed an input, element ") + std::to_string(wrong);
         }
         if (!problem.empty())
             FAIL_CHECK(way.name, ", ", name_of(r.dtype), " ", name_of(c.op), ", inputs ", c.inputs, ", scaled ", c.scaled, ", factor ",
@@ -235,15 +265,9 @@ void check(const Case<T>& c, const std::vector<Way<T>>& all_ways, Random& random
     }
 }
 
-constexpr std::size_t lengths[] = {0, 1, 15, 16, 17, 255, 256, 257, 1000};
-
-}  // namespace
-
-TEST_CASE_TEMPLATE("reduce: every operation, number of inputs, placement and length, by every kernel", T, std::int8_t, std::uint8_t,
-                   std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double, gs::Float8E4M3,
-                   gs::Float8E5M2) {
-    constexpr bool floating = !std::is_integral_v<T>;
-    const auto all_ways = ways<T>();
+/// Every operation, number of inputs, placement and length.
+void check_all(const ReducedType& type, bool floating) {
+    constexpr std::size_t lengths[] = {0, 1, 15, 16, 17, 255, 256, 257, 1000};
     Random random(1);
     Thinned cases;
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::product, ReduceOp::mean})
@@ -256,17 +280,25 @@ TEST_CASE_TEMPLATE("reduce: every operation, number of inputs, placement and len
                             if (inputs > 5 && (count < 255 || placement == Placement::one_input)) continue;  // to save time
                             if (!cases.next()) continue;
                             const std::size_t offset = (count + inputs) % 3;  // elements
-                            check<T>({op, inputs, scaled, factor, placement, count, offset}, all_ways, random);
+                            check({op, inputs, scaled, factor, placement, count, offset}, type, random);
                         }
 }
 
-TEST_CASE_TEMPLATE("reduce: every misalignment of every buffer", T, std::uint8_t, gs::Float16, gs::BFloat16, float, double) {
-    const auto all_ways = ways<T>();
+}  // namespace
+
+TEST_CASE_TEMPLATE("reduce: every kernel agrees with the oracle on every operation, number of inputs, placement and length", T, std::int8_t,
+                   std::uint8_t, std::int32_t, std::uint32_t, std::int64_t, std::uint64_t, gs::Float16, gs::BFloat16, float, double,
+                   gs::Float8E4M3, gs::Float8E5M2) {
+    check_all(reduced_type<T>(), !std::is_integral_v<T>);
+}
+
+TEST_CASE_TEMPLATE("reduce takes every misalignment of every buffer", T, std::uint8_t, gs::Float16, gs::BFloat16, float, double) {
+    const ReducedType all = reduced_type<T>();
     Random random(2);
     for (std::size_t offset = 0; offset < 64 / sizeof(T); ++offset)
         for (const Placement placement : {Placement::in_place, Placement::apart})
             for (const std::size_t count : {std::size_t{15}, std::size_t{130}})
-                check<T>({ReduceOp::sum, 3, false, 1, placement, count, offset}, all_ways, random);
+                check({ReduceOp::sum, 3, false, 1, placement, count, offset}, all, random);
 }
 
 TEST_CASE_TEMPLATE("reduce: all kernels give the same bits", T, gs::Float16, gs::BFloat16, float, double) {
@@ -301,20 +333,20 @@ TEST_CASE_TEMPLATE("reduce: all kernels give the same bits", T, gs::Float16, gs:
             r.outputs = {&out, 1};
             kernel::run_baseline<Blocked<T>>(&r, conversions<T>());
             out = result.data();
-            for (const Way<T>& way : all_ways) {
+            for (const Way& way : all_ways) {
                 way.run(r);
                 CHECK_MESSAGE(std::memcmp(result.data(), reference.data(), count * sizeof(T)) == 0, way.name, ", inputs ", inputs);
             }
         }
 }
 
-TEST_CASE_TEMPLATE("reduce: the sum of any two halves", T, gs::Float16, gs::BFloat16) {
+TEST_CASE_TEMPLATE("reduce: the sum of any two halves is rounded once", T, gs::Float16, gs::BFloat16) {
     // All of the first, each with as many different ones of the second as there are strides.
     constexpr std::size_t count = 0x10000;
     std::vector<T> a(count), b(count), out(count);
     const void* in[] = {a.data(), b.data()};
     void* const result = out.data();
-    for (const Way<T>& way : ways<T>())
+    for (const Way& way : ways<T>())
         for (const std::uint32_t stride : {1u, 0x8001u, 0x1235u, 0x3fffu}) {
             for (std::uint32_t i = 0; i < count; ++i) {
                 a[i] = from_bits<T>(i);
@@ -335,7 +367,7 @@ TEST_CASE_TEMPLATE("reduce: the sum of any two halves", T, gs::Float16, gs::BFlo
 TEST_CASE_TEMPLATE("reduce: a NaN stays, quiet", T, gs::Float16, gs::BFloat16) {
     const std::uint16_t infinity = std::is_same_v<T, gs::Float16> ? 0x7c00 : 0x7f80;
     const std::uint16_t quiet = std::is_same_v<T, gs::Float16> ? 0x0200 : 0x0040;
-    for (const Way<T>& way : ways<T>()) {
+    for (const Way& way : ways<T>()) {
         std::vector<T> a(70, T(1.0f)), b(70, T(2.0f));
         a[3] = T::from_bits(static_cast<std::uint16_t>(infinity | 5));  // signalling
         b[66] = T::from_bits(static_cast<std::uint16_t>(0x8000 | infinity | 1));
@@ -375,14 +407,14 @@ TEST_CASE("reduce: without inputs the outputs become zero; without elements noth
     kernel::reduce(r);
 }
 
-TEST_CASE_TEMPLATE("reduce: no outputs, or many inputs", T, gs::BFloat16, float) {
+TEST_CASE_TEMPLATE("reduce takes no outputs, or many inputs", T, gs::BFloat16, float) {
     std::vector<T> a(300, T(1.0f));
     std::vector<const void*> in(100, a.data());
     Reduction r;
     r.inputs = in;
     r.count = 300;
     r.dtype = gs::dtype_of<T>;
-    for (const Way<T>& way : ways<T>()) {
+    for (const Way& way : ways<T>()) {
         r.outputs = {};
         way.run(r);
         CHECK(widened(a[299]) == 1);

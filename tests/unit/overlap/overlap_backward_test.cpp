@@ -40,7 +40,7 @@ bool thread_polls(Engine& engine, OverlapBackward policy) {
 
 }  // namespace
 
-TEST_CASE("marks poll, unless the backend wants a thread") {
+TEST_CASE("OverlapBackward polls in marks, unless the backend asks for a thread") {
     Engine polled, threaded(true);
     CHECK(!thread_polls(polled, OverlapBackward()));
     CHECK(polled.own_polls == 10);
@@ -48,7 +48,7 @@ TEST_CASE("marks poll, unless the backend wants a thread") {
     CHECK(threaded.own_polls == 0);
 }
 
-TEST_CASE("where the thread may not communicate, marks poll") {
+TEST_CASE("OverlapBackward polls in marks if its thread may not communicate") {
     struct Shy final : gradsync::BucketEngine {
         const std::thread::id caller = std::this_thread::get_id();
         std::atomic<int> own_polls{0}, refused{0};
@@ -72,7 +72,7 @@ TEST_CASE("where the thread may not communicate, marks poll") {
     CHECK(shy.refused == 1);
 }
 
-TEST_CASE("who polls may be said") {
+TEST_CASE("OverlapBackward lets the user say who polls") {
     Engine polled(true), threaded;
     CHECK(!thread_polls(polled, OverlapBackward(Progress::polls)));
     CHECK(polled.own_polls == 10);

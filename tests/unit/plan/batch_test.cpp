@@ -23,7 +23,7 @@ const BatchChoice* choice(const BatchPlan& plan, BatchRounding rounding) {
 
 }  // namespace
 
-TEST_CASE("four million tokens: 500 devices, or 3.90625 accumulations on 128") {
+TEST_CASE("plan_batch: four million tokens need 500 devices, or 3.90625 accumulations on 128") {
     const BatchPlan plan = plan_batch({.global_tokens = 4'000'000, .sequence = 4000, .micro_batch = 2, .devices = 128});
     CHECK(plan.samples == 1000);
     CHECK(plan.accumulate_exact == 3.90625);
@@ -52,7 +52,7 @@ TEST_CASE("four million tokens: 500 devices, or 3.90625 accumulations on 128") {
     CHECK(idle->samples == 1000);
 }
 
-TEST_CASE("more devices than work") {
+TEST_CASE("plan_batch says if there are more devices than work") {
     const BatchPlan plan = plan_batch({.global_tokens = 32, .micro_batch = 2, .devices = 32});
     CHECK(plan.accumulate_exact == 0.5);
     CHECK(plan.more_devices_than_work);
@@ -66,7 +66,7 @@ TEST_CASE("more devices than work") {
     CHECK(choice(plan, BatchRounding::smaller_micro_batch)->micro_batch == 1);
 }
 
-TEST_CASE("what divides needs no rounding") {
+TEST_CASE("plan_batch does not round what divides") {
     const BatchPlan plan = plan_batch({.global_tokens = 4'096'000, .sequence = 4000, .micro_batch = 2, .devices = 128});
     REQUIRE(plan.choices.size() == 1);
     CHECK(plan.choices[0].rounding == BatchRounding::none);
@@ -74,7 +74,7 @@ TEST_CASE("what divides needs no rounding") {
     CHECK(plan.choices[0].relative_error == 0);
 }
 
-TEST_CASE("random targets: every choice adds up, and keeps what it says") {
+TEST_CASE("plan_batch: every choice adds up, and keeps what it says, for random targets") {
     std::mt19937_64 random(5);
     const auto up_to = [&](std::uint64_t n) { return random() % n + 1; };
     for (int i = 0; i < 20'000; ++i) {
@@ -110,7 +110,7 @@ TEST_CASE("random targets: every choice adds up, and keeps what it says") {
     }
 }
 
-TEST_CASE("a batch that cannot be meant is refused in a sentence") {
+TEST_CASE("plan_batch refuses an invalid batch in a sentence") {
     using gradsync_test::outcome_of;
     const BatchTarget good{.global_tokens = 1000, .sequence = 10, .micro_batch = 2, .devices = 4};
     const auto refused = [&](const char* words, auto change) {

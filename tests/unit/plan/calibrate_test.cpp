@@ -36,7 +36,7 @@ TEST_CASE("all ranks get the same numbers, made of the same calls") {
     }
 }
 
-TEST_CASE("what cannot be measured is refused, on every rank") {
+TEST_CASE("calibrate refuses what cannot be measured, on every rank") {
     const auto refused = [](int size, CalibrationOptions options, const char* words) {
         for (const auto& outcome : gradsync_test::outcomes(size, [&](gradsync::ThreadBackend backend) { calibrate(backend, options); })) {
             CHECK(outcome.is(gradsync::Errc::invalid_argument));
@@ -48,7 +48,7 @@ TEST_CASE("what cannot be measured is refused, on every rank") {
     refused(2, {.bursts = 0}, "bursts");
 }
 
-TEST_CASE("a line is found again") {
+TEST_CASE("fit finds a line again") {
     const CallCost truth{40e-6, 1.6e-9};
     std::vector<TimedCall> calls;
     for (double bytes = 1024; bytes < 1e8; bytes *= 4) calls.push_back({bytes, truth.seconds(bytes)});
@@ -83,7 +83,7 @@ TEST_CASE("noisy lines: no other line, with numbers of 0 or more, has smaller re
     CHECK(at_a_limit > 0);
 }
 
-TEST_CASE("what is no line is refused") {
+TEST_CASE("fit refuses what is no line") {
     const auto refused = [](const char* words, std::vector<TimedCall> calls) {
         const auto outcome = gradsync_test::outcome_of([&] { fit(calls); });
         CHECK_MESSAGE(outcome.says(words), outcome.text);

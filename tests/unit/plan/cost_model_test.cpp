@@ -25,7 +25,7 @@ double ring_by_hand(int p, double bytes, int rounds, Link link) {
 
 }  // namespace
 
-TEST_CASE("ring: 2 (p-1) alpha + 2 (p-1)/p n beta; a reduce-scatter and an all-gather are its halves") {
+TEST_CASE("a ring costs 2 (p-1) alpha + 2 (p-1)/p n beta; a reduce-scatter and an all-gather are its halves") {
     const double n = 1e6;
     for (const int p : {1, 2, 3, 8, 1000}) {
         const Cluster cluster{.ranks = p, .between = slow};
@@ -37,7 +37,7 @@ TEST_CASE("ring: 2 (p-1) alpha + 2 (p-1)/p n beta; a reduce-scatter and an all-g
     }
 }
 
-TEST_CASE("tree and recursive halving") {
+TEST_CASE("trees and recursive halving cost what their messages do") {
     const double n = 1e6;
     const auto cost = [](Collective what, Algorithm a, int p) { return collective_cost(what, a, {.ranks = p, .between = slow}); };
     CHECK(cost(Collective::all_reduce, Algorithm::tree, 64).seconds(n) == Approx(2 * 6 * slow.alpha + 2 * n * slow.beta));
@@ -55,7 +55,7 @@ TEST_CASE("tree and recursive halving") {
           Approx(2 * by_hand + 2 * (slow.alpha + slow.beta * n)));
 }
 
-TEST_CASE("hierarchical: within the nodes, across them, within the nodes") {
+TEST_CASE("a hierarchical collective costs its stages within the nodes, across them, and within the nodes") {
     const double n = 64e6;
     const Cluster cluster{.ranks = 64, .ranks_per_node = 8, .between = slow, .within = fast};
     const double inner = ring_by_hand(8, n, 1, fast);
@@ -90,7 +90,7 @@ TEST_CASE("a call costs its overhead; one rank alone costs nothing") {
     CHECK(collective_cost(Collective::all_reduce, Algorithm::ring, {.ranks = 1, .between = slow, .call_overhead = 7e-6}).seconds(1e9) == 0);
 }
 
-TEST_CASE("the latency wall of a ring") {
+TEST_CASE("ring_latency_wall is the number of ranks at which latency costs as much as bandwidth") {
     // 25 MiB at 10 GB/s and 5.12 microseconds a message: 512 ranks.
     const Link link{5.12e-6, 1e-10};
     const double bytes = 25 << 20;
@@ -99,7 +99,7 @@ TEST_CASE("the latency wall of a ring") {
     CHECK(cost.fixed == Approx(cost.per_byte * bytes));
 }
 
-TEST_CASE("clusters that cannot be are refused") {
+TEST_CASE("collective_cost refuses invalid clusters") {
     const auto refused = [](const char* words, Cluster c) {
         const auto outcome = gradsync_test::outcome_of([&] { collective_cost(Collective::all_reduce, Algorithm::ring, c); });
         CHECK(outcome.is(gradsync::Errc::invalid_argument));

@@ -10,7 +10,7 @@
 
 using namespace gradsync::plan;
 
-TEST_CASE("ZeRO in mixed precision: 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n") {
+TEST_CASE("ZeRO in mixed precision needs 16 P, 4 P + 12 P / n, 2 P + 14 P / n and 16 P / n bytes") {
     const std::uint64_t p = 7'500'000'000;
     for (const std::uint64_t n : {1ull, 2ull, 64ull, 1000ull}) {
         const auto total = [&](ZeroStage stage) { return state_memory(p, mixed_precision_adam, stage, n).total(); };
@@ -24,7 +24,7 @@ TEST_CASE("ZeRO in mixed precision: 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P /
     CHECK(state_memory(10, mixed_precision_adam, ZeroStage::parameters, 3).total() == 4 * 16);
 }
 
-TEST_CASE("sizes that cannot be meant, or that 64 bits do not hold, are refused") {
+TEST_CASE("invalid sizes, and those that 64 bits do not hold, are refused") {
     using gradsync_test::outcome_of;
     CHECK(outcome_of([&] { state_memory(std::uint64_t{1} << 61, single_precision_adam, ZeroStage::none, 1).total(); }).says("64 bits"));
     CHECK(outcome_of([&] { state_memory(5, single_precision_adam, ZeroStage::none, 0); }).says("ranks is 0"));

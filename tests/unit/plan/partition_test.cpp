@@ -150,7 +150,7 @@ TEST_CASE("a million gradients take a moment") {
     CHECK(ends.size() > 10);
 }
 
-TEST_CASE("nothing to cut") {
+TEST_CASE("cuts of no gradients are empty") {
     CHECK(optimal_ends({}, {1, 1}).empty());
     CHECK(optimal_ends_quadratic({}, {1, 1}).empty());
     CHECK(merged_ends({}, {1, 1}).empty());

@@ -298,7 +298,7 @@ TEST_CASE("V micro-batches give the bits of the tree on every number of ranks") 
                 }
 }
 
-TEST_CASE("several sums a rank: a rebuild may give more buckets, and two Reducers are finished in any order") {
+TEST_CASE("with several sums per rank a rebuild may give more buckets, and two Reducers may be finished in any order") {
     const Deal deal{3, 2};
     // Pairs share buckets of 100 in the order of registration, and no two fit together in the order in which they are marked.
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
@@ -389,7 +389,7 @@ TEST_CASE("micro_batches that are none, too many, too few, or not those of all r
           }) == "");
 }
 
-TEST_CASE("a no_sync guard that an exception leaves, and guards within guards") {
+TEST_CASE("no_sync() ends with its guard, also by an exception, and guards may be nested") {
     for (const int ranks : rank_counts(1, 3)) {
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({10, 20});
@@ -457,7 +457,7 @@ TEST_CASE("a gradient that only earlier micro-batches touched is averaged all th
             }
 }
 
-TEST_CASE("Accumulation::in_buckets and reduce_dtype are for borrowed gradients of floating types") {
+TEST_CASE("Accumulation::in_buckets and reduce_dtype are refused but for borrowed gradients of floating types") {
     const auto refused = [](ReducerOptions options, DType dtype = DType::f32) {
         return outcome_of([&] {
             run_threads(1, [&](ThreadBackend comm) {
@@ -596,7 +596,7 @@ TEST_CASE("an exception between two marks of a tied weight: what was complete co
                       }) == "");
 }
 
-TEST_CASE("an exception between two marks of a tied weight, caught within another guard") {
+TEST_CASE("an exception between two marks of a tied weight may be caught within another guard") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({10, 20});
               model[1].uses = 2;
@@ -658,7 +658,7 @@ TEST_CASE("discard() forgets the micro-batches before it, and only those") {
                   }) == "");
 }
 
-TEST_CASE("discard() of micro-batches that are summed beside their buckets, in 16 bits on the way") {
+TEST_CASE("discard() forgets micro-batches that are summed beside their buckets and travel in 16 bits") {
     for (const int ranks : rank_counts(1, 3))
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto model = tensors({50, 3, 700}, DType::bf16);

@@ -53,7 +53,7 @@ const std::vector<DType> floating{DType::f16, DType::bf16, DType::f32, DType::f6
 
 }  // namespace
 
-TEST_CASE("Averaging::sum") {
+TEST_CASE("Averaging::sum adds up the gradients of all ranks") {
     const auto by = [](int ranks) {
         std::vector<Contribution> by_rank(static_cast<std::size_t>(ranks), {1, 0});
         by_rank[0].weight = 1;
@@ -64,7 +64,7 @@ TEST_CASE("Averaging::sum") {
                     by);
 }
 
-TEST_CASE("Averaging::weighted_mean: local means, weighted by tokens") {
+TEST_CASE("Averaging::weighted_mean weights local means by tokens") {
     check_averaging(Averaging::weighted_mean, floating, [](int ranks) {
         std::vector<Contribution> by;
         for (int r = 0; r < ranks; ++r)
@@ -74,7 +74,7 @@ TEST_CASE("Averaging::weighted_mean: local means, weighted by tokens") {
     });
 }
 
-TEST_CASE("Averaging::mean_over_count: local sums, divided by all tokens") {
+TEST_CASE("Averaging::mean_over_count divides local sums by all tokens") {
     check_averaging(Averaging::mean_over_count, floating, [](int ranks) {
         std::vector<Contribution> by;
         for (int r = 0; r < ranks; ++r) by.push_back({1, token_counts[static_cast<std::size_t>(r)]});

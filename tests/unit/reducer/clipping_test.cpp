@@ -62,7 +62,7 @@ std::set<std::uint64_t> norms(const std::vector<Tensor>& shape, int ranks, Gradi
 
 }  // namespace
 
-TEST_CASE("gradient_norm: the same bits for every rank, policy and world size, and the right ones") {
+TEST_CASE("gradient_norm has the same bits for every rank, policy and world size, and the right ones") {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
         auto shape = tensors(clipped_sizes, dtype);
         shape.emplace_back("frozen", dtype, std::vector<std::size_t>{100});
@@ -80,7 +80,7 @@ TEST_CASE("gradient_norm: the same bits for every rank, policy and world size, a
     }
 }
 
-TEST_CASE("gradient_norm at 3 ranks: the same on all, and within 1e-12 of an oracle") {
+TEST_CASE("gradient_norm at 3 ranks is the same on all, and within 1e-12 of an oracle") {
     const auto results = run_threads(3, [&](ThreadBackend comm) {
         auto model = tensors(clipped_sizes);
         const int rank = comm.rank();
@@ -154,7 +154,7 @@ TEST_CASE("clip_gradients_by_value clamps, and a NaN stays") {
           }) == "");
 }
 
-TEST_CASE("norms that are not finite, and integers") {
+TEST_CASE("gradient_norm passes on what is not finite, and norms and clipping leave integers out") {
     CHECK(
         findings(2, [](ThreadBackend comm, Finding& finding) {
             std::vector<float> gradient{1, 2};
@@ -186,7 +186,7 @@ TEST_CASE("norms that are not finite, and integers") {
     CHECK(gradsync::clip_factor(std::numeric_limits<double>::infinity(), 1) == 1);
 }
 
-TEST_CASE("a limit that is none is refused") {
+TEST_CASE("clipping refuses an invalid limit") {
     CHECK(findings(1, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({3});
               Reducer sync(comm, model);

@@ -71,7 +71,7 @@ void check_everywhere(AtStep&& at_step, Check&& check) {
 
 }  // namespace
 
-TEST_CASE("a rank that throws in the middle of its backward") {
+TEST_CASE("a rank that throws in the middle of its backward ends the step on all ranks") {
     check_everywhere(
         [](auto& sync, const auto& model) {
             write(sync.gradient_view(3), Bytes(model[3].gradient.size()));
@@ -85,7 +85,7 @@ TEST_CASE("a rank that throws in the middle of its backward") {
         });
 }
 
-TEST_CASE("a gradient that is marked twice") {
+TEST_CASE("mark_ready() throws on every rank if a gradient was marked twice") {
     check_everywhere(
         [](auto& sync, const auto&) {
             sync.mark_ready(1);
@@ -98,7 +98,7 @@ TEST_CASE("a gradient that is marked twice") {
         });
 }
 
-TEST_CASE("a gradient that is never marked") {
+TEST_CASE("finish() throws on every rank if a gradient was never marked") {
     check_everywhere(
         [](auto& sync, const auto&) {
             for (const std::size_t i : {3u, 2u, 0u}) sync.mark_ready(i);
@@ -111,7 +111,7 @@ TEST_CASE("a gradient that is never marked") {
         });
 }
 
-TEST_CASE("finish twice, with nothing marked in between") {
+TEST_CASE("a second finish() with nothing marked in between throws on every rank") {
     check_everywhere([](auto& sync, const auto&) { sync.finish(); },
                      [](const Outcome& outcome, bool guilty) {
                          CHECK(outcome.is(guilty ? Errc::gradient_not_ready : Errc::peer_failed));
@@ -119,7 +119,7 @@ TEST_CASE("finish twice, with nothing marked in between") {
                      });
 }
 
-TEST_CASE("a mark of a frozen parameter, or of one that there is not") {
+TEST_CASE("mark_ready() refuses a frozen parameter, and an index out of range") {
     for (const int ranks : rank_counts(1, 3)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors({10, 20});
@@ -183,7 +183,7 @@ TEST_CASE("a rank that never calls finish: the others reach the time limit, whic
         }
 }
 
-TEST_CASE("a rank that leaves without finish") {
+TEST_CASE("a rank that leaves without finish() is named on the others") {
     for (const int ranks : rank_counts(2)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors(model_sizes);
@@ -237,7 +237,7 @@ TEST_CASE("an exception that ends a step ends it for the others, too, also where
     check_caught_outside<OverlapBackward>();
 }
 
-TEST_CASE("an exception between steps is the program's own affair") {
+TEST_CASE("an exception between steps does not end the communicator") {
     const auto result = outcomes(3, [&](ThreadBackend comm) {
         auto model = tensors(model_sizes);
         try {
@@ -254,7 +254,7 @@ TEST_CASE("an exception between steps is the program's own affair") {
     for (const Outcome& outcome : result) CHECK(outcome.text == "");
 }
 
-TEST_CASE("a Reducer that goes in the middle of a step") {
+TEST_CASE("a Reducer that is destroyed in the middle of a step ends the step on all ranks") {
     for (const int ranks : rank_counts(2)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             const int rank = comm.rank();
@@ -281,7 +281,7 @@ TEST_CASE("a Reducer that goes in the middle of a step") {
     }
 }
 
-TEST_CASE("another Reducer's collectives: a plan that the other ranks do not have") {
+TEST_CASE("two Reducers that ranks use in different orders are told apart, and both collectives are named") {
     // Both are sound, but the ranks use them in different order.
     for (const int ranks : {2, 3}) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
@@ -334,7 +334,7 @@ TEST_CASE(
         }
 }
 
-TEST_CASE("what is for averages, or for the time between steps, is refused while gradients are marked") {
+TEST_CASE("norms, clipping and rebind_gradient() are refused while gradients are marked") {
     std::vector<std::string> wrong(2);
     const auto result = outcomes(2, [&](ThreadBackend comm) {
         auto model = tensors({10, 20});
@@ -480,7 +480,7 @@ TEST_CASE("after a failure every call says so") {
     }
 }
 
-TEST_CASE("a failure within a broadcast counts as one; a root that is none does not") {
+TEST_CASE("a failure within a broadcast ends the communicator; a root out of range does not") {
     std::vector<std::string> wrong(2, "did not come to its end");
     outcomes(2, [&](ThreadBackend comm) {
         auto model = tensors({10, 20});
@@ -508,7 +508,7 @@ TEST_CASE("a failure within a broadcast counts as one; a root that is none does 
     for (const std::string& text : wrong) CHECK(text == "");
 }
 
-TEST_CASE("a failure within mark_ready counts as one") {
+TEST_CASE("a failure within mark_ready ends the communicator") {
     // The last mark of rank 1 starts a bucket after rank 0 has failed.
     std::atomic<bool> failed{false};
     std::string text;

@@ -69,7 +69,7 @@ TEST_CASE("try_finish says false while a gradient is not marked, and loses nothi
           }) == "");
 }
 
-TEST_CASE("try_finish on a rank without a batch") {
+TEST_CASE("try_finish works on a rank without a batch") {
     CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({10, 20, 30});
               const int rank = comm.rank();
@@ -82,7 +82,7 @@ TEST_CASE("try_finish on a rank without a batch") {
           }) == "");
 }
 
-TEST_CASE("two Reducers on one communicator, and one on each of its duplicates") {
+TEST_CASE("two Reducers share a communicator, or have a duplicate each") {
     for (const int ranks : rank_counts(1, 3)) {
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto one = tensors({10, 20, 30}), two = tensors({500, 7}, DType::bf16);

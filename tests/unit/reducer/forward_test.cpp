@@ -120,7 +120,7 @@ TEST_CASE("clipping waits for the gradients") {
           }) == "");
 }
 
-TEST_CASE("agreed use: what nobody used is left untouched") {
+TEST_CASE("with OverlapForward and agreed use, what no rank used is left untouched") {
     CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
               for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
                   auto model = tensors({100, 200, 300});
@@ -138,7 +138,7 @@ TEST_CASE("agreed use: what nobody used is left untouched") {
           }) == "");
 }
 
-TEST_CASE("a step whose gradients were not waited for is told, on every rank") {
+TEST_CASE("a step whose gradients were not waited for throws on every rank") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto model = tensors({100, 200});
         ForwardReducer<PerParameter> sync(comm, model);
@@ -238,7 +238,7 @@ TEST_CASE("a step that ends before the averages of the last one were waited for 
                   }) == "");
 }
 
-TEST_CASE("a rank without a batch that has not flushed is told, by finish() and try_finish(), and may do so then") {
+TEST_CASE("finish() and try_finish() refuse a rank without a batch that has not flushed, which may do so then") {
     for (const int ranks : {2, 3})
         for (const bool polls : {false, true})
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets})

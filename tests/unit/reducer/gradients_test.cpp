@@ -81,7 +81,7 @@ TEST_CASE("PyTorch parity: every layout and dtype equals local: every bucket siz
     check_layouts<SizeCappedBuckets>({SizeCappedBuckets(1), SizeCappedBuckets(256), SizeCappedBuckets(5000, 100), SizeCappedBuckets()});
 }
 
-TEST_CASE("PyTorch parity: mixed dtypes, each in buckets of its own") {
+TEST_CASE("PyTorch parity: mixed dtypes travel in buckets of their own") {
     for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -176,7 +176,7 @@ TEST_CASE("gradients in buckets lie where elements of their type may") {
     CHECK(check(SizeCappedBuckets(200)) == "");
 }
 
-TEST_CASE("a model without parameters, and one with empty parameters only") {
+TEST_CASE("a model without parameters, or with empty ones only, trains") {
     for (const int ranks : rank_counts(1, 3))
         for (const std::vector<std::size_t>& counts : {std::vector<std::size_t>{}, {0}, {0, 0, 0}})
             for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
@@ -195,7 +195,7 @@ TEST_CASE("a model without parameters, and one with empty parameters only") {
             }
 }
 
-TEST_CASE("more buckets than collectives can be in flight") {
+TEST_CASE("a plan may have more buckets than collectives can be in flight") {
     CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors(std::vector<std::size_t>(1500, 3));
               const int rank = comm.rank();
@@ -228,7 +228,7 @@ TEST_CASE("broadcast_parameters gives every rank the root's weights, of frozen p
         }
 }
 
-TEST_CASE("broadcast_parameters without values says so") {
+TEST_CASE("broadcast_parameters throws if a parameter has no value") {
     const Outcome outcome = outcome_of([] {
         run_threads(1, [](ThreadBackend comm) {
             std::vector<std::vector<float>> gradients(2, std::vector<float>(3));
@@ -274,7 +274,7 @@ TEST_CASE("frozen parameters take no part, and keep whatever is in their gradien
         }
 }
 
-TEST_CASE("rebind_gradient: borrowed gradients that move") {
+TEST_CASE("rebind_gradient follows borrowed gradients that move") {
     for (const int ranks : {1, 2})
         for (const bool alone : {true, false}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -298,7 +298,7 @@ TEST_CASE("rebind_gradient: borrowed gradients that move") {
         }
 }
 
-TEST_CASE("mark_ready: gradients that are somewhere else in each step") {
+TEST_CASE("mark_ready takes gradients that are somewhere else in each step") {
     for (const int ranks : rank_counts())
         for (const bool alone : {true, false})
             for (const auto storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
@@ -331,7 +331,7 @@ TEST_CASE("mark_ready: gradients that are somewhere else in each step") {
             }
 }
 
-TEST_CASE("mark_ready: a gradient that is copied to its bucket holds the step up") {
+TEST_CASE("mark_ready counts the copy of a gradient to its bucket as time that holds the step up") {
     struct Copies : Observer {
         void ready(std::size_t, Time) noexcept override {}
         void begin(Activity activity, std::size_t, Time) noexcept override { count += activity == Activity::copy ? 1 : 0; }
@@ -352,7 +352,7 @@ TEST_CASE("mark_ready: a gradient that is copied to its bucket holds the step up
                   }) == "");
 }
 
-TEST_CASE("rebind_gradient: a frozen gradient, where nothing is trained") {
+TEST_CASE("rebind_gradient moves a frozen gradient, also if nothing is trained") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               std::vector<float> gradient(3), elsewhere(3);
               Reducer sync(comm, {ParameterView{.gradient = buffer(gradient), .requires_grad = false}});

@@ -28,7 +28,7 @@ double sum_of_squares(const std::vector<Tensor>& model) {
 
 }  // namespace
 
-TEST_CASE("one Reducer a group: marks in one backward, a norm and clipping over all of them") {
+TEST_CASE("one Reducer per group is marked in one backward, and has a norm and clipping over all of them") {
     for (const int sets : {1, 2})
         for (const int copies : {1, 2}) {
             const int ranks = sets * copies;

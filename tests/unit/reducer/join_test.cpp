@@ -95,7 +95,7 @@ std::string check_marks_without_batch(int ranks, GradientStorage storage, Bucket
 
 }  // namespace
 
-TEST_CASE("PyTorch parity: uneven inputs, both divisors") {
+TEST_CASE("PyTorch parity: uneven inputs are divided as JoinDivisor says") {
     const std::vector<std::vector<int>> uneven{{2},       {3, 1},    {1, 3},       {0, 2},       {2, 2},
                                                {3, 0, 1}, {1, 2, 3}, {4, 0, 0, 1}, {0, 0, 0, 2}, {0, 0}};
     for (const auto& batches : uneven)

@@ -147,7 +147,7 @@ TEST_CASE("weights are compared again every so many steps, or never") {
         }
 }
 
-TEST_CASE("ranks of one process that share a model are told at construction, and which memory it is") {
+TEST_CASE("ranks of one process that share a model are refused at construction, with the memory that they share") {
     for (const bool values : {false, true})
         for (const int ranks : {2, 3}) {
             auto shared = layers();
@@ -201,7 +201,7 @@ TEST_CASE("a parameter that no rank used: was_used() says so on every rank") {
                   }) == "");
 }
 
-TEST_CASE("a mark, or a second finish(), while another thread is in finish() is told") {
+TEST_CASE("a mark, or a second finish(), while another thread is in finish() throws") {
     /// Calls a function while `finish()` is running.
     struct Meanwhile : Observer {
         std::function<void()> call;
@@ -520,7 +520,7 @@ TEST_CASE("an exception ended the backward of one rank, which goes on: the other
     }
 }
 
-TEST_CASE("an option without effect is refused") {
+TEST_CASE("options without effect are refused") {
     run_threads(1, [](ThreadBackend comm) {
         auto model = tensors({10, 20});
         for (const Averaging averaging : {Averaging::sum, Averaging::weighted_mean, Averaging::mean_over_count})

@@ -2,7 +2,6 @@
 // What an observer is told: the truth, in order, and nothing else.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -15,41 +14,24 @@
 #include <gradsync/observe/summary.hpp>
 #include <gradsync/observe/timeline.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
-#include <gradsync/shard/sharded_optimizer.hpp>
-#include <gradsync/shard/sharded_parameters.hpp>
 
 #include "support/averaging_oracle.hpp"
-#include "support/optimizers.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
+#include "support/timelines.hpp"
 
 using namespace gradsync;
 using namespace gradsync_test;
 
 namespace {
 
-std::size_t count(const Timeline& timeline, Activity activity) {
-    const auto spans = timeline.spans();
-    return static_cast<std::size_t>(
-        std::count_if(spans.begin(), spans.end(), [&](const Timeline::Span& s) { return s.activity == activity; }));
-}
-
-/// Gathers count, and moments in which several things are under way count once.
-void check_communication(const Timeline& timeline, const Statistics& statistics, Finding& finding) {
-    const TimelineSummary summary = summarise(timeline);
-    const double in_timeline = summary.communication_seconds * static_cast<double>(summary.steps),
-                 counted = statistics.total.communication_seconds;
-    finding.check(std::abs(in_timeline - counted) < 1e-6 + 0.01 * counted,
-                  "communication: timeline " + std::to_string(in_timeline) + ", statistics " + std::to_string(counted));
-}
-
 /// Five steps, each looked at by itself.
-template <class Buckets, class Overlap>
-std::string what_is_wrong(int ranks, GradientStorage storage, Overlap overlap = {}) {
+template <class Overlap>
+std::string what_is_wrong(int ranks, GradientStorage storage, const AnyBuckets& buckets, const Overlap& overlap) {
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
         auto model = tensors({1000, 20, 30'000, 50});
         Timeline timeline;
-        Reducer<ThreadBackend, Buckets, Overlap> sync(comm, model, {.gradients = storage, .observer = &timeline}, Buckets(), overlap);
+        Reducer sync(comm, model, ReducerOptions{.gradients = storage, .observer = &timeline}, buckets, overlap);
         finding.check(timeline.parameter_names().size() == 4 && timeline.bucket_bytes().size() == sync.plan().size(),
                       "the plan was not told");
         for (int step = 0; step < 5; ++step) {
@@ -59,11 +41,13 @@ std::string what_is_wrong(int ranks, GradientStorage storage, Overlap overlap = 
             const auto marks = timeline.marks();
             finding.check(marks.size() == 4, "marks");
             const auto spans = timeline.spans();
-            finding.check(count(timeline, Activity::finish) == 1, "finishes");
-            const std::size_t buckets = ranks > 1 ? sync.plan().size() : 0;
-            finding.check(count(timeline, Activity::launch) == buckets && count(timeline, Activity::collective) == buckets, "collectives");
+            finding.check(count_spans(timeline, Activity::finish) == 1, "finishes");
+            const std::size_t collectives = ranks > 1 ? sync.plan().size() : 0;
+            finding.check(
+                count_spans(timeline, Activity::launch) == collectives && count_spans(timeline, Activity::collective) == collectives,
+                "collectives");
             const bool gathers = detail::gathers_in_forward<Overlap>() && ranks > 1;
-            finding.check(count(timeline, Activity::gather) == (gathers ? buckets : 0), "gathers");
+            finding.check(count_spans(timeline, Activity::gather) == (gathers ? collectives : 0), "gathers");
 
             std::size_t next = 0;
             for (const Timeline::Span& s : spans) {
@@ -92,13 +76,13 @@ std::string what_is_wrong(int ranks, GradientStorage storage, Overlap overlap = 
 
 TEST_CASE("an observer is told of every mark, launch, collective and finish") {
     for (const int ranks : rank_counts(1, 3))
-        CHECK(what_is_wrong<PerParameter>(ranks, GradientStorage::in_buckets, OverlapBackward(Progress::thread)) == "");
+        CHECK(what_is_wrong(ranks, GradientStorage::in_buckets, PerParameter{}, AnyOverlap(OverlapBackward(Progress::thread))) == "");
     for (const int ranks : rank_counts())
         for (const GradientStorage storage : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
             CAPTURE(ranks);
-            CHECK(what_is_wrong<PerParameter, OverlapBackward>(ranks, storage) == "");
-            CHECK(what_is_wrong<Flat, NoOverlap>(ranks, storage) == "");
-            CHECK(what_is_wrong<PerParameter, OverlapForward>(ranks, storage) == "");
+            CHECK(what_is_wrong(ranks, storage, PerParameter{}, AnyOverlap(OverlapBackward{})) == "");
+            CHECK(what_is_wrong(ranks, storage, Flat{}, AnyOverlap(NoOverlap{})) == "");
+            CHECK(what_is_wrong(ranks, storage, PerParameter{}, OverlapForward{}) == "");
         }
 }
 
@@ -139,7 +123,7 @@ TEST_CASE("try_finish tells of a finish once, however often it was called") {
                   if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
                   while (!sync.try_finish()) std::this_thread::yield();
               }
-              finding.check(count(timeline, Activity::finish) == 3 && summarise(timeline).steps == 3, "finishes");
+              finding.check(count_spans(timeline, Activity::finish) == 3 && summarise(timeline).steps == 3, "finishes");
           }) == "");
 }
 
@@ -169,7 +153,7 @@ TEST_CASE("a gather that has arrived is no communication any more, although nobo
           }) == "");
 }
 
-TEST_CASE("a new plan is told, and more marks than one do not make two of a gradient") {
+TEST_CASE("an observer is told of a new plan, and hears of one gradient for several marks") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({100, 200, 300});
               Timeline timeline;
@@ -185,41 +169,5 @@ TEST_CASE("a new plan is told, and more marks than one do not make two of a grad
                   for (const std::size_t i : {1u, 0u, 2u}) sync.mark_ready(i);
               }
               finding.check(timeline.marks().empty() && timeline.spans().empty(), "told under no_sync()");
-          }) == "");
-}
-
-TEST_CASE("a sharded training tells of its gathers and of its optimizer") {
-    CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
-              auto model = tensors({1000, 20, 30'000, 50});
-              Timeline timeline;
-              ShardedOptimizer<ThreadBackend, AdamW, Zero1, PerParameter> sharded(comm, model, AdamW{{0.01, 0.02}},
-                                                                                  {.reducer = {.observer = &timeline}}, PerParameter());
-              for (std::size_t i = model.size(); i-- > 0;) {
-                  write(sharded.acquire_gradient(i), random_gradient(model[i], comm.rank(), 0, i));
-                  sharded.mark_ready(i);
-              }
-              sharded.finish();
-              sharded.step();
-              finding.check(count(timeline, Activity::optimizer) == 4 && count(timeline, Activity::gather) == 4 &&
-                                count(timeline, Activity::collective) == 4,
-                            "stage 1");
-              check_communication(timeline, sharded.statistics(), finding);
-          }) == "");
-    CHECK(findings(3, [](ThreadBackend comm, Finding& finding) {
-              auto model = tensors({1000, 20, 30'000, 50});
-              Timeline timeline;
-              ShardedParameters<ThreadBackend, AdamW> sharded(comm, model, AdamW{{0.01, 0.02}}, Units({0, 0, 1, 1}),
-                                                              {.reducer = {.observer = &timeline}, .prefetch = 0});
-              for (const std::size_t u : {0u, 1u}) const auto use = sharded.gather(u);
-              finding.check(count(timeline, Activity::gather) == 2 && count(timeline, Activity::wait) == 2, "stage 3, forward");
-              for (const std::size_t i : {3u, 2u, 1u, 0u}) {
-                  const auto use = sharded.gather(sharded.unit_of(i));
-                  sharded.acquire_gradient(i);
-                  sharded.mark_ready(i);
-              }
-              sharded.finish();
-              sharded.step();
-              finding.check(count(timeline, Activity::optimizer) == 2 && count(timeline, Activity::collective) == 2, "stage 3, backward");
-              check_communication(timeline, sharded.statistics(), finding);
           }) == "");
 }

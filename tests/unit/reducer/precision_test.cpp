@@ -168,7 +168,7 @@ TEST_CASE("micro-batches are added up in f32 and rounded once to what travels: a
 }
 
 TEST_CASE(
-    "sums beside the buckets: of a parameter that one rank used in an earlier micro-batch only, of one that nobody used, of one of several uses") {
+    "sums beside the buckets are right for a parameter that one rank used in an earlier micro-batch only, for an unused one, and for a tied one") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               const bool first = comm.rank() == 0;
               auto model = tensors({3, 2, 1});

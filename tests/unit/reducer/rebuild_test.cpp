@@ -67,7 +67,7 @@ TEST_CASE("PyTorch parity: rebuild_buckets follows rank 0's order of arrival, on
             }
 }
 
-TEST_CASE("record_order: a later step decides") {
+TEST_CASE("record_order lets a later step decide") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors(small_sizes);
               const int rank = comm.rank();
@@ -159,7 +159,7 @@ TEST_CASE("rebuild_buckets in the middle of a step is refused") {
           }) == "");
 }
 
-TEST_CASE("rebuild_buckets after a step without marks: unused parameters keep their place, a rank without a batch decides nothing") {
+TEST_CASE("rebuild_buckets after a step without marks keeps the place of unused parameters, and a rank without a batch decides nothing") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({1, 2, 3, 4});
               Reducer<ThreadBackend, PerParameter> sync(comm, model, {.unused = UnusedParameters::find_unused});

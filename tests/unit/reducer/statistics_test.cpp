@@ -117,7 +117,7 @@ TEST_CASE("micro-batches under no_sync communicate nothing") {
           }) == "");
 }
 
-TEST_CASE("StepStatistics: the overlap ratio stays within its bounds") {
+TEST_CASE("StepStatistics keeps the overlap ratio within its bounds") {
     CHECK(StepStatistics{}.overlap_ratio() == 0);
     CHECK(StepStatistics{.communication_seconds = 2, .exposed_seconds = 0.5}.overlap_ratio() == 0.75);
     CHECK(StepStatistics{.communication_seconds = 2, .exposed_seconds = 5}.overlap_ratio() == 0);

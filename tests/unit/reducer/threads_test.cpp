@@ -75,11 +75,11 @@ void check_overlap(Overlap overlap) {
 
 }  // namespace
 
-TEST_CASE("marks from several threads, OverlapBackward") { check_overlap(OverlapBackward()); }
-TEST_CASE("marks from several threads, and a thread for progress") { check_overlap(OverlapBackward(Progress::thread)); }
-TEST_CASE("marks from several threads, NoOverlap") { check_overlap(NoOverlap()); }
+TEST_CASE("OverlapBackward takes marks from several threads") { check_overlap(OverlapBackward()); }
+TEST_CASE("OverlapBackward with a progress thread takes marks from several threads") { check_overlap(OverlapBackward(Progress::thread)); }
+TEST_CASE("NoOverlap takes marks from several threads") { check_overlap(NoOverlap()); }
 
-TEST_CASE("one gradient with many uses, marked from several threads at once") {
+TEST_CASE("one gradient with many uses may be marked from several threads at once") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({100});
               model[0].uses = 400;
@@ -128,7 +128,7 @@ TEST_CASE("wrong marks from several threads at once: each is an error, none is a
     }
 }
 
-TEST_CASE("a backward thread of its own that outlives many steps") {
+TEST_CASE("a backward thread may outlive many steps") {
     CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
               auto model = tensors({100, 20, 3000});
               const int rank = comm.rank();

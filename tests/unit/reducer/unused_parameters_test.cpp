@@ -90,17 +90,17 @@ TEST_CASE("PyTorch parity: an unused parameter keeps its gradient untouched") {
 TEST_CASE("PyTorch parity: a parameter used on one rank only is averaged with zeros") {
     check_everywhere([](int, int rank, std::size_t i) { return i != 2 || rank == 0; });
 }
-TEST_CASE("PyTorch parity: control flow that is the same across ranks") {
+TEST_CASE("PyTorch parity: control flow may change from step to step on all ranks") {
     check_everywhere([](int step, int, std::size_t i) { return step % 2 == 0 ? i < 3 : i >= 3; });
 }
-TEST_CASE("PyTorch parity: control flow that differs across ranks") {
+TEST_CASE("PyTorch parity: control flow may differ across ranks") {
     check_everywhere([](int step, int rank, std::size_t i) { return (static_cast<int>(i) + step + rank) % 3 != 0; });
 }
-TEST_CASE("nothing used at all") {
+TEST_CASE("a step in which no rank used any parameter leaves all gradients untouched") {
     check_everywhere([](int step, int, std::size_t) { return step == 1; });
 }
 
-TEST_CASE("PyTorch parity: unused parameters, and a rank without a batch") {
+TEST_CASE("PyTorch parity: unused parameters go together with a rank without a batch") {
     for (const int ranks : rank_counts(2))
         for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
             CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
@@ -228,7 +228,7 @@ TEST_CASE("tied weights under no_sync: every micro-batch counts its uses anew") 
           }) == "");
 }
 
-TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked too rarely") {
+TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight that is marked too rarely is named") {
     for (const int ranks : rank_counts(1, 3)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors({10, 20, 30});
@@ -247,7 +247,7 @@ TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked
     }
 }
 
-TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight marked too often") {
+TEST_CASE("PyTorch parity: invalid static graph, both ways: a tied weight that is marked too often is refused") {
     for (const int ranks : rank_counts(1, 3)) {
         const auto result = outcomes(ranks, [&](ThreadBackend comm) {
             auto model = tensors({10, 20, 30});

@@ -79,7 +79,7 @@ void check_odd_model(const std::vector<std::string>& words, const std::string& p
 
 }  // namespace
 
-TEST_CASE("PyTorch parity: differing shape: every rank throws the same text, naming the parameter") {
+TEST_CASE("PyTorch parity: every rank throws the same text if shapes differ, naming the parameter") {
     check_odd_model({"parameter 1", "'fc.weight' f32 [4, 6]", "'fc.weight' f32 [6, 4]"}, "fc.weight", [](auto& model) {
         model[1] = Tensor("fc.weight", DType::f32, {6, 4});
     });
@@ -89,23 +89,23 @@ TEST_CASE("PyTorch parity: differing shape: every rank throws the same text, nam
         model[1] = Tensor("fc.weight", DType::f32, {4, 7});
     });
 }
-TEST_CASE("PyTorch parity: differing dtype: every rank throws the same text, naming the parameter") {
+TEST_CASE("PyTorch parity: every rank throws the same text if dtypes differ, naming the parameter") {
     check_odd_model({"'fc.weight' f32 [4, 6]", "'fc.weight' bf16 [4, 6]"}, "fc.weight", [](auto& model) {
         model[1] = Tensor("fc.weight", DType::bf16, {4, 6});
     });
 }
-TEST_CASE("PyTorch parity: differing count: every rank throws the same text, naming the first extra parameter") {
+TEST_CASE("PyTorch parity: every rank throws the same text if counts differ, naming the first extra parameter") {
     check_odd_model({"the number of parameters", "3 parameters, of which 'p2' f32 [30]", "2 parameters"}, "",
                     [](auto& model) { model.pop_back(); });
     check_odd_model({"3 parameters", "4 parameters, of which 'extra' f32 [5]"}, "",
                     [](auto& model) { model.emplace_back("extra", DType::f32, std::vector<std::size_t>{5}); });
     check_odd_model({"0 parameters"}, "", [](auto& model) { model.clear(); });
 }
-TEST_CASE("PyTorch parity: differing names and order") {
+TEST_CASE("PyTorch parity: every rank throws the same text if names or order differ") {
     check_odd_model({"parameter 1", "'fc.weight'", "'fc.bias'"}, "", [](auto& model) { model[1].name = "fc.bias"; });
     check_odd_model({"parameter 0", "'p0' f32 [10]", "'p2' f32 [30]"}, "", [](auto& model) { std::swap(model[0], model[2]); });
 }
-TEST_CASE("differing freezing and uses") {
+TEST_CASE("parameters that differ in freezing or uses are refused on every rank") {
     check_odd_model({"'p2' f32 [30]", "'p2' f32 [30], frozen"}, "p2", [](auto& model) { model[2].requires_grad = false; });
     check_odd_model({"'p2' f32 [30]", "'p2' f32 [30], used 2 times"}, "p2", [](auto& model) { model[2].uses = 2; });
 }
@@ -116,7 +116,7 @@ TEST_CASE("the first difference is the one that is named") {
         model.pop_back();
     });
 }
-TEST_CASE("names that differ late in a long text") {
+TEST_CASE("names that differ late in a long text are told apart") {
     const std::string prefix(3000, 'x');
     check_mismatch({"xa' f32", "xb' f32"}, "", [&](ThreadBackend comm, bool odd) {
         auto model = tensors({10});
@@ -134,7 +134,7 @@ TEST_CASE("a shape that is given and one that is not are the same in one dimensi
           }) == "");
 }
 
-TEST_CASE("differing bucket policies, in type or numbers") {
+TEST_CASE("bucket policies that differ in type or numbers are refused on every rank") {
     const auto with = [](auto buckets) {
         return [=](ThreadBackend comm, bool) {
             auto model = tensors({10, 20, 30});
@@ -150,7 +150,7 @@ TEST_CASE("differing bucket policies, in type or numbers") {
     check_mismatch({"Flat", "SizeCappedBuckets"}, "", or_else(with(Flat{}), with(SizeCappedBuckets())));
 }
 
-TEST_CASE("differing overlap policies") {
+TEST_CASE("overlap policies that differ are refused on every rank") {
     check_mismatch({"setting", "NoOverlap", "OverlapBackward"}, "", [](ThreadBackend comm, bool odd) {
         auto model = tensors({10, 20, 30});
         if (odd) Reducer(comm, model, {}, Flat{}, NoOverlap{});
@@ -166,7 +166,7 @@ TEST_CASE("differing overlap policies") {
     });
 }
 
-TEST_CASE("differing options") {
+TEST_CASE("options that differ are refused on every rank") {
     const std::vector<std::pair<ReducerOptions, std::string>> odd_options{
         {{.gradients = GradientStorage::in_buckets}, "gradients=in_buckets"},
         {{.averaging = Averaging::sum}, "averaging=sum"},
@@ -239,7 +239,7 @@ static_assert(BucketPolicy<AnyPlan>);
 
 }  // namespace
 
-TEST_CASE("a policy that plans differently on different ranks") {
+TEST_CASE("a policy that plans differently on different ranks is refused on every rank") {
     check_mismatch({"the bucket plan"}, "", [](ThreadBackend comm, bool odd) {
         auto model = tensors({10, 20, 30});
         if (odd) Reducer(comm, model, {}, AnyPlan{{{2, 1}, {0}}});
@@ -270,7 +270,7 @@ TEST_CASE("PyTorch parity: a bucket of mixed dtypes is refused, as is every plan
     refused({{2, 0}, {}, {1}}, "bucket 1 empty");
 }
 
-TEST_CASE("parameters that cannot be synchronised are refused where they are") {
+TEST_CASE("parameters that cannot be synchronised are refused on the ranks that have them") {
     const auto refused = [](const ParameterView& view, ReducerOptions options = {}) {
         const Outcome outcome = outcome_of([&] { run_threads(1, [&](ThreadBackend comm) { Reducer(comm, std::vector{view}, options); }); });
         CHECK(outcome.is(Errc::invalid_argument));
@@ -337,7 +337,7 @@ TEST_CASE("a number of uses that is negative is not taken for a large one") {
     CHECK(refusal_of(UsedOften{1 << 20}) == "");
 }
 
-TEST_CASE("elements lie where elements of their type may") {
+TEST_CASE("values and gradients that are not aligned for their type are refused") {
     alignas(8) std::byte memory[64] = {};
     const auto at = [&](std::size_t place, DType dtype) { return BufferView{memory + place, 2, dtype, MemorySpace::host}; };
     CHECK(refusal_of(ParameterView{.name = "w", .gradient = at(2, DType::f32)}) ==
@@ -438,7 +438,7 @@ TEST_CASE("buckets are allocated once all ranks are known to want the same ones"
           }) == "");
 }
 
-TEST_CASE("a hundred thousand parameters") {
+TEST_CASE("a hundred thousand parameters are compared in little time") {
     const auto seconds = run_threads(2, [](ThreadBackend comm) {
         std::vector<float> memory(200'000);
         std::vector<ParameterView> views;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 4 TIMEOUT 180 SERIAL LABELS gpu COMPILE_OPTIONS -O0
+// ctest: ALONE LIBRARIES gradsync_device_support gradsync::nccl gradsync_kernels RANKS 1 2 3 4 TIMEOUT 180 SERIAL LABELS gpu COMPILE_OPTIONS -O0
 // On a device: sharded training there does what it does on the host. The ranks are processes that share the device (see
 // support/gpu_ranks.hpp); making their communicators takes seconds, so several ranks run fewer cases.
 #include <gradsync/backend/nccl.hpp>
@@ -18,8 +18,8 @@
 #include "support/gpu_ranks.hpp"
 
 using namespace gradsync;
+using gradsync_test::sharded_training;
 using gradsync_test::ShardedCase;
-using gradsync_test::ShardedTraining;
 
 int prepare_tests() { return gradsync_test::fork_ranks(); }
 
@@ -34,9 +34,7 @@ std::vector<float> agreed(TcpBackend& host, std::vector<float> own) {
 }
 
 std::vector<float> on_host(const ShardedCase& what) {
-    return run_threads(gradsync_test::gpu_ranks().size,
-                       [&](ThreadBackend comm) { return ShardedTraining<ThreadBackend>(comm, what).run(); })
-        .front();
+    return run_threads(gradsync_test::gpu_ranks().size, [&](ThreadBackend comm) { return sharded_training(comm, what); }).front();
 }
 
 }  // namespace
@@ -45,7 +43,7 @@ TEST_CASE("sharding over NCCL: in a step the host waits for nothing that the dev
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(90)});
     const cuda::Stream stream = cuda::make_stream();
     comm.set_stream(stream.get());
-    gradsync_test::check_that_sharding_keeps_no_host(comm, stream.get(), [&](const char* what, auto&& steps) {
+    gradsync_test::check_that_sharding_keeps_no_host(comm, stream.get(), [&](const char* what, const auto& steps) {
         CAPTURE(what);
         gradsync_test::Gate gate(stream.get());
         steps();
@@ -54,7 +52,7 @@ TEST_CASE("sharding over NCCL: in a step the host waits for nothing that the dev
     });
 }
 
-TEST_CASE("sharding over NCCL: it trains as it does on the host") {
+TEST_CASE("sharding over NCCL trains as it does on the host") {
     NcclBackend comm(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(90)});
     const cuda::Stream stream = cuda::make_stream();
     comm.set_stream(stream.get());
@@ -64,19 +62,19 @@ TEST_CASE("sharding over NCCL: it trains as it does on the host") {
         if (comm.size() > 2 && !few) continue;
         const std::string_view name = what.name;
         CAPTURE(name);
-        const std::vector<float> there = agreed(comm.host(), ShardedTraining<NcclBackend>(comm, what).run());
+        const std::vector<float> there = agreed(comm.host(), sharded_training(comm, what));
         CHECK(gradsync_test::distance(there, on_host(what)) < what.tolerance());
     }
 }
 
-TEST_CASE("sharding over staged buffers: as on the host") {
+TEST_CASE("sharding over staged buffers trains as on the host") {
     TcpBackend host(gradsync_test::gpu_ranks().rendezvous, {.timeout = std::chrono::seconds(90)});
     StagingBackend<TcpBackend> comm(host, {.piece_bytes = 16384});
     for (const ShardedCase& what : gradsync_test::sharded_cases()) {
         if (what.per_group != 0 && comm.size() % what.per_group != 0) continue;
         const std::string_view name = what.name;
         CAPTURE(name);
-        const std::vector<float> there = agreed(host, ShardedTraining<StagingBackend<TcpBackend>>(comm, what).run());
+        const std::vector<float> there = agreed(host, sharded_training(comm, what));
         CHECK(gradsync_test::distance(there, on_host(what)) < what.tolerance());
     }
 }

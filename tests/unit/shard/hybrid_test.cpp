@@ -71,7 +71,7 @@ std::vector<Bytes> expected_weights(int size) {
 
 }  // namespace
 
-TEST_CASE("shards in groups, copies across groups: as one group, where sums are exact") {
+TEST_CASE("hybrid sharding trains as one group does, if sums are exact") {
     const std::vector<Bytes> expected = expected_weights(4);
     for (const int per_group : {1, 2, 4}) {
         CAPTURE(per_group);
@@ -178,7 +178,7 @@ TEST_CASE("two trainings over communicators of their own may be finished in diff
           }) == "");
 }
 
-TEST_CASE("groups that load different checkpoints, or of which one cannot load, are told so on every rank, and may try again") {
+TEST_CASE("groups that load different checkpoints, or of which one cannot load, get an error on every rank, and may try again") {
     const TemporaryDirectory directory;
     const auto directories = [&](const char* name) { return directory.file(name); };
     for (const auto& [ranks, per_group] : {std::pair{2, 1}, std::pair{3, 1}, std::pair{4, 2}})
@@ -275,7 +275,7 @@ TEST_CASE("ranks that are groups of one hear of an exception between another one
     }
 }
 
-TEST_CASE("what hybrid sharding does not do is told") {
+TEST_CASE("hybrid sharding refuses groups, options and policies that it does not support") {
     const auto seen = outcomes(3, [](ThreadBackend world) { hybrid_groups(world, 2); });
     CHECK(seen[0].says("hybrid_groups: groups of 2 ranks do not divide 3 ranks"));
     const auto averaging = outcomes(2, [](ThreadBackend world) {

@@ -152,7 +152,7 @@ TEST_CASE("numbers of the narrow type, infinities, NaNs and numbers beyond the l
     }
 }
 
-TEST_CASE("the choice depends on the seed, the parameter and the element, not on how a parameter is cut") {
+TEST_CASE("stochastic rounding depends on the seed, the parameter and the element, not on how a parameter is cut") {
     const std::vector<float> numbers(1000, 1.003f);
     const auto whole = rounded(numbers, 3);
     const auto tail = rounded(std::vector<float>(600, 1.003f), 3, 0, 400);
@@ -162,7 +162,7 @@ TEST_CASE("the choice depends on the seed, the parameter and the element, not on
     CHECK(rounded(numbers, 3, 0, 1) != whole);
 }
 
-TEST_CASE("what cannot be rounded is refused") {
+TEST_CASE("stochastic rounding refuses weights that cannot be rounded") {
     const std::vector<float> numbers(2, 1.0f);
     std::vector<float> wide(2);
     std::vector<gs::BFloat16> one(1);

@@ -84,7 +84,7 @@ std::vector<float> trained(int ranks, gs::DType dtype, Arenas arenas, Stage stag
 
 }  // namespace
 
-TEST_CASE("sharded arenas: the same bits as apart, also where parameters are trained later and buckets are planned anew") {
+TEST_CASE("sharded arenas give the bits of separate tensors, also if parameters are trained later and buckets are planned anew") {
     for (const int ranks : gradsync_test::rank_counts(1, 3))
         for (const gs::DType dtype : {gs::DType::f32, gs::DType::bf16}) {
             const std::vector<float> apart = trained(ranks, dtype, {false, false}, gs::Zero1{});

@@ -98,12 +98,12 @@ TEST_CASE("sharded parameters train to the bits of whole ones, however they are 
                 }
 }
 
-TEST_CASE("f64, and 16- and 8-bit weights with f32 master weights") {
+TEST_CASE("sharded f64 weights, and 16- and 8-bit ones with f32 master weights, train to the bits of whole ones") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16, DType::f8e4m3})
         for (const int size : rank_counts(1, 3)) CHECK(difference_from_whole<OverlapBackward>(size, {.dtype = dtype}, {}) == "");
 }
 
-TEST_CASE("weights, gradients and state lie where elements of their type may") {
+TEST_CASE("weights, gradients and state are aligned for their types") {
     for (const int size : rank_counts(1, 3))
         CHECK(findings(size, [](ThreadBackend comm, Finding& finding) {
                   auto given = mixed_tensors();
@@ -259,7 +259,7 @@ TEST_CASE("micro_batches is the only option that sharded gradients need: the wei
     }
 }
 
-TEST_CASE("micro-batches that are added up without communication: the bits of a whole trainer") {
+TEST_CASE("micro-batches that are added up without communication give the bits of a whole trainer") {
     const Training t{.micro_batches = 3};
     for (const int size : rank_counts(1, 3)) {
         const auto expected = weights_of_whole(size, t);
@@ -286,7 +286,7 @@ TEST_CASE("micro-batches that are added up without communication: the bits of a 
     }
 }
 
-TEST_CASE("what a rank keeps shrinks with the number of ranks, and weights exist for few units at a time") {
+TEST_CASE("each rank keeps less the more ranks there are, and weights exist for few units at a time") {
     const std::vector<std::size_t> counts(12, 20000);  // twelve units of the same size
     std::vector<std::size_t> unit_of;
     for (std::size_t i = 0; i < counts.size(); ++i) unit_of.push_back(i);
@@ -407,7 +407,7 @@ TEST_CASE("small parameters that stay whole cost no more than their size") {
           }) == "");
 }
 
-TEST_CASE("ranks whose options differ are told, all the same") {
+TEST_CASE("ranks whose options differ get the same error on all of them") {
     const auto seen = outcomes(2, [](ThreadBackend comm) {
         auto given = initial_tensors(awkward_sizes, DType::f32);
         ShardedParameters<ThreadBackend, Sgd> sharded(comm, given, Sgd{}, awkward_units, {.prefetch = comm.rank() == 0 ? 1u : 2u});
@@ -419,7 +419,7 @@ TEST_CASE("ranks whose options differ are told, all the same") {
     }
 }
 
-TEST_CASE("misuse is told") {
+TEST_CASE("ShardedParameters refuses weights that are not gathered, units and shapes that do not fit, and an early step") {
     const auto says = [](auto&& f) {
         return outcomes(1,
                         [&](ThreadBackend comm) {

@@ -4,90 +4,23 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
-#include <optional>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <gradsync/backend/tcp.hpp>
 #include <gradsync/gradsync.hpp>
-#include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 
+#include "step_inside.hpp"
 #include "support/forked.hpp"
 #include "support/ports.hpp"
-#include "support/sharding.hpp"
 
 using namespace gradsync;
 using namespace gradsync_test;
 
 namespace {
-
-/// Some of these span several blocks of a step.
-const std::vector<std::size_t> inside_sizes = {700, 1, 30000, 0, 5, 1025, 2, 40000};
-
-struct How {
-    Training training = {.counts = inside_sizes, .steps = 5};
-    ParameterStorage parameters = ParameterStorage::in_buckets;
-    bool norms = false;     ///< asked for in steps 1 and 3
-    bool weighs = false;    ///< ranks have different weights, and the last one has no batch in step 2
-    bool discards = false;  ///< steps 2 and 4
-    bool thaws = false;     ///< parameters 2 and 5 are trained from step 2 on, and buckets are planned anew after it
-};
-
-/// The weights of one rank after its training, and the number of collectives of a bucket in each step.
-struct Trained {
-    std::vector<Bytes> weights;
-    std::vector<std::size_t> collectives;
-};
-
-template <class Stage, class B>
-Trained train_as(B comm, const How& how, Stage stage) {
-    const Training& t = how.training;
-    const std::size_t later[] = {2, 5};
-    auto model = initial_tensors(t.counts, t.dtype);
-    std::vector<ParameterView> views;
-    for (std::size_t i = 0; i < model.size(); ++i) {
-        views.push_back(parameter_view(model[i]));
-        views.back().name = "p" + std::to_string(i);
-        views.back().may_be_empty = true;
-        views.back().requires_grad = !how.thaws || (i != later[0] && i != later[1]);
-    }
-    ShardedOptimizer sharded(comm, views, AdamW{{0.01, 0.02}}, ShardingOptions{.reducer = t.reducer, .parameters = how.parameters}, stage,
-                             SizeCappedBuckets(150000));
-    sharded.broadcast_parameters();
-    Trained result;
-    for (int s = 0; s < t.steps; ++s) {
-        if (how.thaws && s == 2) sharded.unfreeze(later);
-        const bool has_batch = !(how.weighs && s == 2 && comm.rank() == comm.size() - 1 && comm.size() > 1);
-        if (how.weighs) {
-            if (!sharded.begin_step(has_batch)) break;
-            if (has_batch) sharded.set_weight(1.0 + comm.rank());
-        }
-        for (int m = 0; has_batch && m < t.micro_batches; ++m) {
-            std::optional<NoSync> guard;
-            if (m + 1 < t.micro_batches) guard.emplace(sharded.no_sync());
-            for (std::size_t i = views.size(); i-- > 0;) {
-                if (!sharded.parameters()[i].requires_grad) continue;
-                write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), t.batch(s, m), i, m > 0);
-                sharded.mark_ready(i);
-            }
-        }
-        sharded.finish();
-        if (how.discards && s % 2 == 0 && s > 0) {
-            sharded.discard();
-            continue;
-        }
-        double scale = 1.0 / t.micro_batches;
-        if (how.norms && s % 2 == 1) scale = clip_factor(sharded.gradient_norm(), 0.5);
-        sharded.step(scale);
-        result.collectives.push_back(sharded.statistics().last.collectives / sharded.plan().size());
-        if (how.thaws && s == 2) (void)sharded.rebuild_buckets();
-    }
-    result.weights = weights(sharded);
-    return result;
-}
 
 /// Trains in both ways over threads. Returns the collectives of a bucket in each step, or what differs.
 std::string collectives_of(int ranks, const How& how) {
@@ -113,7 +46,7 @@ void check_inside(const How& how, const std::string& expected = "21111") {
 
 // The first step compares weights, and is one of stage 1: two collectives a bucket.
 
-TEST_CASE("the bits are those of stage 1, with one collective a bucket, for weights and gradients anywhere") {
+TEST_CASE("StepInside has the bits of stage 1, with one collective per bucket, for weights and gradients anywhere") {
     for (const auto parameters : {ParameterStorage::in_buckets, ParameterStorage::borrowed})
         for (const auto gradients : {GradientStorage::in_buckets, GradientStorage::borrowed}) {
             How how{.parameters = parameters};
@@ -123,7 +56,7 @@ TEST_CASE("the bits are those of stage 1, with one collective a bucket, for weig
         }
 }
 
-TEST_CASE("one set of weights for ranks that are threads, with and without steps inside") {
+TEST_CASE("ranks that are threads may share one set of weights, with and without StepInside") {
     for (const DType dtype : {DType::f32, DType::bf16}) {
         How how;
         how.training.dtype = dtype;
@@ -158,7 +91,7 @@ TEST_CASE("one set of weights for ranks that are threads, with and without steps
         CHECK(report.says("ParameterStorage::shared is for ranks that are threads of one process; use in_buckets"));
 }
 
-TEST_CASE("all types, and micro-batches under no_sync()") {
+TEST_CASE("StepInside has the bits of stage 1 for all types, and for micro-batches under no_sync()") {
     for (const DType dtype : {DType::f64, DType::bf16, DType::f16}) {
         CAPTURE(name_of(dtype));
         How how;
@@ -171,19 +104,19 @@ TEST_CASE("all types, and micro-batches under no_sync()") {
     }
 }
 
-TEST_CASE("a step whose norm is asked for reduces first") {
+TEST_CASE("StepInside reduces first in a step whose norm is asked for") {
     How how{.norms = true};
     how.training.reducer.compare_weights_every = never;
     check_inside(how, "12121");
 }
 
-TEST_CASE("weighted means, and ranks without a batch") {
+TEST_CASE("StepInside has the bits of stage 1 for weighted means, and for ranks without a batch") {
     How how{.weighs = true};
     how.training.reducer = {.averaging = Averaging::weighted_mean, .compare_weights_every = never};
     check_inside(how, "11111");
 }
 
-TEST_CASE("sums, discarded steps, and parameters that are trained later") {
+TEST_CASE("StepInside has the bits of stage 1 for sums, discarded steps, and parameters that are trained later") {
     How how{.discards = true};
     how.training.reducer = {.averaging = Averaging::sum, .compare_weights_every = never};
     for (const int ranks : rank_counts()) CHECK(collectives_of(ranks, how).size() == 3);
@@ -192,7 +125,7 @@ TEST_CASE("sums, discarded steps, and parameters that are trained later") {
     check_inside(thawing, "11111");
 }
 
-TEST_CASE("where it cannot be, it is stage 1") {
+TEST_CASE("StepInside is stage 1 where it cannot step inside the reduction") {
     How how;
     how.training.reducer = {.unused = UnusedParameters::find_unused, .compare_weights_every = never};
     for (int ranks = 2; ranks <= 3; ++ranks) {
@@ -202,7 +135,7 @@ TEST_CASE("where it cannot be, it is stage 1") {
     }
 }
 
-TEST_CASE("processes that share memory, and processes that do not") {
+TEST_CASE("StepInside has the bits of stage 1 for processes that share memory, and for processes that do not") {
     for (const bool shares : {true, false}) {
         CAPTURE(shares);
         const std::uint16_t port = free_port();
@@ -347,121 +280,6 @@ TEST_CASE("a mark between finish() and step() is refused, and the step goes on")
               }) == "");
 }
 
-namespace {
-
-/// Trains with stage 2, and with its steps in the backward. Returns what differs.
-std::string difference_in_backward(int ranks, const How& how) {
-    return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-        const Trained expected = train_as(comm, how, Zero2{}), inside = train_as(comm, how, StepInBackward{});
-        finding.check(first_difference(expected.weights, inside.weights).empty(),
-                      first_difference(expected.weights, inside.weights) + " differs");
-        finding.check(comm.size() == 1 || inside.collectives.back() == 1, "other collectives");
-    });
-}
-
-}  // namespace
-
-TEST_CASE("steps in the backward have the bits of stage 2") {
-    How how, weighing, thawing;
-    weighing.weighs = true;
-    weighing.training.reducer.averaging = Averaging::weighted_mean;
-    thawing.thaws = true;
-    for (const int ranks : rank_counts()) {
-        CAPTURE(ranks);
-        for (const auto parameters : {ParameterStorage::in_buckets, ParameterStorage::borrowed}) {
-            how.parameters = weighing.parameters = thawing.parameters = parameters;
-            CHECK(difference_in_backward(ranks, how) == "");
-            CHECK(difference_in_backward(ranks, weighing) == "");
-            CHECK(difference_in_backward(ranks, thawing) == "");
-        }
-        How other;
-        other.training.dtype = ranks % 2 == 0 ? DType::bf16 : DType::f64;
-        CHECK(difference_in_backward(ranks, other) == "");
-    }
-}
-
-TEST_CASE("steps in the backward need the memory of a few buckets for gradients") {
-    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-              constexpr std::size_t layers = 16, count = 5000;
-              std::vector<std::vector<float>> w(layers, std::vector<float>(count));
-              std::vector<ParameterView> views;
-              for (std::size_t i = 0; i < layers; ++i) views.push_back({.name = "w" + std::to_string(i), .value = buffer(w[i])});
-              ShardedOptimizer sharded(comm, views, Sgd{}, StepInBackward{}, PerParameter{});
-              for (int step = 0; step < 3; ++step) {
-                  for (std::size_t i = layers; i-- > 0;) {
-                      for (float& g : sharded.acquire_gradient(i).as<float>()) g = 1;
-                      sharded.mark_ready(i);
-                  }
-                  sharded.finish();
-                  sharded.step();
-              }
-              const std::size_t gradients = sharded.memory().gradients;
-              finding.check(gradients <= layers * count * sizeof(float) / 4, std::to_string(gradients));
-              finding.check(w[3][7] < -0.2f, "not trained");
-          }) == "");
-}
-
-TEST_CASE("what does not go with steps in the backward is refused") {
-    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
-              std::vector<float> w(100);
-              const std::vector<ParameterView> views{{.name = "w", .value = buffer(w)}};
-              const auto refused = [&](const ReducerOptions& options) {
-                  const Outcome o =
-                      outcome_of([&] { ShardedOptimizer(comm, views, Sgd{}, StepInBackward{}, ShardingOptions{.reducer = options}); });
-                  finding.check(o.is(Errc::invalid_argument) && o.says("a step has one micro-batch, and uses every parameter"), o.text);
-              };
-              refused({.unused = UnusedParameters::find_unused});
-              for (const std::size_t micro_batches : {2u, 4u})
-                  refused({.accumulation = Accumulation::in_buckets, .micro_batches = micro_batches});
-              ShardedOptimizer sharded(comm, views, Sgd{}, StepInBackward{});
-              sharded.acquire_gradient(0).as<float>()[0] = 1;
-              sharded.mark_ready(0);
-              sharded.finish();
-              finding.check(outcome_of([&] { (void)sharded.gradient_norm(); }).says("stepped in the backward"), "a norm");
-              finding.check(outcome_of([&] { sharded.discard(); }).says("stepped in the backward"), "discard");
-              finding.check(outcome_of([&] { sharded.step(0.5); }).says("with a gradient scale of 1"), "a scale");
-              sharded.step();
-          }) == "");
-}
-
-TEST_CASE("micro_batches and find_unused do not go with steps in the backward, on any number of ranks") {
-    for (const int ranks : {1, 2, 3})
-        CHECK(findings(ranks, [](ThreadBackend comm, Finding& finding) {
-                  std::vector<float> w(100);
-                  const std::vector<ParameterView> views{{.name = "w", .value = buffer(w)}};
-                  const auto micro_batches = static_cast<std::size_t>(comm.size());
-                  for (const ReducerOptions& options :
-                       {ReducerOptions{.unused = UnusedParameters::find_unused}, ReducerOptions{.micro_batches = micro_batches},
-                        ReducerOptions{.accumulation = Accumulation::in_buckets, .micro_batches = 2 * micro_batches}}) {
-                      const Outcome o =
-                          outcome_of([&] { ShardedOptimizer(comm, views, Sgd{}, StepInBackward{}, ShardingOptions{.reducer = options}); });
-                      finding.check(
-                          o.is(Errc::invalid_argument) && o.says("ShardedOptimizer on rank") && o.says("with StepInBackward a step has"),
-                          o.text);
-                  }
-              }) == "");
-}
-
-TEST_CASE("a rank that leaves in the middle of a backward with steps inside is blamed, and nobody writes to its memory then") {
-    for (int round = 0; round < 20; ++round) {
-        const auto seen = outcomes(2, [&](ThreadBackend comm) {
-            std::vector<std::vector<float>> w(2, std::vector<float>(100000));
-            std::vector<ParameterView> views;
-            for (std::size_t i = 0; i < w.size(); ++i) views.push_back({.name = "w" + std::to_string(i), .value = buffer(w[i])});
-            ShardedOptimizer sharded(comm, views, Sgd{}, StepInBackward{}, PerParameter{});
-            (void)sharded.acquire_gradient(1).as<float>();
-            sharded.mark_ready(1);
-            if (comm.rank() == 1) throw std::runtime_error("no more");
-            (void)sharded.acquire_gradient(0);
-            sharded.mark_ready(0);
-            sharded.finish();
-        });
-        CHECK(seen[1].says("no more"));
-        CHECK(seen[0].is(Errc::peer_failed));
-        CHECK(seen[0].says("rank 1"));
-    }
-}
-
 TEST_CASE("whatever an optimizer throws comes out of step()") {
     struct Seven {
         int rank;
@@ -488,7 +306,7 @@ TEST_CASE("whatever an optimizer throws comes out of step()") {
     CHECK(seen[0].is(Errc::peer_failed));
 }
 
-TEST_CASE("weights narrower than the gradients, at the end of the memory that processes share") {
+TEST_CASE("StepInside steps weights that are narrower than their gradients, at the end of memory that processes share") {
     const std::uint16_t port = free_port();
     const auto reports = forked(2, [&](int rank) -> std::string {
         TcpRendezvous rendezvous({.rank = rank, .size = 2, .port = port});

@@ -108,7 +108,7 @@ private:
 
 }  // namespace
 
-TEST_CASE("messages: a buffer of many rounds, in memory that is known and in memory that is not") {
+TEST_CASE("messages: a buffer of many rounds is summed in registered memory and in other memory") {
     constexpr std::size_t count = 6'000'001;  // several pieces of each share, the last ones shorter
     for (const int size : {2, 3})
         for (const bool known : {true, false}) {
@@ -314,7 +314,7 @@ TEST_CASE("messages: once a rank was told of a failure nothing is written into i
     CHECK(values[0] == 100);
 }
 
-TEST_CASE("messages: at the time limit only who did not start is named, also where hellos are followed by more") {
+TEST_CASE("messages: at the time limit only ranks that did not start are named, also if hellos are followed by more") {
     const std::string wrong = wrong_each_time([] {
         const auto network = std::make_shared<LoopbackNetwork>(3);
         network->quick_bytes = 300;
@@ -477,7 +477,7 @@ TEST_CASE("messages: a late rank that waits elsewhere for one that has stopped i
     }
 }
 
-TEST_CASE("messages: who dies between its hello and what follows it is named") {
+TEST_CASE("messages: a rank that dies between its hello and what follows it is named") {
     const auto network = std::make_shared<LoopbackNetwork>(2);
     network->quick_bytes = 1000;
     auto gone = gs::collective::ProcessIdentity::own();
@@ -496,7 +496,7 @@ TEST_CASE("messages: who dies between its hello and what follows it is named") {
     }
 }
 
-TEST_CASE("messages: more collectives in flight than there are slots") {
+TEST_CASE("messages: more collectives than there are slots can be started before one is waited for") {
     constexpr std::size_t many = 3 * mp::MessageEngine::slots;
     for (const auto& process : {gs::collective::ProcessIdentity{}, on_two_cores}) {
         const auto errors = run(
@@ -531,7 +531,7 @@ TEST_CASE("messages: where the transport fails, every rank gets an error that sa
         }
 }
 
-TEST_CASE("messages: collectives that go by way of one rank among others that do not, all in flight") {
+TEST_CASE("messages: collectives by way of one rank and others may be in flight together") {
     const auto network = std::make_shared<LoopbackNetwork>(3);
     network->quick_bytes = 1000;
     const auto errors = run(
@@ -586,7 +586,7 @@ TEST_CASE("messages: collectives that go by way of one rank among others that do
     CHECK(errors == none);
 }
 
-TEST_CASE("messages: the rank that others go by way of leaves, or fails, with answers on their way") {
+TEST_CASE("messages: answers that are on their way arrive if the rank that relays them leaves or fails") {
     for (const bool fails : {false, true}) {
         CAPTURE(fails);
         const auto errors = run(

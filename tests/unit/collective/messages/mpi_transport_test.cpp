@@ -76,7 +76,7 @@ TEST_CASE("MpiTransport: messages of known length arrive whole and in their orde
     }
 }
 
-TEST_CASE("MpiTransport: what is a little longer than a quick message is a few of these") {
+TEST_CASE("MpiTransport sends what is a little longer than a quick message as a few of these") {
     const auto own = transport();
     const std::lock_guard lock(own->mutex());
     const std::size_t quick = own->quick_bytes();

@@ -159,7 +159,7 @@ TEST_CASE("SharedSegment: a rank whose creator has no memory is not to blame for
     CHECK(shared.without == 1);
 }
 
-TEST_CASE("processes: sums in the order of the tree, collective after collective") {
+TEST_CASE("processes add up in the order of the tree, collective after collective") {
     for (int size = 1; size <= 4; ++size) {
         const auto ends = run_processes(size, 30s, [](Rank& rank) {
             for (int step = 0; step < 20; ++step) {
@@ -180,7 +180,7 @@ TEST_CASE("processes: sums in the order of the tree, collective after collective
     }
 }
 
-TEST_CASE("processes: more collectives in flight than a board has slots") {
+TEST_CASE("processes: more collectives than a board has slots can be started before one is waited for") {
     const auto ends = run_processes(2, 30s, [](Rank& rank) {
         constexpr std::size_t many = 3 * sm::Board::slots;
         for (std::size_t i = 0; i < many; ++i) rank.own[i] = 1;
@@ -478,7 +478,7 @@ TEST_CASE("processes: after a failure a start, too, says what its rank was in") 
     CHECK(ends == std::vector<std::string>(2, "ok"));
 }
 
-TEST_CASE("processes: ranks that start different collectives are told the difference") {
+TEST_CASE("processes: ranks that start different collectives get an error that names both") {
     const auto ends = run_processes(2, 30s, [](Rank& rank) {
         try {
             rank.wait(all_reduce(rank.own, rank.rank == 0 ? 10 : 11));
@@ -490,7 +490,7 @@ TEST_CASE("processes: ranks that start different collectives are told the differ
     CHECK(ends == std::vector<std::string>(2, "ok"));
 }
 
-TEST_CASE("Segment: opened by its handle, refused where it is not the one that was meant") {
+TEST_CASE("Segment opens by its handle, and is refused if it is not the one that was meant") {
     sm::Segment own = sm::Segment::create(1000);
     CHECK(own.bytes() == 1000);
     own.data()[999] = std::byte{7};
@@ -528,7 +528,7 @@ TEST_CASE("Segment: nobody can cut it, and one that could be cut is refused") {
     ::close(other);
 }
 
-TEST_CASE("Segment: asks for huge pages as long as it may, and no longer") {
+TEST_CASE("Segment asks for huge pages as long as it may, and no longer") {
     const auto huge = [](const sm::Segment& segment) {  // the kilobytes of it that are in huge pages
         std::FILE* const maps = std::fopen("/proc/self/smaps", "r");
         char line[512];

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/backend/nccl.hpp>
+
+#include "sharding_training.hpp"
+
+template std::vector<float> gradsync_test::sharded_training(gradsync::NcclBackend, const ShardedCase&, std::filesystem::path,
+                                                            std::filesystem::path);
