@@ -50,7 +50,7 @@ TEST_CASE("save_shards on one rank only is among the calls that every rank's err
         One sharded = make_one(comm, model, 0);
         train_alike(sharded, 0, 1);
         if (comm.rank() == 0) save_shards(directory.path(), sharded);
-        train(sharded, 1, 2);
+        train_alike(sharded, 1, 2);
     });
     for (const Outcome& outcome : seen) {
         INFO(outcome.text);
