@@ -6,6 +6,7 @@
 
 #include "../core/forked.hpp"
 #include "../core/math.hpp"
+#include "../core/open_file.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -107,10 +108,10 @@ private:
 
     void post(const std::string& exchange, std::span<const std::byte> bytes) {
         if (write(exchange, bytes)) return;
-        const int error = errno;
+        const std::string problem = gradsync::detail::open_problem();
         refuse_if_gone();
         refuse(Errc::peer_failed,
-               bootstrap::text("cannot write a file: ", std::strerror(error), "; check that the folder exists and has space"));
+               bootstrap::text("cannot write a file: ", problem, "; check that the folder exists and has space"));
     }
 
     bool is_gone() const noexcept { return ::access(folder_.c_str(), F_OK) != 0; }
@@ -118,12 +119,8 @@ private:
         if (job_ != 0 && rank() != 0 && is_gone())
             refuse(Errc::peer_left, "the folder is gone: rank 0 gave up, or somebody removed it; look at rank 0's output", 0);
     }
-    /// Never follows a link, and never waits for the other end of a pipe.
     static std::FILE* open(const std::string& name, int flags, const char* mode) noexcept {
-        const int descriptor = ::open(name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-        std::FILE* const file = descriptor < 0 ? nullptr : ::fdopen(descriptor, mode);
-        if (file == nullptr && descriptor >= 0) ::close(descriptor);
-        return file;
+        return gradsync::detail::open_file(name, flags | O_NOFOLLOW, mode, 0600);
     }
 
     /// Writes a file that appears with its whole content or not at all.
@@ -141,18 +138,18 @@ private:
     /// Returns false while the file does not exist.
     bool read(const std::string& exchange, int rank, Blob& blob) {
         std::FILE* const file = open(path(exchange, rank), O_RDONLY, "rb");
-        if (file == nullptr) {
+        if (file == nullptr && !gradsync::detail::is_no_regular_file()) {
             if (errno != ENOENT) trouble_ = bootstrap::text("cannot open ", path(exchange, rank), ": ", std::strerror(errno));
             return false;
         }
         Header header;
-        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
+        bool good = file != nullptr && std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
                     header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
         if (good) {
             blob.resize(header.bytes);
             good = header.bytes == 0 || std::fread(blob.data(), blob.size(), 1, file) == 1;
         }
-        std::fclose(file);
+        if (file != nullptr) std::fclose(file);
         if (!good)
             refuse(Errc::peer_failed,
                    bootstrap::text("file ", path(exchange, rank), " holds invalid data; let nothing else write into the folder"), rank);

@@ -179,11 +179,14 @@ TEST_CASE("FileRendezvous: a file that cannot be opened is not one that has not 
     CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "arrival.0: Too many levels of symbolic links"));
 }
 
-TEST_CASE("FileRendezvous: a pipe in the folder blocks no rank") {
+TEST_CASE("FileRendezvous: a pipe or a folder in the folder blocks no rank") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");
     REQUIRE(::mkdir(path.c_str(), 0700) == 0);
     REQUIRE(::mkfifo((path + "/arrival.0").c_str(), 0600) == 0);
+    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "holds invalid data"));
+    std::filesystem::remove(path + "/arrival.0");
+    std::filesystem::create_directory(path + "/arrival.0");
     CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "holds invalid data"));
 }
 
