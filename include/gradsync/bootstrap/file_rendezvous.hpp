@@ -51,12 +51,13 @@ public:
     }
 
     /// See the concept `Rendezvous`.
-    std::vector<Blob> all_gather(std::span<const std::byte> own) {
+    std::vector<Blob> all_gather(std::span<const std::byte> own) { return all_gather(own, timeout()); }
+    std::vector<Blob> all_gather(std::span<const std::byte> own, std::chrono::nanoseconds limit) {
         bootstrap::check_blob(own.size(), "all_gather", rank());
         std::vector<Blob> all(static_cast<std::size_t>(size()));
         const std::string exchange = bootstrap::text("all_gather-", next_++);
         if (size() > 1) post(exchange, own);
-        collect(exchange, others(), all);
+        collect(exchange, others(), all, gradsync::detail::clamp_timeout(limit));
         all[static_cast<std::size_t>(rank())].assign(own.begin(), own.end());
         return all;
     }
@@ -93,7 +94,7 @@ private:
     void meet() {
         std::vector<Blob> nothing(static_cast<std::size_t>(size()));
         if (rank() != 0) {
-            collect(arrival, {0}, nothing);
+            collect(arrival, {0}, nothing, timeout());
             struct stat about {};
             if (::lstat(folder_.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != ::geteuid() ||
                 (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
@@ -101,7 +102,7 @@ private:
                        "the folder belongs to another user, or others may write into it; choose a name in a folder that is yours");
         }
         post(arrival, {});
-        if (rank() == 0) collect(arrival, others(), nothing);
+        if (rank() == 0) collect(arrival, others(), nothing, timeout());
     }
 
     std::string path(const std::string& exchange, int rank) const { return bootstrap::text(folder_, "/", exchange, ".", rank); }
@@ -110,8 +111,7 @@ private:
         if (write(exchange, bytes)) return;
         const std::string problem = gradsync::detail::open_problem();
         refuse_if_gone();
-        refuse(Errc::peer_failed,
-               bootstrap::text("cannot write a file: ", problem, "; check that the folder exists and has space"));
+        refuse(Errc::peer_failed, bootstrap::text("cannot write a file: ", problem, "; check that the folder exists and has space"));
     }
 
     bool is_gone() const noexcept { return ::access(folder_.c_str(), F_OK) != 0; }
@@ -166,10 +166,10 @@ private:
     }
 
     /// Waits for the files of the `missing` ranks, and reads them into `all`.
-    void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all) {
+    void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all, std::chrono::nanoseconds limit) {
         // Rank 0 names missing ranks before another rank has to. It may still wait for arrivals when others come to the first exchange.
         constexpr std::chrono::seconds moment{2};
-        auto deadline = Clock::now() + timeout() + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
+        auto deadline = Clock::now() + limit + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
         for (bool leader_is_here = rank() == 0;; ::usleep(2'000)) {
             const auto looked = Clock::now();  // after a stop since then, look again before naming others
             trouble_.clear();
@@ -178,7 +178,7 @@ private:
                 if (read(failure, r, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), r);
                 const bool left = exchange != arrival && read(good_bye, r, words);  // read before its file: it may post and then leave
                 if (read(exchange, r, all[static_cast<std::size_t>(r)])) {
-                    if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + timeout() + moment;
+                    if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + limit + moment;
                     return true;
                 }
                 if (left)
@@ -197,7 +197,7 @@ private:
                 fail({Errc::timeout, missing.front(),
                       bootstrap::text(bootstrap::list_ranks(missing),
                                       exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
-                                      bootstrap::format_duration(timeout()),
+                                      bootstrap::format_duration(limit),
                                       "; look at the output of each missing rank, and check that they see the same folder")});
         }
     }

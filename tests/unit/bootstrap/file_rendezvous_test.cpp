@@ -80,6 +80,19 @@ TEST_CASE("FileRendezvous: an exchange names all ranks that did not come in time
     CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "rank 1 left before all_gather-1"));
 }
 
+TEST_CASE("FileRendezvous: an exchange may have a limit of its own") {
+    const gradsync_test::TemporaryDirectory folder;
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        FileRendezvous rendezvous(folder.file("meeting"), 1, 2, {.timeout = 10s});
+        while (!over) std::this_thread::sleep_for(1ms);
+    });
+    FileRendezvous rendezvous(folder.file("meeting"), 0, 2, {.timeout = 1h});
+    CHECK(says(error_of([&] { (void)rendezvous.all_gather({}, 500ms); }), "rank 1 did not come to all_gather-0 within 0.5 s"));
+    over = true;
+    other.join();
+}
+
 TEST_CASE("FileRendezvous: the folder stays until all have said good-bye; whoever finds it gone says so at once") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");
