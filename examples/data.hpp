@@ -38,6 +38,8 @@ inline Text read_text(const std::vector<std::filesystem::path>& files) {
     Text text;
     for (const auto& file : files) {
         if (std::filesystem::is_directory(file)) throw UsageError("--data: " + file.string() + " is a directory; name the files in it");
+        if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file))
+            throw UsageError("--data: " + file.string() + " is not a regular file; save the text to one first");
         std::ifstream in{file, std::ios::binary};
         if (!in) throw UsageError("--data: cannot read " + file.string() + "; check the name and its permissions");
         const std::vector<std::uint8_t> bytes{std::istreambuf_iterator<char>{in}, std::istreambuf_iterator<char>{}};

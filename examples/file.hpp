@@ -19,9 +19,10 @@ namespace gradsync_train {
 /// An open file, from which several threads may read.
 class File {
 public:
-    /// `last`: of what the last file is unchanged if this one cannot be written.
+    /// `last`: of what the last file is unchanged if this one cannot be written. Only regular files and folders are read: a pipe
+    /// could block for ever.
     File(const std::filesystem::path& path, int flags, const char* last = "file")
-        : path_{path}, last_{last}, descriptor_{::open(path.c_str(), flags, 0666)} {}
+        : path_{path}, last_{last}, descriptor_{open(path.c_str(), flags)} {}
     ~File() {
         if (descriptor_ >= 0) ::close(descriptor_);
     }
@@ -69,6 +70,15 @@ public:
     [[noreturn]] void fail_to_write() const { fail(std::string("the last ") + last_ + " is unchanged; cannot write "); }
 
 private:
+    static int open(const char* path, int flags) {
+        if ((flags & (O_ACCMODE | O_DIRECTORY)) != O_RDONLY) return ::open(path, flags, 0666);
+        const int descriptor = ::open(path, flags | O_NONBLOCK);
+        struct stat about {};
+        if (descriptor < 0 || (::fstat(descriptor, &about) == 0 && S_ISREG(about.st_mode))) return descriptor;
+        ::close(descriptor);
+        return -1;
+    }
+
     std::filesystem::path path_;
     const char* last_;
     int descriptor_;

@@ -193,8 +193,7 @@ std::map<std::string, std::string> read_index(const File& file) {
 
 File open_file(const std::filesystem::path& path) {
     File file{path, O_RDONLY};
-    if (!file || std::filesystem::is_directory(path))
-        throw UsageError("--load-weights: cannot read " + path.string() + "; check the name and its permissions");
+    if (!file) throw UsageError("--load-weights: cannot read " + path.string() + "; name a file that this user may read");
     return file;
 }
 

@@ -212,6 +212,8 @@ class CommandLine(TrainerTest):
     def test_texts_that_cannot_serve_are_refused(self):
         self.refused(("--data", "/does/not/exist"), "--data", "/does/not/exist", data=False)
         self.refused(("directory", str(self.folder)), "--data", self.folder, data=False)
+        os.mkfifo(self.folder / "pipe")
+        self.refused(("not a regular file", str(self.folder / "pipe")), "--data", self.folder / "pipe", data=False)
         self.refused(("0 bytes", "--context"), "--data", self.write("empty", ""), data=False)
         self.refused(("--context", "--data"), "--data", self.write("short", "short"), data=False)
         self.refused(("32768", "--micro-batch"), *TRANSFORMER, "--micro-batch", "1024", "--accumulate", "16")
@@ -577,6 +579,9 @@ class Checkpoints(TrainerTest):
         self.refused("not a checkpoint", *resume)
         file.unlink()
         self.refused("cannot read", *resume)
+        os.mkfifo(file)  # it waits for no writer
+        self.refused("cannot read", *resume)
+        file.unlink()
         file.write_bytes(good)
         self.refused("--steps", *resume, "--steps", "1")
         self.refused("another model", *TRANSFORMER, *self.kept("--resume", "--tied"))
@@ -779,6 +784,8 @@ class Weights(TrainerTest):
             self.refused(("--load-weights", said, str(self.file)), *MLP, "--load-weights", self.file)
         self.refused("cannot read", *MLP, "--load-weights", self.folder / "missing")
         self.refused("cannot read", *MLP, "--load-weights", self.folder)  # neither an index nor a file in it
+        os.mkfifo(self.folder / "pipe")
+        self.refused("cannot read", *MLP, "--load-weights", self.folder / "pipe")
         self.file.write_bytes(good)
         self.refused("is of another model", *TRANSFORMER, "--load-weights", self.file)
         self.assertEqual(self.file.read_bytes(), good)

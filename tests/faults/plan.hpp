@@ -197,7 +197,7 @@ inline Plan plan_of(std::uint64_t seed) {
     plan.parameter = below(parameters);
     const bool signals = plan.fault == Fault::kill || plan.fault == Fault::stop || plan.fault == Fault::pause ||
                          plan.fault == Fault::long_pause || plan.fault == Fault::messenger;
-    if (signals && below(2) == 0) plan.microseconds = 1 + below(3000);
+    if (signals && below(2) == 0) plan.microseconds = 1 + below(plan.stage == Stage::during ? 30'000 : 3000);
     plan.by_file = below(4) == 0 && plan.backend != Backend::threads && plan.backend != Backend::mpi;
     plan.by_file = plan.by_file && !plan.on_hosts();  // a host that is cut off would not see the folder either
     plan.messages = plan.backend == Backend::tcp_messages || (plan.backend == Backend::mpi && !plan.divided && below(2) == 0);

@@ -6,6 +6,7 @@
 
 #include "../core/forked.hpp"
 #include "../core/math.hpp"
+#include "../core/open_file.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -50,12 +51,13 @@ public:
     }
 
     /// See the concept `Rendezvous`.
-    std::vector<Blob> all_gather(std::span<const std::byte> own) {
+    std::vector<Blob> all_gather(std::span<const std::byte> own) { return all_gather(own, timeout()); }
+    std::vector<Blob> all_gather(std::span<const std::byte> own, std::chrono::nanoseconds limit) {
         bootstrap::check_blob(own.size(), "all_gather", rank());
         std::vector<Blob> all(static_cast<std::size_t>(size()));
         const std::string exchange = bootstrap::text("all_gather-", next_++);
         if (size() > 1) post(exchange, own);
-        collect(exchange, others(), all);
+        collect(exchange, others(), all, gradsync::detail::clamp_timeout(limit));
         all[static_cast<std::size_t>(rank())].assign(own.begin(), own.end());
         return all;
     }
@@ -92,7 +94,7 @@ private:
     void meet() {
         std::vector<Blob> nothing(static_cast<std::size_t>(size()));
         if (rank() != 0) {
-            collect(arrival, {0}, nothing);
+            collect(arrival, {0}, nothing, timeout());
             struct stat about {};
             if (::lstat(folder_.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != ::geteuid() ||
                 (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
@@ -100,17 +102,16 @@ private:
                        "the folder belongs to another user, or others may write into it; choose a name in a folder that is yours");
         }
         post(arrival, {});
-        if (rank() == 0) collect(arrival, others(), nothing);
+        if (rank() == 0) collect(arrival, others(), nothing, timeout());
     }
 
     std::string path(const std::string& exchange, int rank) const { return bootstrap::text(folder_, "/", exchange, ".", rank); }
 
     void post(const std::string& exchange, std::span<const std::byte> bytes) {
         if (write(exchange, bytes)) return;
-        const int error = errno;
+        const std::string problem = gradsync::detail::open_problem();
         refuse_if_gone();
-        refuse(Errc::peer_failed,
-               bootstrap::text("cannot write a file: ", std::strerror(error), "; check that the folder exists and has space"));
+        refuse(Errc::peer_failed, bootstrap::text("cannot write a file: ", problem, "; check that the folder exists and has space"));
     }
 
     bool is_gone() const noexcept { return ::access(folder_.c_str(), F_OK) != 0; }
@@ -118,12 +119,8 @@ private:
         if (job_ != 0 && rank() != 0 && is_gone())
             refuse(Errc::peer_left, "the folder is gone: rank 0 gave up, or somebody removed it; look at rank 0's output", 0);
     }
-    /// Never follows a link, and never waits for the other end of a pipe.
     static std::FILE* open(const std::string& name, int flags, const char* mode) noexcept {
-        const int descriptor = ::open(name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-        std::FILE* const file = descriptor < 0 ? nullptr : ::fdopen(descriptor, mode);
-        if (file == nullptr && descriptor >= 0) ::close(descriptor);
-        return file;
+        return gradsync::detail::open_file(name, flags | O_NOFOLLOW, mode, 0600);
     }
 
     /// Writes a file that appears with its whole content or not at all.
@@ -141,18 +138,18 @@ private:
     /// Returns false while the file does not exist.
     bool read(const std::string& exchange, int rank, Blob& blob) {
         std::FILE* const file = open(path(exchange, rank), O_RDONLY, "rb");
-        if (file == nullptr) {
+        if (file == nullptr && !gradsync::detail::is_no_regular_file()) {
             if (errno != ENOENT) trouble_ = bootstrap::text("cannot open ", path(exchange, rank), ": ", std::strerror(errno));
             return false;
         }
         Header header;
-        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
+        bool good = file != nullptr && std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
                     header.rank == static_cast<std::uint32_t>(rank) && header.bytes <= largest_blob;
         if (good) {
             blob.resize(header.bytes);
             good = header.bytes == 0 || std::fread(blob.data(), blob.size(), 1, file) == 1;
         }
-        std::fclose(file);
+        if (file != nullptr) std::fclose(file);
         if (!good)
             refuse(Errc::peer_failed,
                    bootstrap::text("file ", path(exchange, rank), " holds invalid data; let nothing else write into the folder"), rank);
@@ -169,10 +166,10 @@ private:
     }
 
     /// Waits for the files of the `missing` ranks, and reads them into `all`.
-    void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all) {
+    void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all, std::chrono::nanoseconds limit) {
         // Rank 0 names missing ranks before another rank has to. It may still wait for arrivals when others come to the first exchange.
         constexpr std::chrono::seconds moment{2};
-        auto deadline = Clock::now() + timeout() + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
+        auto deadline = Clock::now() + limit + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
         for (bool leader_is_here = rank() == 0;; ::usleep(2'000)) {
             const auto looked = Clock::now();  // after a stop since then, look again before naming others
             trouble_.clear();
@@ -181,7 +178,7 @@ private:
                 if (read(failure, r, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), r);
                 const bool left = exchange != arrival && read(good_bye, r, words);  // read before its file: it may post and then leave
                 if (read(exchange, r, all[static_cast<std::size_t>(r)])) {
-                    if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + timeout() + moment;
+                    if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + limit + moment;
                     return true;
                 }
                 if (left)
@@ -200,7 +197,7 @@ private:
                 fail({Errc::timeout, missing.front(),
                       bootstrap::text(bootstrap::list_ranks(missing),
                                       exchange == arrival ? " did not arrive" : " did not come to " + exchange, " within ",
-                                      bootstrap::format_duration(timeout()),
+                                      bootstrap::format_duration(limit),
                                       "; look at the output of each missing rank, and check that they see the same folder")});
         }
     }

@@ -27,7 +27,8 @@ inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 /// `all_gather(own)` returns every rank's bytes, by rank; they may differ in length. It is collective, and has a time limit and a size
 /// limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive or is gone. A model need not be
 /// thread-safe. If others than the job's ranks can read the exchange, a model has `std::string_view secret()`: text that only the ranks
-/// know. It becomes part of the keys of the connections.
+/// know. It becomes part of the keys of the connections. A model may have `all_gather(own, limit)`, an exchange with another time limit;
+/// otherwise the construction of a backend may take half a limit longer.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -51,12 +52,22 @@ public:
           rank_(model.rank()),
           size_(model.size()),
           secret_(secret_of(model)),
-          all_gather_([](void* object, std::span<const std::byte> own) { return static_cast<R*>(object)->all_gather(own); }) {}
+          all_gather_([](void* object, std::span<const std::byte> own, std::chrono::nanoseconds limit) {
+              R& rendezvous = *static_cast<R*>(object);
+              if constexpr (requires { rendezvous.all_gather(own, limit); }) {
+                  if (limit != usual) return rendezvous.all_gather(own, limit);
+              }
+              return rendezvous.all_gather(own);
+          }) {}
+
+    static constexpr std::chrono::nanoseconds usual{};  ///< stands for the model's own time limit
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
     std::string_view secret() const noexcept { return secret_; }
-    std::vector<Blob> all_gather(std::span<const std::byte> own) const { return all_gather_(model_, own); }
+    std::vector<Blob> all_gather(std::span<const std::byte> own, std::chrono::nanoseconds limit) const {
+        return all_gather_(model_, own, limit);
+    }
 
 private:
     template <class R>
@@ -73,12 +84,13 @@ private:
     void* model_;
     int rank_, size_;
     std::string_view secret_;
-    std::vector<Blob> (*all_gather_)(void*, std::span<const std::byte>);
+    std::vector<Blob> (*all_gather_)(void*, std::span<const std::byte>, std::chrono::nanoseconds);
 };
 
 /// Writes the `bytes` bytes at `own` of all ranks to `all`, by rank. Collective.
-[[gnu::cold]] inline void exchange_bytes(AnyRendezvous meeting, const void* own, std::size_t bytes, void* all) {
-    const std::vector<Blob> blobs = meeting.all_gather({static_cast<const std::byte*>(own), bytes});
+[[gnu::cold]] inline void exchange_bytes(AnyRendezvous meeting, const void* own, std::size_t bytes, void* all,
+                                         std::chrono::nanoseconds limit) {
+    const std::vector<Blob> blobs = meeting.all_gather({static_cast<const std::byte*>(own), bytes}, limit);
     if (blobs.size() != static_cast<std::size_t>(meeting.size()))
         raise(Errc::invalid_argument, text("a rendezvous of ", meeting.size(), " ranks gave ", blobs.size(),
                                            " blobs; all_gather() has to return one of each rank"));
@@ -95,9 +107,9 @@ private:
 /// Returns `own` of all ranks, by rank. Collective.
 template <class T>
     requires std::is_trivially_copyable_v<T>
-List<T> exchange(AnyRendezvous meeting, const T& own) {
+List<T> exchange(AnyRendezvous meeting, const T& own, std::chrono::nanoseconds limit = AnyRendezvous::usual) {
     List<T> all(static_cast<std::size_t>(meeting.size()));
-    exchange_bytes(meeting, &own, sizeof own, all.data());
+    exchange_bytes(meeting, &own, sizeof own, all.data(), limit);
     return all;
 }
 

@@ -31,7 +31,8 @@ public:
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {});
 
     /// See the concept `Rendezvous`.
-    std::vector<Blob> all_gather(std::span<const std::byte> own);
+    std::vector<Blob> all_gather(std::span<const std::byte> own) { return all_gather(own, timeout()); }
+    std::vector<Blob> all_gather(std::span<const std::byte> own, std::chrono::nanoseconds limit);
 
     std::string_view secret() const noexcept { return job_.token; }  ///< Returns the job's token.
 
@@ -162,7 +163,7 @@ private:
         const int error = errno;
         if (error == ETIMEDOUT)
             fail({Errc::timeout, other,
-                  bootstrap::text("rank ", other, " did not answer within ", bootstrap::format_duration(timeout()),
+                  bootstrap::text("rank ", other, " did not answer within ", bootstrap::format_duration(limit_),
                                   "; look at its output, or allow more time")});
         const std::string why = error != 0 ? bootstrap::text(" (", std::strerror(error), ")") : "";
         fail({Errc::peer_failed, other, bootstrap::text("rank ", other, " is gone", why, "; look at its output for the cause")});
@@ -188,7 +189,8 @@ private:
 
     Job job_;
     std::string bind_;
-    List<net::Channel> peers_;  ///< on rank 0: by rank; elsewhere: the one to rank 0
+    std::chrono::nanoseconds limit_ = timeout();  ///< of the exchange, for errors
+    List<net::Channel> peers_;                    ///< on rank 0: by rank; elsewhere: the one to rank 0
 };
 
 static_assert(Rendezvous<TcpRendezvous>);
@@ -206,15 +208,16 @@ GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options
     else call();
 }
 
-GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::byte> own) {
+GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::byte> own, std::chrono::nanoseconds limit) {
     bootstrap::check_blob(own.size(), "all_gather", rank());
-    const auto deadline = Clock::now() + timeout();
+    limit_ = gradsync::detail::clamp_timeout(limit);
+    const auto deadline = Clock::now() + limit_;
     std::vector<Blob> all(static_cast<std::size_t>(size()));
     all[at(rank())].assign(own.begin(), own.end());
     if (rank() != 0) {
         send(0, own, deadline);
         (void)receive(0, deadline, Kind::waiting);
-        const auto later = Clock::now() + timeout() + moment;
+        const auto later = Clock::now() + limit_ + moment;
         for (Blob& blob : all) blob = receive(0, later);
         return all;
     }

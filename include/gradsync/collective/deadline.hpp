@@ -52,6 +52,8 @@ public:
         }
     }
 
+    static constexpr int most_stages = 8;  ///< the longest respite: for a rank that cannot name any
+
     /// Is it too early to name a rank that may be waiting itself? `by`: time since the limit was seen to have passed. Ranks that know more
     /// get time to report first: for each of `stages`, a twentieth of the limit and at least a quarter of a second.
     static bool too_early(std::chrono::nanoseconds by, std::chrono::nanoseconds limit, int stages = 1) noexcept {
@@ -63,7 +65,7 @@ public:
     /// moments it returns false for any rank.
     bool is_recent_suspect(int rank, std::chrono::nanoseconds limit) noexcept {
         if (std::exchange(suspect_, rank) != rank) suspected_ = last_;
-        return too_early(last_ - suspected_, limit) && too_early(last_ - limit_seen_, limit, 8);
+        return too_early(last_ - suspected_, limit) && too_early(last_ - limit_seen_, limit, most_stages);
     }
 
 private:

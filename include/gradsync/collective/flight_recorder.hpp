@@ -7,6 +7,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/collective_tag.hpp"
+#include "../core/open_file.hpp"
 #include "call.hpp"
 
 namespace gradsync::inline v0_2::collective {
@@ -61,11 +62,11 @@ public:
         if (prefix == nullptr || *prefix == '\0' || written_.exchange(true)) return;
         try {
             const std::string name = text(prefix, ".", rank);
-            std::FILE* const file = std::fopen(name.c_str(), "ae");
+            std::FILE* const file = gradsync::detail::open_file(name, O_WRONLY | O_CREAT | O_APPEND, "a");
             if (file == nullptr)
-                return gradsync::detail::write_debug_line(
-                    gradsync::detail::DebugLevel::info, rank,
-                    {"GRADSYNC_FLIGHT_RECORDER: cannot write ", name, ": ", std::strerror(errno), "; name a folder that you may write to"});
+                return gradsync::detail::write_debug_line(gradsync::detail::DebugLevel::info, rank,
+                                                          {"GRADSYNC_FLIGHT_RECORDER: cannot write ", name, ": ",
+                                                           gradsync::detail::open_problem(), "; name a folder that you may write to"});
             for (const Entry& entry : entries_)
                 if (entry.number != 0) std::fprintf(file, "%s\n", describe(entry).c_str());
             std::fclose(file);

@@ -369,6 +369,7 @@ private:
             const int stages_before = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
             who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
+            if (who.ranks.empty() && collective::Deadline::too_early(by, timeout(), collective::Deadline::most_stages)) return;
             if (!who.ranks.empty() && deadline.is_recent_suspect(who.ranks.front(), timeout())) return;
             const auto ask = [&](auto&, auto& detector) { return detector.ask(who, started_.first(), timeout()); };
             if ((stages_before > 0 || !who.certain) && !flat_->consult(ask)) return;

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <fcntl.h>
 #include <sys/file.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <filesystem>
 #include <memory>
 #include <system_error>
 
+#include "../core/open_file.hpp"
 #include "../core/unique_handle.hpp"
 #include "../engine/verification.hpp"
 
@@ -29,7 +27,8 @@ using ShardFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 /// Writes a file, and removes it unless `finish()` succeeds.
 class ShardWriter {
 public:
-    explicit ShardWriter(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wb"), &std::fclose) {
+    explicit ShardWriter(std::filesystem::path path)
+        : path_(std::move(path)), file_(open_file(path_, O_WRONLY | O_CREAT | O_TRUNC, "wb"), &std::fclose) {
         if (!file_) fail();
         bytes(shard_magic, sizeof shard_magic);
     }
@@ -58,9 +57,10 @@ public:
 private:
     [[noreturn, gnu::cold]] void fail() const {
         refuse_file(path_,
-                    detail::text("cannot be written: ", std::strerror(errno),
-                                 errno == ENOENT ? "; all ranks must see the directory"
-                                                 : "; look at its owner and the space left (an older checkpoint there stays valid)"));
+                    detail::text("cannot be written: ", open_problem(),
+                                 is_no_regular_file() ? "; remove it"
+                                 : errno == ENOENT    ? "; all ranks must see the directory"
+                                                      : "; look at its owner and the space left (an older checkpoint there stays valid)"));
     }
 
     std::filesystem::path path_;
@@ -71,11 +71,12 @@ private:
 
 class ShardReader {
 public:
-    explicit ShardReader(std::filesystem::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "rb"), &std::fclose) {
+    explicit ShardReader(std::filesystem::path path) : path_(std::move(path)), file_(open_file(path_, O_RDONLY, "rb"), &std::fclose) {
         if (!file_ || ::fseeko(file_.get(), 0, SEEK_END) != 0)
-            refuse_file(path_, detail::text("cannot be read: ", std::strerror(errno),
-                                            errno == ENOENT ? "; save there first, and let all ranks see the same directory"
-                                                            : "; let this user read it on all ranks"));
+            refuse_file(path_, detail::text("cannot be read: ", open_problem(),
+                                            is_no_regular_file() ? "; load another checkpoint"
+                                            : errno == ENOENT    ? "; save there first, and let all ranks see the same directory"
+                                                                 : "; let this user read it on all ranks"));
         size_ = static_cast<std::uint64_t>(::ftello(file_.get()));
         std::rewind(file_.get());
     }
@@ -185,7 +186,7 @@ struct ShardManifest {
     /// Throws unless this machine sees every rank's part.
     void check_parts(const std::filesystem::path& directory) const {
         for (std::size_t r = 0; r < digests.size(); ++r) {
-            const ShardFile part(std::fopen(file(directory, r).c_str(), "rb"), &std::fclose);
+            const ShardFile part(open_file(file(directory, r), O_RDONLY, "rb"), &std::fclose);
             std::uint64_t end = 0;
             if (!part || ::fseeko(part.get(), -static_cast<off_t>(sizeof end), SEEK_END) != 0 ||
                 std::fread(&end, sizeof end, 1, part.get()) != 1 || end != digests[r])

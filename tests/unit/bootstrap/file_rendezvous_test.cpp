@@ -81,6 +81,19 @@ TEST_CASE("FileRendezvous: an exchange names all ranks that did not come in time
     CHECK(says(error_of([&] { (void)rendezvous.all_gather({}); }), "rank 1 left before all_gather-1"));
 }
 
+TEST_CASE("FileRendezvous: an exchange may have a limit of its own") {
+    const gradsync_test::TemporaryDirectory folder;
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        FileRendezvous rendezvous(folder.file("meeting"), 1, 2, {.timeout = 10s});
+        while (!over) std::this_thread::sleep_for(1ms);
+    });
+    FileRendezvous rendezvous(folder.file("meeting"), 0, 2, {.timeout = 1h});
+    CHECK(says(error_of([&] { (void)rendezvous.all_gather({}, 500ms); }), "rank 1 did not come to all_gather-0 within 0.5 s"));
+    over = true;
+    other.join();
+}
+
 TEST_CASE("FileRendezvous: the folder stays until all have said good-bye; whoever finds it gone says so at once") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");
@@ -180,11 +193,14 @@ TEST_CASE("FileRendezvous: a file that cannot be opened is not one that has not 
     CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "arrival.0: Too many levels of symbolic links"));
 }
 
-TEST_CASE("FileRendezvous: a pipe in the folder blocks no rank") {
+TEST_CASE("FileRendezvous: a pipe or a folder in the folder blocks no rank") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");
     REQUIRE(::mkdir(path.c_str(), 0700) == 0);
     REQUIRE(::mkfifo((path + "/arrival.0").c_str(), 0600) == 0);
+    CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "holds invalid data"));
+    std::filesystem::remove(path + "/arrival.0");
+    std::filesystem::create_directory(path + "/arrival.0");
     CHECK(says(error_of([&] { FileRendezvous(path, 1, 2, {.timeout = 500ms}); }), "holds invalid data"));
 }
 

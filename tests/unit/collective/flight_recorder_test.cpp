@@ -128,6 +128,15 @@ TEST_CASE("FlightRecorder writes no file for an empty name") {
     CHECK(::access(".7", F_OK) != 0);
 }
 
+TEST_CASE("FlightRecorder: a pipe that nobody reads holds up no rank") {
+    const gradsync_test::TemporaryDirectory folder;
+    REQUIRE(::mkfifo(folder.file("flights.7").c_str(), 0600) == 0);
+    ::setenv("GRADSYNC_FLIGHT_RECORDER", folder.file("flights").c_str(), 1);
+    const std::string said = gradsync_test::written_by([] { gs::collective::FlightRecorder(7).write(7); });
+    ::unsetenv("GRADSYNC_FLIGHT_RECORDER");
+    CHECK(said.find("flights.7: it is not a regular file; name a folder that you may write to") != std::string::npos);
+}
+
 TEST_CASE("FlightRecorder: a file that cannot be written is named") {
     ::setenv("GRADSYNC_FLIGHT_RECORDER", "/no/such/folder/flights", 1);
     const std::string said = gradsync_test::written_by([] { gs::collective::FlightRecorder(7).write(7); });

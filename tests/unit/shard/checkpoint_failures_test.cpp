@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -101,6 +102,23 @@ TEST_CASE("save_shards on a full disk throws on every rank, and leaves nothing b
     }
 }
 
+TEST_CASE("save_shards throws on every rank if a pipe stands where it would write, and waits for no reader") {
+    for (const char* const name : {"shard-1-1-of-2.gradsync", "manifest.gradsync.new"}) {
+        const TemporaryDirectory directory;
+        CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors(awkward_sizes, DType::f32);
+                  One sharded = make_one(comm, model, 0);
+                  save_shards(directory.path(), sharded, "good");
+                  if (comm.rank() == 0) ::mkfifo((directory.path() / name).c_str(), 0600);
+                  comm.barrier().wait();
+                  const Outcome outcome = outcome_of([&] { save_shards(directory.path(), sharded, "bad"); });
+                  finding.check(outcome.is(Errc::storage) && outcome.says("cannot be written: it is not a regular file; remove it"),
+                                "it says: " + outcome.text);
+                  finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
+              }) == "");
+    }
+}
+
 TEST_CASE("a directory that the ranks do not share is noticed, when they save and when they load") {
     const TemporaryDirectory directories[2];
     const auto seen = outcomes(2, [&](ThreadBackend comm) {
@@ -190,6 +208,18 @@ TEST_CASE("files that are torn, missing or of something else are refused on ever
     CHECK(says(refused([&](auto& d) { std::filesystem::remove(d / shard); }), "cannot be read: No such file"));
     CHECK(says(refused([&](auto& d) { std::filesystem::remove(d / "manifest.gradsync"); }), "manifest.gradsync cannot be read"));
     CHECK(says(refused([&](auto& d) { std::ofstream(d / "manifest.gradsync") << "something else, long enough"; }), "is not the manifest"));
+    for (const char* const name : {shard, "manifest.gradsync"}) {
+        const auto replaced = [&](auto&& by) {
+            return refused([&](auto& d) {
+                std::filesystem::remove(d / name);
+                by(d / name);
+            });
+        };
+        const std::string words = std::string(name) + " cannot be read: it is not a regular file; load another checkpoint";
+        CHECK(says(replaced([](const auto& path) { ::mkfifo(path.c_str(), 0600); }), words));
+        CHECK(says(replaced([](const auto& path) { std::filesystem::create_directory(path); }), words));
+        CHECK(says(replaced([](const auto& path) { std::filesystem::create_symlink("/dev/zero", path); }), words));
+    }
 
     // Of another model.
     const TemporaryDirectory directory;

@@ -66,7 +66,8 @@ public:
                                       std::chrono::nanoseconds limit) {
         const PendingCollective* open = &oldest;
         Late who = late(*open);
-        if (!who.certain && collective::Deadline::too_early(by, limit)) return;
+        const bool names_none = who.ranks.empty() && unheard == nullptr;
+        if (!who.certain && collective::Deadline::too_early(by, limit, names_none ? collective::Deadline::most_stages : 1)) return;
         // Several ranks may all wait for one of them, which only another one can name.
         if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
         if (!ask(who, open->number(), limit)) return;  // a rank that has not started this one may be waiting in an earlier one

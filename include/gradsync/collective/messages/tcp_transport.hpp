@@ -339,11 +339,12 @@ private:
     std::uint64_t over_ = 0;
 };
 
-/// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection cannot be made in time,
-/// every rank throws the same Error, which names the two ranks. Collective.
+/// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection cannot be made within
+/// half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks. The other half is for telling one another:
+/// a rank that has all its connections waits for those that miss one, and must not give up before they say which. Collective.
 [[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout,
                                                          const std::string& bind = {}) {
-    const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout, std::chrono::seconds(30));
+    const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout / 2, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     const auto fail = [&](const std::string& what, int peer) {
@@ -355,6 +356,7 @@ private:
     std::string problem;
     net::Reception reception = net::Reception::open(rendezvous, bind, problem);
     const List<net::Contact> contacts = bootstrap::exchange(rendezvous, reception.contact());
+    const auto begun = net::Clock::now();
     List<int> below, above;
     const auto has_no_descriptors = [&](int r) {
         fail(text("rank ", r, " has no file descriptors left for its connections; allow it more (ulimit -n)"), r);
@@ -377,7 +379,9 @@ private:
     for (int r = size; r-- > 0;)
         if (r != rank && !sockets[at(r)]) own.apart = r;
     if (own.apart >= 0) own.has_no_descriptors = !net::Socket::of_family(AF_INET) && (errno == EMFILE || errno == ENFILE);
-    const List<Finding> all = bootstrap::exchange(rendezvous, own);
+    using Tenths = std::chrono::duration<std::int64_t, std::deci>;
+    const auto spent = gradsync::detail::smaller<std::chrono::nanoseconds>(net::Clock::now() - begun, limit);
+    const List<Finding> all = bootstrap::exchange(rendezvous, own, timeout - std::chrono::floor<Tenths>(spent));
     for (int r = 0; r < size; ++r)
         if (all[at(r)].has_no_descriptors) has_no_descriptors(r);
     for (int r = 0; r < size; ++r)

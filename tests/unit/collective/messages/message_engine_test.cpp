@@ -359,6 +359,45 @@ TEST_CASE("messages: at the time limit a rank that started it and stopped is nam
     }
 }
 
+namespace {
+
+/// What ranks 0 and 1 contribute to each other's share is on its way for ever, so that rank 1 stops before its share is reduced.
+class LosesContributions : public LoopbackTransport {
+public:
+    using LoopbackTransport::LoopbackTransport;
+    Ticket send(int to, int stream, const void* data, std::size_t bytes, bool known) override {
+        return LoopbackTransport::send(to, rank() + to == 1 && bytes > 10'000 ? last_stream() : stream, data, bytes, known);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("messages: a rank that cannot tell who stopped leaves time to one that can, though that one's limit ends later") {
+    const auto network = std::make_shared<LoopbackNetwork>(3);
+    std::string errors[3];
+    std::atomic<int> given_up{0};
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank)
+        threads.emplace_back([&, rank] {
+            const auto own = engine(gs::Owner<mp::Transport>(new LosesContributions(network, rank)), rank == 0 ? 1500ms : 1000ms);
+            std::vector<float> values(100'000);
+            const std::uint64_t stuck = own->start(all_reduce(values.data(), values.size()));
+            const auto stop = std::chrono::steady_clock::now() + 500ms;
+            while (rank == 1 && given_up < 2) std::chrono::steady_clock::now() < stop ? own->progress() : std::this_thread::yield();
+            const GivesUp gives_up{given_up};
+            try {
+                own->wait(stuck);
+            } catch (const gs::Error& error) {
+                errors[rank] = error.what();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    for (const int rank : {0, 2}) {
+        INFO(errors[rank]);
+        CHECK(errors[rank].find("rank 1 started it, as all did, but did not go on") != std::string::npos);
+    }
+}
+
 TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped, and the others leave it time to say so") {
     for (const int victim : {0, 1, 2}) {
         CAPTURE(victim);
