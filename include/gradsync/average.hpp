@@ -102,7 +102,7 @@ void sum(const B& comm, First&& first, More&&... more) {
 
 /// The rank whose contents `broadcast` gives to the others.
 struct Root {
-    int rank = 0;
+    int rank = 0;  ///< its number
 };
 
 /// Replaces each tensor by the root's, and returns when all of them are complete. Use it for state without a gradient: the seed of a
