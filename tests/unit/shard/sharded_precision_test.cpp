@@ -18,8 +18,8 @@ using namespace gradsync_test;
 
 namespace {
 
-const std::vector<std::size_t> counts = {50, 3, 0, 700, 1000, 17};
-constexpr std::size_t elements = 1770;
+const std::vector<std::size_t> precise_counts = {50, 3, 0, 700, 1000, 17};
+constexpr std::size_t precise_elements = 1770;
 
 /// A backward of random gradients, which ends with `finish()`.
 template <class Sharded>
@@ -73,7 +73,7 @@ std::vector<Bytes> trained(int ranks, DType wire) {
     run_threads(
         ranks,
         [&](ThreadBackend comm) {
-            auto model = initial_tensors(counts, DType::f32);
+            auto model = initial_tensors(precise_counts, DType::f32);
             ShardedOptimizer<ThreadBackend, AdamW, Stage> sharded(
                 comm, model, AdamW{}, {.reducer = {.reduce_dtype = wire}, .parameters = ParameterStorage::in_buckets},
                 SizeCappedBuckets(2000));
@@ -97,11 +97,12 @@ TEST_CASE("PyTorch parity: sharded gradients travel in reduce_dtype, and add up 
                 CAPTURE(name_of(wire));
                 CAPTURE(ranks);
                 CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
-                          auto model = initial_tensors(counts, own);
+                          auto model = initial_tensors(precise_counts, own);
                           ShardedOptimizer<ThreadBackend, Sgd, Zero2> two(comm, model, Sgd{}, {.reducer = {.reduce_dtype = wire}},
                                                                           SizeCappedBuckets(500));
                           check_shards(two, model, wire, finding);
-                          const std::size_t sent = two.statistics().last.bytes, least = elements * (2 * size_of(wire) + size_of(own));
+                          const std::size_t sent = two.statistics().last.bytes,
+                                            least = precise_elements * (2 * size_of(wire) + size_of(own));
                           finding.check(ranks == 1 || (least <= sent && sent < least + 1500), "not the bytes of the wire's type");
                           ShardedParameters<ThreadBackend, Sgd> three(comm, model, Sgd{}, Units({0, 0, 1, 1, 2, 2}),
                                                                       {.reducer = {.reduce_dtype = wire}});
