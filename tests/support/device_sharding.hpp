@@ -139,7 +139,7 @@ private:
         if (!loads_.empty()) sharded.optimizer().set_steps(std::stoull(gradsync::load_shards(loads_, sharded)));
         std::vector<float> norms;
         for (std::size_t step = sharded.optimizer().steps(); step < (saves_.empty() ? 4 : 2); ++step) {
-            for (std::size_t i = 0; i < parameters; ++i) use(sharded, i, [](gradsync::BufferView) {});  // the forward
+            for (std::size_t i = 0; i < parameters; ++i) use(sharded, i, [](gradsync::ConstBufferView) {});  // the forward
             if (what_.accumulates) {
                 if (what_.stage == 1) {
                     const auto guard = sharded.no_sync();
@@ -173,7 +173,7 @@ private:
             all.insert(all.end(), floats, floats + piece.count);
         });
         for (std::size_t i = 0; i < parameters; ++i)
-            use(sharded, i, [&](gradsync::BufferView value) {
+            use(sharded, i, [&](gradsync::ConstBufferView value) {
                 const std::vector<float> values = read(world_, value);
                 all.insert(all.end(), values.begin(), values.end());
             });
@@ -196,7 +196,7 @@ private:
     void backward(Sharded& sharded, std::size_t step, std::size_t batch) {
         for (std::size_t i = parameters; i-- > 0;) {
             if (what_.skips && (i + step + static_cast<std::size_t>(world_.rank() % 2)) % 3 == 0) continue;
-            use(sharded, i, [&](gradsync::BufferView value) {
+            use(sharded, i, [&](gradsync::ConstBufferView value) {
                 std::vector<float> gradient = read(world_, value);
                 const std::size_t seed = step * 7 + static_cast<std::size_t>(world_.rank()) * 101 + i + batch * 31;
                 for (std::size_t k = 0; k < gradient.size(); ++k)
@@ -227,9 +227,9 @@ void check_that_sharding_keeps_no_host(gradsync::NcclBackend& comm, cudaStream_t
     }
     const auto check = [&](const char* what, auto& sharded, auto&& use) {
         const auto step = [&] {
-            for (std::size_t i = 0; i < views.size(); ++i) use(i, [](BufferView) {});
+            for (std::size_t i = 0; i < views.size(); ++i) use(i, [](ConstBufferView) {});
             for (std::size_t i = views.size(); i-- > 0;)
-                use(i, [&](BufferView value) {
+                use(i, [&](ConstBufferView value) {
                     detail::passes_of(comm).copy(value, sharded.acquire_gradient(i));
                     sharded.mark_ready(i);
                 });
@@ -243,7 +243,7 @@ void check_that_sharding_keeps_no_host(gradsync::NcclBackend& comm, cudaStream_t
             step();
             step();
         });
-        use(5, [&](BufferView value) {
+        use(5, [&](ConstBufferView value) {
             if (!(read(comm, value)[4000] < 1.0f)) throw std::logic_error(std::string(what) + ", and weights do not shrink");
         });
     };

@@ -241,7 +241,7 @@ private:
         if constexpr (is_reducer) return sync_.gradient_view(i);
         else return sync_.acquire_gradient(i);
     }
-    BufferView value(std::size_t i) {
+    gradsync::ConstBufferView value(std::size_t i) {
         if constexpr (is_reducer) return model_[i].value_view();
         else return sync_.parameter_value(i);
     }
