@@ -81,6 +81,7 @@ public:
             if (deferred_) engine_->settle();
             else reduce();
             ++micro_batches_;
+            take_traces();
         });
     }
 
@@ -102,7 +103,7 @@ public:
         check_averaged("gradient_norm");
         refuse_in_backward("gradient_norm");
         return guard([&] {
-            if (std::exchange(deferred_, false)) reduce();
+            if (std::exchange(deferred_, false)) reduce(), take_traces();
             return engine_->gradient_norm() / divisor();
         });
     }
@@ -118,12 +119,17 @@ public:
 
     /// Calls `use(parameter, array, first element, view)` for each slice and each array of this rank's state. Array 0 holds the master
     /// weights, array 1 + k the optimizer's k-th array. You may read the views. You may write them after `flush()`; then call `publish()`
-    /// (collective). Local.
+    /// (collective), at the latest before the next backward. Local.
     template <class Use>
     void for_each_shard(Use&& use) {
         adopt_written();
         for (const ShardSlice& slice : state_.slices())
-            for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, a, slice.first, state_.array(slice, a));
+            for (std::size_t a = 0; a < state_.array_count(); ++a) {
+                const BufferView view = state_.array(slice, a);
+                const std::uint64_t before = trace_of(view, looks_at_all());
+                use(slice.parameter, a, slice.first, view);
+                unpublished_ = unpublished_ || (a == 0 && trace_of(view, looks_at_all()) != before);
+            }
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices `use(slice, gradient_scale)`,
@@ -134,6 +140,7 @@ public:
         check_usable("for_each_gradient");
         if (micro_batches_ == 0 || deferred_ || steps_in_backward())
             refuse("for_each_gradient", "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
+        check_traces("for_each_gradient");
         adopt_written();
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
         for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, 1, visitor);
@@ -253,10 +260,11 @@ protected:
     bool counts_micro_batches() const noexcept {
         return engine_options_.micro_batches != 0 && engine_options_.gradients == GradientStorage::pooled;
     }
-    /// Refuses another micro-batch of a step that takes none after this `finish()`.
+    /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that is computed with old weights.
     void check_open(const char* operation) const {
-        if (micro_batches_ == 0) return;
+        if (micro_batches_ == 0 && !unpublished_) return;
         check_usable(operation);
+        if (unpublished_) refuse(operation, "for_each_shard() has written master weights; call publish() on all ranks before the forward");
         if (engine_options_.gradients != GradientStorage::pooled || steps_in_backward())
             refuse(operation, "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
         if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
@@ -269,7 +277,27 @@ protected:
         if (const std::size_t due = engine_->deal().rounds(); counts_micro_batches() && micro_batches_ != due)
             refuse(operation,
                    text("only ", micro_batches_, " of this step's ", due, " micro-batches were averaged; call finish() after each"));
+        check_traces(operation);
     }
+    /// What must not be written between `finish()` and `step()`: gradients, then (with StepInBackward) weights.
+    ConstBufferView traced(std::size_t k) const {
+        return k < parameters_.size() ? engine_->gradient_view(k) : ConstBufferView(self().parameter_value(k - parameters_.size()));
+    }
+    void take_traces() {
+        for (std::size_t k = 0; k < traces_.size(); ++k) traces_[k] = trace_of(traced(k), looks_at_all());
+    }
+    /// Refuses what was written since `finish()`: whether it counts would depend on the layout.
+    void check_traces(const char* operation) const {
+        for (std::size_t k = 0, n = parameters_.size(); k < traces_.size(); ++k)
+            if (const ParameterView& p = parameters_[k % n]; p.requires_grad && trace_of(traced(k), (traces_[k] & 1) != 0) != traces_[k])
+                refuse(operation,
+                       text(k < n ? "the gradient of '" : "the weights of '", p.name,
+                            k < n ? "' was written or asked for after finish(); pass step() a factor, or write it before its mark"
+                                  : "' were written after the backward has stepped them; write them after step()"),
+                       p.name);
+    }
+    /// Is a write to one element to be noticed, or only one to all of them?
+    bool looks_at_all() const noexcept { return statistics_.steps == 0 || engine_->options().check_writes; }
     /// The shards hold this many times the gradients that the step uses.
     double divisor() const noexcept {
         return engine_options_.averaging == Averaging::sum || counts_micro_batches() ? 1 : static_cast<double>(micro_batches_);
@@ -307,6 +335,7 @@ protected:
         guard([&] {
             if (!inside_.take_begun()) adopt_written(), optimizer_.begin_step();
             gather();
+            unpublished_ = false;
             micro_batches_ = 0;
             engine_->end_round(true);
             take_times();
@@ -344,6 +373,7 @@ protected:
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
+    const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
     void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, parameters_.size(), operation); }
 
     List<ParameterView> parameters_;
@@ -359,8 +389,10 @@ protected:
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<GradientEngine<B>> engine_;
     DeferredGather<B> gathers_;
+    bool unpublished_ = false;       ///< master weights were written since they were distributed
     bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
     std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
+    List<std::uint64_t> traces_ = List<std::uint64_t>((Derived::in_backward ? 2 : 1) * parameters_.size());  ///< of `traced`, at `finish()`
     StepStatistics step_;
     Statistics statistics_;
 };

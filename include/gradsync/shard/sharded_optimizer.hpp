@@ -183,7 +183,8 @@ public:
 
     /// Steps this rank's shards with the gradients times `gradient_scale`, then gives all ranks the new weights. Parameters that no rank
     /// used (UnusedParameters::find_unused) do not change. Weights that you have written count. Call it after `finish()`. Throws
-    /// Error(invalid_argument) if the scale is not finite. Collective.
+    /// Error(invalid_argument) if the scale is not finite, or if gradients in host memory were written since `finish()`: one element in the
+    /// first step and with `check_writes`, later all of a gradient. Collective.
     void step(double gradient_scale = 1) {
         if (gradient_scale != 1 && Base::steps_in_backward())
             refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
@@ -331,6 +332,7 @@ private:
         if (shared()) backend_.barrier().wait();  // no rank reads them any more
         for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
         flush();
+        Base::unpublished_ = false;
     }
 
     /// Allocates values and state for the current plan. Collective.

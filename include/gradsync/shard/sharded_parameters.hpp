@@ -286,6 +286,7 @@ private:
             wait(unit);
         }
         for (const std::size_t next : order_.end_step()) prefetch(next);
+        Base::unpublished_ = false;
     }
 
     ShardedParametersOptions options_;
