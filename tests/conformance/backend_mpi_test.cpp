@@ -103,7 +103,7 @@ std::vector<float> trained_sharded(Backend comm, Make&& make, Use&& use) {
     auto sharded = make(comm, views);
     sharded->broadcast_parameters();
     const auto value = [&](std::size_t i) {
-        const gradsync::BufferView view = sharded->parameter_value(i);
+        const gradsync::ConstBufferView view = sharded->parameter_value(i);
         return std::span(static_cast<const float*>(view.data), view.count);
     };
     for (std::size_t step = 0; step < 10; ++step) {

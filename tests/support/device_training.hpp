@@ -54,7 +54,7 @@ void write(B& comm, gradsync::BufferView to, const std::vector<float>& values) {
     gradsync::detail::passes_of(comm).write(Numbers<B>::bytes_of(values, to.dtype).data(), to);
 }
 template <gradsync::Backend B>
-std::vector<float> read(B& comm, gradsync::BufferView from) {
+std::vector<float> read(B& comm, gradsync::ConstBufferView from) {
     std::vector<float> values(from.count);
     gradsync::detail::read_as(comm, from, gradsync::buffer(values));
     return values;

@@ -53,7 +53,7 @@ public:
     virtual void publish() = 0;
 
     virtual gradsync::BufferView gradient(std::size_t i) = 0;
-    virtual gradsync::BufferView value(std::size_t i) = 0;  ///< of a sharded face
+    virtual gradsync::ConstBufferView value(std::size_t i) = 0;  ///< of a sharded face
     virtual bool was_used(std::size_t i) = 0;
     virtual bool was_skipped() = 0;  ///< the last step, as its gradients were not finite
     virtual const gradsync::BucketPlan& plan() = 0;
@@ -155,7 +155,7 @@ public:
         if constexpr (is_reducer) return sync_.gradient_view(i);
         else return sync_.acquire_gradient(i);
     }
-    BufferView value([[maybe_unused]] std::size_t i) override {
+    gradsync::ConstBufferView value([[maybe_unused]] std::size_t i) override {
         if constexpr (!is_reducer) return sync_.parameter_value(i);
         else missing();
     }

@@ -190,7 +190,7 @@ private:
         kernels_.run([=] { write(to, constant_bytes(to.dtype, to.count, x)); });
     }
     BufferView gradient(std::size_t i) { return sync_.gradient(i); }
-    BufferView value(std::size_t i) { return has_.is_reducer ? model_[i].value_view() : sync_.value(i); }
+    gradsync::ConstBufferView value(std::size_t i) { return has_.is_reducer ? model_[i].value_view() : sync_.value(i); }
 
     void end_step(int s) {
         double scale = 1;

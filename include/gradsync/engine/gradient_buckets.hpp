@@ -45,8 +45,7 @@ public:
                     sums_apart_.push_back(typed_view(nullptr, infos_[i].count, accumulator_of(infos_[i].dtype)));
             apart_bytes_ = allocate_lines(backend, sums_apart_, apart_memory_);
         }
-        prepare_sums();
-        prepare_marks();
+        prepare();
     }
 
     const List<ParameterView>& parameters() const noexcept { return parameters_; }
@@ -135,7 +134,9 @@ public:
         if (pooled() && dealt_.now().size() > 1) return shards_.part(k, b);
         return halves_ ? shard_of(sum(b, k), size_, rank_) : sum(b, k);
     }
-    bool halves() const noexcept { return halves_; }  ///< Does the exchange end with this rank's shards?
+    bool halves() const noexcept { return halves_; }      ///< Does the exchange end with this rank's shards?
+    bool consumed() const noexcept { return consumed_; }  ///< Does the exchange leave no results?
+    void set_value(std::size_t i, BufferView value) noexcept { parameters_[i].value = value; }  ///< to be compared
 
     /// Must gradient i be copied into its bucket?
     bool is_copied(std::size_t i) const noexcept { return marks_[i].copied; }
@@ -214,8 +215,7 @@ public:
                 passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
         storage_ = std::move(storage);
         allocate_shards(backend);
-        prepare_sums();
-        prepare_marks();
+        prepare();
         return true;
     }
 
@@ -255,7 +255,8 @@ private:
         if constexpr (B::memory_space == MemorySpace::host) storage_.detach(b, all);
         for (const std::size_t i : all) marks_[i] = mark_of(i), deposit(i);
     }
-    [[gnu::cold]] void prepare_marks() {
+    [[gnu::cold]] void prepare() {
+        sums_.set_stride(sums_.apart() ? apart_bytes_ / sums_.places() : storage_.image_bytes());
         marks_.resize(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) marks_[i] = mark_of(i);
     }
@@ -286,7 +287,6 @@ private:
     [[gnu::cold]] void allocate_shards(B& backend) {
         if (pooled() && !consumed_) shards_.allocate(backend, storage_, plan_.size(), dealt_);
     }
-    void prepare_sums() noexcept { sums_.set_stride(sums_.apart() ? apart_bytes_ / sums_.places() : storage_.image_bytes()); }
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 

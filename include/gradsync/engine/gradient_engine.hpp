@@ -56,9 +56,7 @@ public:
         List<BufferView> values(gradients_.parameters().size());
         for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) {
             const ParameterView& p = gradients_.parameter(i);
-            if (p.value.data == nullptr && p.gradient.count != 0)
-                refuse("broadcast_parameters",
-                       text("parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"), p.name);
+            Guard<B>::check_value(p);
             values[i] = p.value;
         }
         this->broadcast_buffers(values, root);
@@ -203,10 +201,10 @@ public:
     bool compares_weights() const noexcept { return step_.compares_weights(); }
     void compare_groups(HostOf<B> replicas) { step_.weights().compare_groups(std::move(replicas)); }
     void give_weights(auto&& value_of) { step_.give_weights(value_of); }  ///< see Step, also for `launch_before_wait`
+    void set_value(std::size_t i, BufferView value) noexcept { gradients_.set_value(i, value); }
     bool launch_before_wait() { return step_.launch_before_wait(readiness_); }
     const Deal& deal() const noexcept { return gradients_.dealt().deal(); }
-    /// See GradientBuckets::end_round.
-    void end_round(bool ends_step) { gradients_.end_round(ends_step); }
+    void end_round(bool ends_step) { gradients_.end_round(ends_step); }  ///< see GradientBuckets
     /// Did any rank use parameter i in the last step, or in the micro-batches that were added up to shards? Always true without
     /// UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {

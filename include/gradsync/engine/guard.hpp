@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "../core/parameter.hpp"
 #include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -96,6 +97,15 @@ protected:
     }
     void check_root(int root, const char* operation) const {
         if (root < 0 || root >= backend_.size()) refuse(operation, text("there is no rank ", root, " among ", backend_.size()));
+    }
+
+    /// Refuses to broadcast weights that have no memory.
+    void check_value(const ParameterView& p) const {
+        if (p.value.data != nullptr || p.gradient.count == 0) return;
+        refuse("broadcast_parameters",
+               text(p.requires_grad ? "" : "frozen ", "parameter '", p.name,
+                    "' has no value; give one in its ParameterView or parameter_traits"),
+               p.name);
     }
 
     void check_limit(double limit, const char* operation) const {

@@ -116,6 +116,7 @@ struct ReducerOptions {
     /// `finish()`, so there is no overlap; the bits are the same. Each rank decides for itself; `GRADSYNC_CHECKS=1` in the environment
     /// turns it on everywhere. It sees writes to gradients in host memory up to the call of `finish()`. It does not see micro-batches under
     /// `no_sync()`, gradients with fewer marks than `uses`, and pooled buckets that leave early to make room. Device memory is refused.
+    /// Sharded classes notice every write between `finish()` and `step()`, too.
     /// Ranks with several Reducers must finish them in the same order.
     bool check_writes = false;
     /// Receives events, for a trace (observe/timeline.hpp) or a profiler; must outlive the Reducer. Each rank has its own, or none.

@@ -199,6 +199,7 @@ public:
         const bool travels = !is_single_rank();
         const Time first = watch_.now();
         Time last = first;
+        compare_weights(b == 0 && gradients_.consumed());  // no rank steps weights in its backward before all have launched
         typename LaunchGroups<B>::Launch group(groups_, backend_);
         for (; next(b); ++b) {
             times_[b].launch = last;
@@ -217,15 +218,15 @@ public:
             started_.store(b + 1, std::memory_order_release);
         }
         // Here, not in `finish()`: ranks may finish two Reducers of different communicators in different orders.
-        if (b == times_.size() && compares_weights()) weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
+        compare_weights(b == times_.size() && !gradients_.consumed());
         if (in_hook) watch_.add(first, last);
     }
-    /// The comparison of the weights. It starts with the last bucket of a step.
     WeightComparison<HostOf<B>>& weights() noexcept { return weights_; }
-
-    /// Does this step compare weights?
-    bool compares_weights() const noexcept { return !is_single_rank() && is_due(options_.compare_weights_every); }
-
+    /// Do the ranks compare their weights in this step?
+    bool compares_weights() const noexcept {
+        const std::size_t every = options_.compare_weights_every;
+        return !is_single_rank() && every != gradsync::never && (steps_ == 0 || (every != 0 && steps_ % every == 0));
+    }
     /// If this step compares weights: those that parameters have no address of are `value_of(i)`. See WeightComparison::give.
     template <class ValueOf>
     void give_weights(ValueOf&& value_of) {
@@ -336,11 +337,6 @@ private:
     /// a group has 32), and they need this rank's gathers to get there.
     static constexpr std::size_t most_ahead = 96;
 
-    /// Do the ranks compare their weights in this step?
-    bool is_due(std::size_t every) const noexcept {
-        return every != gradsync::never && (steps_ == 0 || (every != 0 && steps_ % every == 0));
-    }
-
     struct Times {
         Time launch, end;
     };
@@ -350,6 +346,9 @@ private:
         times_[b].end = is_single_rank() ? watch_.now() : watch_.arrive(Activity::collective, b);
         gradients_.land(b);
         completed_.store(b + 1, std::memory_order_release);
+    }
+    void compare_weights(bool now) {
+        if (now && compares_weights()) weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
     }
     std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + exchange_->progress_time(); }
 

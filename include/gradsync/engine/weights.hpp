@@ -34,6 +34,20 @@ inline std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::ui
     return all;
 }
 
+/// A number that changes when host memory is written, taken away or given; its last bit is `whole`. With `whole` it reads all of the memory,
+/// otherwise 8 bytes in the middle, which change if all elements are scaled or replaced.
+inline std::uint64_t trace_of(const ConstBufferView& view, bool whole) noexcept {
+    std::uint64_t word = 0;
+    if (view.data != nullptr && view.space == MemorySpace::host) {
+        const auto* const data = static_cast<const std::byte*>(view.data);
+        const std::size_t size = smaller(sizeof word, view.bytes());
+        if (whole) word = digest_of(data, view.bytes(), 0);
+        else std::memcpy(&word, data + (view.bytes() - size) / 2, size);
+        ++word;
+    }
+    return split_mix(word) << 1 | std::uint64_t{whole};
+}
+
 /// Checksums of gradients at their marks: see ReducerOptions::check_writes. Different gradients may be used concurrently.
 class WrittenGradients {
 public:

@@ -382,7 +382,7 @@ private:
     void place(std::size_t k, bool here) {
         for (const std::size_t i : members_[k]) {
             if (here && tensors_[i].storage().data() != nullptr) Base::trained_.check_place(i, nullptr);
-            detail::move_storage(tensors_[i], {here ? Sharded::parameter_value(i).data : nullptr, at::kCPU});
+            detail::move_storage(tensors_[i], {here ? const_cast<void*>(Sharded::parameter_value(i).data) : nullptr, at::kCPU});
         }
     }
 

@@ -5,6 +5,7 @@
 #include "../core/flat_optimizer.hpp"
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
+#include "../engine/weights.hpp"
 #include "../kernel/passes.hpp"
 #include "rounding.hpp"
 
@@ -73,7 +74,8 @@ struct SliceVisitor {
 };
 
 /// The training state of one rank: the master weights and the optimizer's arrays for its shard of each bucket, in f32 (f64 for f64). Array
-/// 0 is the master weights, array 1 + k the optimizer's k-th array.
+/// 0 is the master weights, array 1 + k the optimizer's k-th array. Weights of the trainer whose type allows it are the master weights
+/// themselves, so what the trainer writes there is stepped; others are copied to the master weights when they were written: see `adopt`.
 template <Backend B>
 class ShardState {
 public:
@@ -81,11 +83,15 @@ public:
 
     ShardState() = default;
 
-    /// `values[b]`: the values of bucket b; without memory if they do not stay. This rank's part of them doubles as master weights if its
-    /// type allows that.
+    /// `values[b]`: the values of bucket b; without memory if they do not stay. `weights`: by parameter, where the trainer has them; none
+    /// if it has copies only.
     ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
-               std::span<const BufferView> values, std::size_t state_count)
-        : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())), arrays_(1 + state_count), buckets_(plan.size()) {
+               std::span<const BufferView> values, List<BufferView> weights, std::size_t state_count)
+        : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())),
+          arrays_(1 + state_count),
+          weights_(std::move(weights)),
+          rounded_(slices_.size()),
+          buckets_(plan.size()) {
         const auto own_master = [&](std::size_t b) { return values[b].data != nullptr && !is_low_precision(values[b].dtype); };
         const auto array_bytes = [&](std::size_t b) {
             const std::size_t largest = shard_range(layout.counts[b], backend.size(), 0).size();
@@ -126,8 +132,11 @@ public:
     BufferView array(std::size_t b, std::size_t a) const noexcept { return buckets_[b][a]; }
     /// The part of array a that belongs to `slice`.
     BufferView array(const ShardSlice& slice, std::size_t a) const noexcept {
+        if (a == 0 && is_master(slice.parameter)) return weights_[slice.parameter].subview(slice.first, slice.count);
         return buckets_[slice.bucket][a].subview(slice.offset, slice.count);
     }
+    /// Are the trainer's weights of parameter i the master weights?
+    bool is_master(std::size_t i) const noexcept { return !weights_.empty() && !is_low_precision(weights_[i].dtype); }
 
     /// The optimizer steps this rank's shard of bucket b, except parameters i with `used(i)` false.
     template <class O, class Used>
@@ -152,48 +161,73 @@ public:
     /// the optimizer rounds weights, parameters i with `used(i)` false are left out.
     template <class Passes, class O, class Used>
     void round(const Passes& passes, std::size_t b, std::size_t first, BufferView values, O& optimizer, Used&& used) const {
-        const BufferView master = array(b, 0).subview(first, values.count);
-        if constexpr (requires(const RoundingSlice& slice) { optimizer.round(slice); }) {
-            if (is_low_precision(values.dtype)) {
-                for (const ShardSlice& whole : slices(b))
-                    if (const ShardSlice slice = part_of(whole, first, values.count); slice.count != 0 && used(slice.parameter))
-                        optimizer.round(
-                            RoundingSlice{.parameter = slice.parameter,
-                                          .first = slice.first,
-                                          .master = {static_cast<const float*>(master.data) + (slice.offset - first), slice.count},
-                                          .rounded = values.subview(slice.offset - first, slice.count)});
-                return;
+        constexpr bool rounds = requires(const RoundingSlice& slice) { optimizer.round(slice); };
+        const bool low = is_low_precision(values.dtype);
+        if (low ? !rounds : weights_.empty()) return passes.copy(array(b, 0).subview(first, values.count), values);
+        for (const ShardSlice& whole : slices(b)) {
+            const ShardSlice slice = part_of(whole, first, values.count);
+            if (slice.count == 0 || (low && !used(slice.parameter))) continue;
+            const BufferView master = array(slice, 0), rounded = values.subview(slice.offset - first, slice.count);
+            if constexpr (rounds) {
+                const std::span from(static_cast<const float*>(master.data), low ? slice.count : 0);
+                if (low)
+                    optimizer.round(RoundingSlice{.parameter = slice.parameter, .first = slice.first, .master = from, .rounded = rounded});
             }
+            if (!low) passes.copy(master, rounded);
         }
-        passes.copy(master, values);
     }
 
-    /// Takes the weights of this rank's shard of bucket b, which may have been written. Master weights that round to their weights stay, with
-    /// the bits that rounding drops; an optimizer's `round` rounds as in its present state.
+    /// Records the weights of this rank's shard of bucket b as they were rounded. `values`: the shard.
+    void note_rounded(std::size_t b, BufferView values) noexcept {
+        if (!has_masters(values)) return;
+        for (const ShardSlice& slice : slices(b)) was_written(slice, values.subview(slice.offset, slice.count));
+    }
+
+    /// Takes the trainer's weights of this rank's shard of bucket b, if they were written since they were rounded. Master weights that
+    /// round to their weights stay, with the bits that rounding drops; an optimizer's `round` rounds as in its present state. `values`: the
+    /// shard, which gets the weights, too.
     template <class Passes, class O>
-    void adopt(const Passes& passes, std::size_t b, BufferView values, O& optimizer) const {
-        if (array(b, 0).data == values.data) return;
-        // On devices each block costs three copies that the host waits for.
-        const std::size_t block = smaller(values.count, std::size_t{1} << (B::memory_space == MemorySpace::host ? 12 : 20)),
-                          width = size_of(values.dtype);
-        List<float> masters(block), wide(block);
-        List<std::byte> weights(block * width), rounded(block * width);
-        for (std::size_t n, first = 0; first < values.count; first += n) {
-            n = smaller(block, values.count - first);
-            const BufferView now = typed_view(weights.data(), n, values.dtype), before = typed_view(rounded.data(), n, values.dtype);
-            passes.read(values.subview(first, n), weights.data());
-            passes.read(array(b, 0).subview(first, n), masters.data());
-            if constexpr (B::memory_space == MemorySpace::host)
-                round(passes, b, first, before, optimizer, [](std::size_t) { return true; });
-            else kernel::copy(typed_view(masters.data(), n, DType::f32), before);
-            kernel::copy(now, typed_view(wide.data(), n, DType::f32));
-            for (std::size_t k = 0; k < n; ++k)
-                if (std::memcmp(&weights[k * width], &rounded[k * width], width) != 0) masters[k] = wide[k];
-            passes.write(masters.data(), array(b, 0).subview(first, n));
+    void adopt(const Passes& passes, std::size_t b, BufferView values, O& optimizer) {
+        if (!has_masters(values)) return;
+        for (const ShardSlice& slice : slices(b)) {
+            const BufferView own = weights_[slice.parameter].subview(slice.first, slice.count);
+            if (!was_written(slice, own)) continue;
+            adopt_slice(passes, slice, own, optimizer);
+            passes.copy(own, values.subview(slice.offset, slice.count));
         }
     }
 
 private:
+    /// Has the trainer these weights, and do they have master weights beside them?
+    bool has_masters(BufferView values) const noexcept { return !weights_.empty() && is_low_precision(values.dtype); }
+    /// May the weights of a slice differ from those at the last call? In device memory that is not known.
+    bool was_written(const ShardSlice& slice, BufferView weights) noexcept {
+        if (B::memory_space != MemorySpace::host) return true;
+        const std::uint64_t now = digest_of(static_cast<const std::byte*>(weights.data), weights.bytes(), 0);
+        return std::exchange(rounded_[static_cast<std::size_t>(&slice - slices_.data())], now) != now;
+    }
+    template <class Passes, class O>
+    [[gnu::cold, gnu::noinline]] void adopt_slice(const Passes& passes, const ShardSlice& slice, BufferView own, O& optimizer) const {
+        // On devices each block costs three copies that the host waits for.
+        const std::size_t block = smaller(own.count, std::size_t{1} << (B::memory_space == MemorySpace::host ? 12 : 20)),
+                          width = size_of(own.dtype);
+        List<float> masters(block), wide(block);
+        List<std::byte> weights(block * width), rounded(block * width);
+        for (std::size_t n, first = 0; first < own.count; first += n) {
+            n = smaller(block, own.count - first);
+            const BufferView now = typed_view(weights.data(), n, own.dtype), before = typed_view(rounded.data(), n, own.dtype);
+            passes.read(own.subview(first, n), weights.data());
+            passes.read(array(slice, 0).subview(first, n), masters.data());
+            if constexpr (B::memory_space == MemorySpace::host)
+                round(passes, slice.bucket, slice.offset + first, before, optimizer, [](std::size_t) { return true; });
+            else kernel::copy(typed_view(masters.data(), n, DType::f32), before);
+            kernel::copy(now, typed_view(wide.data(), n, DType::f32));
+            for (std::size_t k = 0; k < n; ++k)
+                if (std::memcmp(&weights[k * width], &rounded[k * width], width) != 0) masters[k] = wide[k];
+            passes.write(masters.data(), array(slice, 0).subview(first, n));
+        }
+    }
+
     /// Enqueues the step of a shard in device memory on a stream.
     template <class Stream, class O, class Used>
     void step_on(Stream stream, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
@@ -247,6 +281,8 @@ private:
     List<ShardSlice> slices_;  ///< of this rank, in the order of the buckets
     List<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
+    List<BufferView> weights_;     ///< by parameter: the trainer's; empty if it has copies only
+    List<std::uint64_t> rounded_;  ///< by slice: digest of weights that have master weights beside them, as they were rounded
     List<List<BufferView>> buckets_;
     decltype(std::declval<PassesOf<B>>().allocate(std::size_t{})) memory_;
     std::size_t state_bytes_ = 0, master_bytes_ = 0;

@@ -6,7 +6,6 @@
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
 #include "../engine/gradient_engine.hpp"
-#include "../overlap/no_overlap.hpp"
 #include "step_inside.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -22,7 +21,6 @@ class ShardedBase : public Guard<B> {
     static_assert(require_scattering_exchange<Exchange, B>());
 
 protected:
-    using Engine = GradientEngine<B>;
     using Guard<B>::backend_, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::failed, Guard<B>::guard, Guard<B>::refuse;
 
 public:
@@ -82,6 +80,7 @@ public:
             if (deferred_) engine_->settle();
             else reduce();
             ++micro_batches_;
+            take_traces();
         });
     }
 
@@ -103,7 +102,7 @@ public:
         check_averaged("gradient_norm");
         refuse_in_backward("gradient_norm");
         return guard([&] {
-            if (std::exchange(deferred_, false)) reduce();
+            if (std::exchange(deferred_, false)) reduce(), take_traces();
             return engine_->gradient_norm() / divisor();
         });
     }
@@ -120,11 +119,17 @@ public:
 
     /// Calls `use(parameter, array, first element, view)` for each slice and each array of this rank's state. Array 0 holds the master
     /// weights, array 1 + k the optimizer's k-th array. You may read the views. You may write them after `flush()`; then call `publish()`
-    /// (collective). Local.
+    /// (collective), at the latest before the next backward. Local.
     template <class Use>
     void for_each_shard(Use&& use) {
+        adopt_written();
         for (const ShardSlice& slice : state_.slices())
-            for (std::size_t a = 0; a < state_.array_count(); ++a) use(slice.parameter, a, slice.first, state_.array(slice, a));
+            for (std::size_t a = 0; a < state_.array_count(); ++a) {
+                const BufferView view = state_.array(slice, a);
+                const std::uint64_t before = trace_of(view, looks_at_all());
+                use(slice.parameter, a, slice.first, view);
+                unpublished_ = unpublished_ || (a == 0 && trace_of(view, looks_at_all()) != before);
+            }
     }
     std::size_t array_count() const noexcept { return state_.array_count(); }  ///< Returns 1 + the number of the optimizer's arrays.
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices `use(slice, gradient_scale)`,
@@ -135,6 +140,8 @@ public:
         check_usable("for_each_gradient");
         if (micro_batches_ == 0 || deferred_ || steps_in_backward())
             refuse("for_each_gradient", "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
+        check_traces("for_each_gradient");
+        adopt_written();
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
         for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, 1, visitor);
     }
@@ -154,7 +161,6 @@ public:
         check_root(root, "collect_state");
         with_settled_state("collect_state", [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
     }
-
     /// `collect_state` for all ranks at once: calls `sink` with every piece on each rank. Collective.
     template <class Sink>
     void collect_everywhere(Sink&& sink) {
@@ -211,7 +217,7 @@ protected:
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
-        auto made = std::make_unique<Engine>(backend_, "this object", std::move(views), engine_options_, policies());
+        auto made = std::make_unique<GradientEngine<B>>(backend_, "this object", std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
@@ -222,29 +228,21 @@ protected:
         });
     }
 
-    /// Allocates the state of the current plan, after its values. Collective.
-    void make_state() {
-        state_ = ShardState<B>(backend_, plan(), engine_->layout(), engine_->infos(), values_.buckets(), optimizer_.state_count());
+    /// Allocates the state of the current plan, after its values. `weights`: see ShardState. Collective.
+    void make_state(List<BufferView> weights = {}) {
+        state_ = ShardState<B>(backend_, plan(), engine_->layout(), engine_->infos(), values_.buckets(), std::move(weights),
+                               optimizer_.state_count());
         gathers_.resize(plan().size());
-        if constexpr (Derived::steps_inside)
-            inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
-        if constexpr (Derived::in_backward) {
-            if (!can_step_inside()) return;
-            if (!inside_.possible())
-                refuse(Derived::name,
-                       "with StepInBackward all weights lie in memory that the ranks share; use ParameterStorage::in_buckets");
-            inside_.enable_in_backward();
-        }
     }
 
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept { return shard_of(values_.bucket(b), backend_.size(), backend_.rank()); }
-
     /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights, it does so only for
     /// parameters i with `used(i)` true; the others keep theirs.
     template <class Used>
     void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
         state_.round(passes_of(backend_), b, 0, own_values(b), optimizer_, used);
+        state_.note_rounded(b, own_values(b));
         gathers_.start(b, values_.bucket(b), tag);
         if (backend_.size() == 1) return;
         step_.bytes += values_.bucket(b).bytes();
@@ -256,19 +254,17 @@ protected:
         check_usable("broadcast_parameters");
         check_root(root, "broadcast_parameters");
         for (const ParameterView& p : parameters_)
-            if (!p.requires_grad && p.value.data == nullptr && p.gradient.count != 0)
-                refuse("broadcast_parameters",
-                       text("frozen parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"), p.name);
+            if (!p.requires_grad) Guard<B>::check_value(p);
     }
-
     /// Are gradients sharded, and the micro-batches of a step counted?
     bool counts_micro_batches() const noexcept {
         return engine_options_.micro_batches != 0 && engine_options_.gradients == GradientStorage::pooled;
     }
-    /// Refuses another micro-batch of a step that takes none after this `finish()`.
+    /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that is computed with old weights.
     void check_open(const char* operation) const {
-        if (micro_batches_ == 0) return;
+        if (micro_batches_ == 0 && !unpublished_) return;
         check_usable(operation);
+        if (unpublished_) refuse(operation, "for_each_shard() has written master weights; call publish() on all ranks before the forward");
         if (engine_options_.gradients != GradientStorage::pooled || steps_in_backward())
             refuse(operation, "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
         if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
@@ -281,22 +277,37 @@ protected:
         if (const std::size_t due = engine_->deal().rounds(); counts_micro_batches() && micro_batches_ != due)
             refuse(operation,
                    text("only ", micro_batches_, " of this step's ", due, " micro-batches were averaged; call finish() after each"));
+        check_traces(operation);
     }
+    /// What must not be written between `finish()` and `step()`: gradients, then (with StepInBackward) weights.
+    ConstBufferView traced(std::size_t k) const {
+        return k < parameters_.size() ? engine_->gradient_view(k) : ConstBufferView(self().parameter_value(k - parameters_.size()));
+    }
+    void take_traces() {
+        for (std::size_t k = 0; k < traces_.size(); ++k) traces_[k] = trace_of(traced(k), looks_at_all());
+    }
+    /// Refuses what was written since `finish()`: whether it counts would depend on the layout.
+    void check_traces(const char* operation) const {
+        for (std::size_t k = 0, n = parameters_.size(); k < traces_.size(); ++k)
+            if (const ParameterView& p = parameters_[k % n]; p.requires_grad && trace_of(traced(k), (traces_[k] & 1) != 0) != traces_[k])
+                refuse(operation,
+                       text(k < n ? "the gradient of '" : "the weights of '", p.name,
+                            k < n ? "' was written or asked for after finish(); pass step() a factor, or write it before its mark"
+                                  : "' were written after the backward has stepped them; write them after step()"),
+                       p.name);
+    }
+    /// Is a write to one element to be noticed, or only one to all of them?
+    bool looks_at_all() const noexcept { return statistics_.steps == 0 || engine_->options().check_writes; }
     /// The shards hold this many times the gradients that the step uses.
     double divisor() const noexcept {
         return engine_options_.averaging == Averaging::sum || counts_micro_batches() ? 1 : static_cast<double>(micro_batches_);
     }
-
-    /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be stepped.
-    bool step_inside(double gradient_scale) {
-        if (!steps_in_backward()) {
-            if (!std::exchange(deferred_, false)) return false;
-            inside_.run(gradient_scale / divisor(), [&] { reduce(); });
-        }
-        for (const BufferView& values : values_.buckets()) step_.bytes += values.bytes();
-        return true;
+    /// Takes weights that the trainer has written since they were rounded. In device memory only `adopt_values()` does so.
+    void adopt_written() {
+        const bool may = B::memory_space == MemorySpace::host && !failed() && !inside_.begun();
+        for (std::size_t b = 0; may && b < plan().size(); ++b)
+            if (!gathers_.pending(b)) state_.adopt(passes_of(backend_), b, own_values(b), optimizer_);
     }
-
     /// The optimizer steps this rank's shard of bucket b.
     void step_bucket(std::size_t b, double gradient_scale) {
         const auto stepping = watch().tell(Activity::optimizer, b, watch().now());
@@ -313,31 +324,29 @@ protected:
         check_usable(operation);
         guard([&] {
             self().flush();
+            adopt_written();
             f();
         });
     }
-
     /// The frame of a step: `gather()` steps the shards and distributes the new weights.
     void step(double gradient_scale, auto&& gather) {
         if (!is_finite(gradient_scale)) refuse("step", text("a gradient scale must be finite, not ", gradient_scale));
         check_averaged("step");
         guard([&] {
-            if (!inside_.take_begun()) optimizer_.begin_step();
+            if (!inside_.take_begun()) adopt_written(), optimizer_.begin_step();
             gather();
+            unpublished_ = false;
             micro_batches_ = 0;
             engine_->end_round(true);
             take_times();
             statistics_.transport = engine_->statistics().transport;
             statistics_.buckets = engine_->statistics().buckets;
-            statistics_.last = std::exchange(step_, {});
-            statistics_.total += statistics_.last;
+            statistics_.total += statistics_.last = std::exchange(step_, {});
             ++statistics_.steps;
         });
     }
 
-    /// The engine's watch, which also counts work outside the engine.
-    Watch& watch() noexcept { return engine_->watch(); }
-
+    Watch& watch() noexcept { return engine_->watch(); }  ///< of the engine; also counts work outside of it
     /// Adds the time since the engine's last `finish()` to this step.
     void take_times() {
         step_.exposed_seconds += watch().take_exposed_seconds();
@@ -352,17 +361,8 @@ protected:
     }
 
     Policies<B> policies() {
-        if constexpr (Derived::steps_inside) {
-            auto policies = make_policies<B>(buckets_, overlap_, typename InsideSteps<B, O>::Exchange(inside_));
-            policies.consumes = Derived::in_backward && can_step_inside();
-            if (!Derived::in_backward && can_step_inside()) policies.overlap = NoOverlap();  // buckets leave in `step()`
-            return policies;
-        }
-        return make_policies<B>(buckets_, overlap_, exchange_);
-    }
-    bool can_step_inside() const {
-        if constexpr (Derived::steps_inside && abilities_of<B>.steps_inside) return backend_.size() > 1 && backend_.steps_inside();
-        else return false;
+        if constexpr (Derived::steps_inside) return inside_.policies(backend_, buckets_, overlap_, Derived::in_backward);
+        else return make_policies<B>(buckets_, overlap_, exchange_);
     }
     void check_stepped(const char* operation) const {
         if (deferred_) refuse(operation, "the step is not over; call step() or discard() first");
@@ -373,7 +373,7 @@ protected:
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
-
+    const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
     void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, parameters_.size(), operation); }
 
     List<ParameterView> parameters_;
@@ -387,10 +387,12 @@ protected:
     std::optional<B> gathering_;  ///< of stage 3. Its end waits for the device, which may wait for ranks that the engine tells of a failure
     ShardState<B> state_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
-    std::unique_ptr<Engine> engine_;
+    std::unique_ptr<GradientEngine<B>> engine_;
     DeferredGather<B> gathers_;
+    bool unpublished_ = false;       ///< master weights were written since they were distributed
     bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
     std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
+    List<std::uint64_t> traces_ = List<std::uint64_t>((Derived::in_backward ? 2 : 1) * parameters_.size());  ///< of `traced`, at `finish()`
     StepStatistics step_;
     Statistics statistics_;
 };

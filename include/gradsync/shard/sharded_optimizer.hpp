@@ -36,8 +36,8 @@ struct StepInside {
 /// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have marked it, and its
 /// memory is reused; there are no shards of gradients. For ranks that share a host without memory for gradients; without shared memory it
 /// is stage 2. Mark a parameter after the backward's last read of its weights. The optimizer may run on any thread of its rank that makes
-/// progress, including that of an overlap policy; set its learning rate before the backward. A step has one micro-batch, no gradient scale
-/// and no norm, cannot be discarded, and compares no weights. If a rank has several such objects over threads, all ranks must finish them in
+/// progress, including that of an overlap policy; set its learning rate before the backward, and write weights after `step()`. A step has one micro-batch, no gradient scale
+/// and no norm, and cannot be discarded. Only the first step compares weights. If a rank has several such objects over threads, all ranks must finish them in
 /// the same order.
 struct StepInBackward {
     static constexpr bool shards_gradients = true;
@@ -49,8 +49,8 @@ enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
     in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
     shared,      ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in. Write weights
-                 ///< on one rank only, and synchronise all ranks before `adopt_values()`. Mark a parameter only after the step's last read
-                 ///< of its weights
+                 ///< on one rank only, and synchronise all ranks before the step. Mark a parameter only after the step's last read of its
+                 ///< weights
 };
 
 /// Options of ShardedOptimizer; equal on all ranks, like ReducerOptions.
@@ -100,9 +100,9 @@ public:
     using Base::plan;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
-    /// Its weights then start at zero: write them to `parameter_value(i)`, then call `adopt_values()`. After the optimizer come the options
-    /// (`ShardingOptions`), the stage, and policies, in any order; see Reducer. Throws Error(parameter_mismatch) if the ranks differ, and
-    /// Error(invalid_argument) if a trainable parameter has no value. Collective.
+    /// Its weights then start at zero: write them to `parameter_value(i)`. After the optimizer come the options (`ShardingOptions`), the stage,
+    /// and policies, in any order; see Reducer. Throws Error(parameter_mismatch) if the ranks differ, and Error(invalid_argument) if a
+    /// trainable parameter has no value. Collective.
     template <class Range = std::initializer_list<ParameterView>, class First = ShardingOptions, class... More>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, First first = {}, More... more)
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)), std::move(optimizer),
@@ -130,7 +130,6 @@ public:
             refuse(name, "with StepInBackward a step has one micro-batch, and uses every parameter; leave micro_batches and unused out");
         if (in_backward && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != never)
             refuse(name, "with StepInBackward weights change while they would be compared; leave compare_weights_every out");
-        if (in_backward && !in_buckets()) engine_options_.compare_weights_every = never;
         engine_options_ =
             detail::with_storage(engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
@@ -140,8 +139,7 @@ public:
         make_engine();
         gathers_.attach(backend_);
         make_state();
-        note_weights();
-        note_digests();
+        for (std::size_t b = 0; b < plan().size(); ++b) state_.note_rounded(b, own_values(b));
     }
 
     /// Gives every rank the root's weights, including those of frozen parameters. Collective.
@@ -169,16 +167,11 @@ public:
         return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
     }
 
-    /// Updates the master weights after you have written the weights yourself, in the same way on all ranks; otherwise the next `step()`
-    /// undoes that. Master weights that round to their weights stay (with `round`: as the optimizer rounds now; call `publish()` first). Local.
+    /// Takes weights that you have written, alike on all ranks, into their master weights. In host memory every call that needs them does
+    /// so; in device memory weights of 16 and 8 bits need it. Master weights that round to their weights stay. Local.
     void adopt_values() {
         flush();
-        for (std::size_t b = 0; b < plan().size(); ++b) {
-            if (!in_buckets())
-                for (std::size_t i : plan().bucket(b)) copy(parameters_[i].value, values_.value(i));
-            state_.adopt(detail::passes_of(backend_), b, own_values(b), this->optimizer_);
-        }
-        note_weights();
+        for (std::size_t b = 0; b < plan().size(); ++b) state_.adopt(detail::passes_of(backend_), b, own_values(b), this->optimizer_);
     }
 
     /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. With Zero2 further calls
@@ -192,18 +185,15 @@ public:
     }
 
     /// Steps this rank's shards with the gradients times `gradient_scale`, then gives all ranks the new weights. Parameters that no rank
-    /// used (UnusedParameters::find_unused) do not change. The first step is refused if weights in host memory were written since
-    /// construction, and not adopted. Call it after `finish()`. Throws Error(invalid_argument) if the scale is not finite. Collective.
+    /// used (UnusedParameters::find_unused) do not change. Weights that you have written count. Call it after `finish()`. Throws
+    /// Error(invalid_argument) if the scale is not finite, or if gradients in host memory were written since `finish()`: one element in the
+    /// first step and with `check_writes`, later all of a gradient. Collective.
     void step(double gradient_scale = 1) {
         if (gradient_scale != 1 && Base::steps_in_backward())
             refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
-        Base::check_averaged("step");
-        check_values("step");
         Base::step(gradient_scale, [&] {
-            digests_ = {};
-            if (Base::step_inside(gradient_scale)) {
-                for (std::size_t i = 0; !in_buckets() && i < parameters_.size(); ++i)
-                    if (parameters_[i].requires_grad) copy(values_.value(i), parameters_[i].value);
+            if (step_inside(gradient_scale)) {
+                for (std::size_t b = 0; b < plan().size(); ++b) hand_out(b);
                 return;
             }
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
@@ -233,9 +223,9 @@ public:
     [[nodiscard]] bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
-        check_values("rebuild_buckets");
         return guard([&] {
             flush();
+            Base::adopt_written();
             const BucketPlan before = plan();
             const auto share = [&](BufferView view) {  // replicas have the same shards only if all groups plan alike
                 Base::exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(view, 0).wait(); });
@@ -263,7 +253,6 @@ public:
                        p.name);
         }
         check_no_gradients("unfreeze");
-        check_values("unfreeze");
         if (engine_->accumulates())
             refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
         List<ParameterView> trained = parameters_;
@@ -273,6 +262,7 @@ public:
         (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank(), backend_.size());
         guard([&] {
             flush();
+            Base::adopt_written();
             const BucketPlan before = plan();
             parameters_ = std::move(trained);
             make_engine();
@@ -303,53 +293,49 @@ private:
                           in_buckets());
     }
 
-    /// For the comparison of the ranks' weights.
-    void note_weights() {
-        digests_ = {};
-        if (storage_ == ParameterStorage::in_buckets)
-            engine_->give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? values_.value(i) : BufferView(); });
-    }
-    /// A digest of the weights of parameter i if a step would undo that the trainer writes them; else 0.
-    std::uint64_t digest_of_weights(std::size_t i) const {
-        const BufferView now = parameter_value(i);
-        const bool undone = parameters_[i].requires_grad && (is_low_precision(now.dtype) || now.data != values_.value(i).data);
-        return undone && now.count != 0 ? detail::digest_of(static_cast<const std::byte*>(now.data), now.bytes(), 0) : 0;
-    }
-    /// Records digests of the weights at construction. Other ranks may write shared weights at any time.
-    void note_digests() {
-        if (B::memory_space != MemorySpace::host || shared() || Base::steps_in_backward()) return;
-        digests_.resize(parameters_.size());
-        for (std::size_t i = 0; i < digests_.size(); ++i) digests_[i] = digest_of_weights(i);
-    }
-    /// Refuses weights that were written since construction: their master weights are older, and would overwrite them.
-    void check_values(const char* operation) const {
-        for (std::size_t i = 0; i < digests_.size(); ++i)
-            if (digests_[i] != digest_of_weights(i))
-                refuse(operation,
-                       detail::text("the weights of '", parameters_[i].name, "' were written after this ", name,
-                                    " was made, and the next step would undo that; after you write weights call adopt_values() on all "
-                                    "ranks, or broadcast_parameters()"),
-                       parameters_[i].name);
-    }
     void check_no_gradients(const char* operation) const {
         if (micro_batches_ != 0) refuse(operation, "gradients of this step are averaged already; call step() first");
         if (!engine_->between_steps()) refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
+    /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be stepped.
+    bool step_inside(double gradient_scale) {
+        if (!Base::steps_in_backward()) {
+            if (!std::exchange(Base::deferred_, false)) return false;
+            Base::inside_.run(gradient_scale / Base::divisor(), [&] { Base::reduce(); });
+        }
+        for (std::size_t b = 0; b < plan().size(); ++b) {
+            state_.note_rounded(b, own_values(b));
+            Base::step_.bytes += values_.bucket(b).bytes();
+        }
+        return true;
+    }
     void land(std::size_t b, const char* operation) {
         check_usable(operation);
         if (!gathers_.pending(b)) return guard([&] { gathers_.poll(); });
         const auto held = watch().hold(Activity::wait, b);
         guard([&] { gathers_.wait(b); });
-        if (!in_buckets())
-            for (std::size_t i : plan().bucket(b)) copy(values_.value(i), parameters_[i].value);
+        hand_out(b);
+    }
+    /// Copies the weights of bucket b to the trainer's memory, except those that this rank has stepped there.
+    void hand_out(std::size_t b) {
+        if (in_buckets()) return;
+        auto own = state_.slices(b).begin();
+        for (std::size_t i : plan().bucket(b)) {
+            const BufferView from = values_.value(i), to = parameters_[i].value;
+            const bool here = own != state_.slices(b).end() && own->parameter == i, stays = here && state_.is_master(i);
+            const std::size_t first = stays ? own->first : 0, last = stays ? first + own->count : 0;
+            copy(from.subview(0, first), to.subview(0, first));
+            copy(from.subview(last, from.count - last), to.subview(last, from.count - last));
+            own += here ? 1 : 0;
+        }
     }
 
     void renew_values() {
         if (shared()) backend_.barrier().wait();  // no rank reads them any more
         for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
         flush();
-        note_weights();
+        Base::unpublished_ = false;
     }
 
     /// Allocates values and state for the current plan. Collective.
@@ -359,7 +345,13 @@ private:
         if (!in_buckets()) values_.borrow(backend_, plan(), engine_->layout(), parameters_);
         values_.place(backend_, 0, true);
         if (shared()) values_.share(backend_, name);
-        Base::make_state();
+        List<BufferView> weights(parameters_.size());
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+            weights[i] = parameter_value(i);
+            if (!shared()) engine_->set_value(i, weights[i]);
+        }
+        Base::make_state(std::move(weights));
+        find_inside();
         for (std::size_t b = 0; b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b)) {
                 BufferView& value = parameters_[i].value;
@@ -370,25 +362,33 @@ private:
         for (std::size_t b = 0; b < plan().size(); ++b) copy(own_values(b), state_.array(b, 0));
         if (shared()) backend_.barrier().wait();
     }
+    /// Finds out whether the current plan can be stepped inside the reductions. Collective.
+    void find_inside() {
+        if constexpr (steps_inside)
+            Base::inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
+        if constexpr (in_backward) {
+            if (!Base::inside_.can(backend_)) return;
+            if (!Base::inside_.possible())
+                refuse(name, "with StepInBackward all weights lie in memory that the ranks share; use ParameterStorage::in_buckets");
+            Base::inside_.enable_in_backward();
+        }
+    }
 
     /// Moves weights and state from the plan `before` to the current one. Collective.
     void move_state(const BucketPlan& before) {
         const detail::UnitValues<B> old_values = std::move(values_);
         const detail::ShardState<B> old_state = std::move(state_);
         make_state();
-        for (std::size_t b = 0; writes_values() && b < before.size(); ++b)
+        for (std::size_t b = 0; in_buckets() && writes_values() && b < before.size(); ++b)
             for (std::size_t i : before.bucket(b)) copy(old_values.value(i), values_.value(i));
         if (shared()) backend_.barrier().wait();
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
-        const bool as_constructed = !digests_.empty();
-        note_weights();
-        if (as_constructed) note_digests();
+        for (std::size_t b = 0; b < plan().size(); ++b) state_.note_rounded(b, own_values(b));
     }
 
     ParameterStorage storage_;
-    List<std::uint64_t> digests_;  ///< by parameter: `digest_of_weights` at construction; empty once weights were stepped or adopted
 };
 
 template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardingOptions, class... More>

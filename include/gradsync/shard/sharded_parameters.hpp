@@ -171,8 +171,8 @@ public:
 
     /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step). Throws
     /// Error(invalid_argument) at any other time. Ask again after each gather: the address may change. `parameter_value(i).as<float>()` has
-    /// its type.
-    BufferView parameter_value(std::size_t i) const {
+    /// its type. They are copies, so a write would be lost: write master weights in `for_each_shard`, then call `publish()`.
+    ConstBufferView parameter_value(std::size_t i) const {
         check_index(i, "parameter_value");
         if (!parameters_[i].requires_grad) return parameters_[i].value;
         const Unit& unit = values_[buckets_.unit_of(i)];
@@ -287,6 +287,7 @@ private:
             wait(unit);
         }
         for (const std::size_t next : order_.end_step()) prefetch(next);
+        Base::unpublished_ = false;
     }
 
     ShardedParametersOptions options_;

@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "../engine/gradient_engine.hpp"
+#include "../overlap/no_overlap.hpp"
 #include "shard_state.hpp"
 #include "unit_values.hpp"
 
@@ -15,7 +16,7 @@ template <class B, class O>
 class InsideSteps {
 public:
     /// The references must outlive the object.
-    InsideSteps(const ShardState<B>& state, const UnitValues<B>& values, O& optimizer) noexcept
+    InsideSteps(ShardState<B>& state, const UnitValues<B>& values, O& optimizer) noexcept
         : state_(state), values_(values), optimizer_(optimizer) {}
 
     /// Finds out whether all buckets of a new plan can be stepped inside the reductions. Collective.
@@ -35,6 +36,17 @@ public:
         }
     }
     bool possible() const noexcept { return possible_; }
+
+    static bool can(const B& backend) {
+        if constexpr (abilities_of<B>.steps_inside) return backend.size() > 1 && backend.steps_inside();
+        else return false;
+    }
+    Policies<B> policies(const B& backend, auto& buckets, auto& overlap, bool in_backward) {
+        Policies<B> policies = make_policies<B>(buckets, overlap, Exchange(*this));
+        policies.consumes = in_backward && can(backend);
+        if (!in_backward && can(backend)) policies.overlap = NoOverlap();  // buckets leave in `step()`
+        return policies;
+    }
 
     /// Calls `finish()`, which completes the reductions of a step; their results are stepped instead of stored.
     template <class Finish>
@@ -57,7 +69,8 @@ public:
 
     /// From now on results are stepped as they arrive. The optimizer's step begins with the first bucket.
     void enable_in_backward() noexcept { inside_ = in_backward_ = true; }
-    /// Has the optimizer's step begun?
+    /// Has the optimizer's step begun in the backward?
+    bool begun() const noexcept { return begun_; }
     bool take_begun() noexcept { return std::exchange(begun_, false); }
 
     /// The exchange of the buckets. Outside `run` it leaves the results in the shards.
@@ -67,7 +80,7 @@ public:
         typename B::WorkType start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
             if constexpr (abilities_of<B>.steps_inside) {
                 if (steps_->inside_) {
-                    if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->optimizer_.begin_step();
+                    if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->begin();
                     if (steps_->in_backward_ && !backend.shares(bucket))  // in other cases `adopt_plan` has checked it
                         raise(Errc::invalid_argument,
                               text("bucket ", b,
@@ -98,6 +111,12 @@ private:
         std::size_t bucket = 0;
     };
 
+    void begin() {
+        for (std::size_t k = 0; k < steps_.size(); ++k)
+            state_.adopt(HostPasses(), k, shard_of(values_.bucket(k), size_, rank_), optimizer_);
+        optimizer_.begin_step();
+    }
+
     void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) {
         const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
         const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
@@ -111,7 +130,7 @@ private:
                 std::memcpy(to, own.data, own.bytes());
     }
 
-    const ShardState<B>& state_;
+    ShardState<B>& state_;
     const UnitValues<B>& values_;
     O& optimizer_;
     int rank_ = 0, size_ = 1;

@@ -24,9 +24,9 @@ void check_that_sharding_keeps_no_host(gradsync::NcclBackend& comm, cudaStream_t
     }
     const auto check = [&](const char* what, auto& sharded, auto&& use) {
         const auto step = [&] {
-            for (std::size_t i = 0; i < views.size(); ++i) use(i, [](BufferView) {});
+            for (std::size_t i = 0; i < views.size(); ++i) use(i, [](ConstBufferView) {});
             for (std::size_t i = views.size(); i-- > 0;)
-                use(i, [&](BufferView value) {
+                use(i, [&](ConstBufferView value) {
                     detail::passes_of(comm).copy(value, sharded.acquire_gradient(i));
                     sharded.mark_ready(i);
                 });
@@ -40,7 +40,7 @@ void check_that_sharding_keeps_no_host(gradsync::NcclBackend& comm, cudaStream_t
             step();
             step();
         });
-        use(5, [&](BufferView value) {
+        use(5, [&](ConstBufferView value) {
             if (!(read(comm, value)[4000] < 1.0f)) throw std::logic_error(std::string(what) + ", and weights do not shrink");
         });
     };

@@ -102,7 +102,7 @@ private:
         if (!loads_.empty()) sharded.optimizer().set_steps(std::stoull(gradsync::load_shards(loads_, sharded)));
         std::vector<float> norms;
         for (std::size_t step = sharded.optimizer().steps(); step < (saves_.empty() ? 4 : 2); ++step) {
-            for (std::size_t i = 0; i < parameters; ++i) use(sharded, i, [](gradsync::BufferView) {});  // the forward
+            for (std::size_t i = 0; i < parameters; ++i) use(sharded, i, [](gradsync::ConstBufferView) {});  // the forward
             if (what_.accumulates) {
                 if (what_.stage == 1) {
                     const auto guard = sharded.no_sync();
@@ -136,7 +136,7 @@ private:
             all.insert(all.end(), floats, floats + piece.count);
         });
         for (std::size_t i = 0; i < parameters; ++i)
-            use(sharded, i, [&](gradsync::BufferView value) {
+            use(sharded, i, [&](gradsync::ConstBufferView value) {
                 const std::vector<float> values = read(world_, value);
                 all.insert(all.end(), values.begin(), values.end());
             });
@@ -159,7 +159,7 @@ private:
     void backward(Sharded& sharded, std::size_t step, std::size_t batch) {
         for (std::size_t i = parameters; i-- > 0;) {
             if (what_.skips && (i + step + static_cast<std::size_t>(world_.rank() % 2)) % 3 == 0) continue;
-            use(sharded, i, [&](gradsync::BufferView value) {
+            use(sharded, i, [&](gradsync::ConstBufferView value) {
                 std::vector<float> gradient = read(world_, value);
                 const std::size_t seed = step * 7 + static_cast<std::size_t>(world_.rank()) * 101 + i + batch * 31;
                 for (std::size_t k = 0; k < gradient.size(); ++k)
