@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,19 +36,24 @@ using namespace std::chrono_literals;
 
 namespace {
 
+using gs::message_passing::Transport;
+
 constexpr int ranks = 4;
 
 /// `f(engine)` on processes of several machines, which find one another over TCP. `machines`: by rank, what names its machine.
-/// `in_turns`: no two ranks may be able to add up first.
+/// `in_turns`: no two ranks may be able to add up first. `wrap`: what is to stand between the engine and the network.
 template <class F>
-std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines, F&& f, bool in_turns = false) {
+std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines, F&& f, bool in_turns = false,
+                                               gs::Owner<Transport> (*wrap)(gs::Owner<Transport>) = nullptr) {
     const std::uint16_t port = gradsync_test::free_port();
     const auto size = static_cast<int>(machines.size());
     return gradsync_test::forked(size, [&](int rank) -> std::string {
         gs::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
         const gs::detail::Placement placement(rendezvous, machines[static_cast<std::size_t>(rank)]);
-        const auto connection = gs::detail::connect(rendezvous, placement, {.timeout = 60s, .shared_memory = true}, nullptr,
-                                                    [&] { return gs::message_passing::make_tcp_transport(rendezvous, 10s); });
+        const auto connection = gs::detail::connect(rendezvous, placement, {.timeout = 60s, .shared_memory = true}, nullptr, [&] {
+            auto tcp = gs::message_passing::make_tcp_transport(rendezvous, 10s);
+            return wrap == nullptr ? std::move(tcp) : wrap(std::move(tcp));
+        });
         if (!in_turns && connection.paths.describe().find("share memory") == std::string::npos) return connection.paths.describe();
         return f(*connection.engine);
     });
@@ -374,4 +380,54 @@ TEST_CASE(
                 dies ? 1 : 3);
             CHECK(wrong == "");
         }
+}
+
+namespace {
+
+/// What ranks 0 and 2 contribute to each other's share goes where nobody asks for it.
+class LosesContributions final : public Transport {
+public:
+    explicit LosesContributions(gs::Owner<Transport> tcp) : tcp_(std::move(tcp)) {}
+    int rank() const noexcept override { return tcp_->rank(); }
+    int size() const noexcept override { return tcp_->size(); }
+    int last_stream() const noexcept override { return tcp_->last_stream(); }
+    const char* refusal() const noexcept override { return tcp_->refusal(); }
+    std::mutex& mutex() noexcept override { return tcp_->mutex(); }
+    bool sends_in_poll() const noexcept override { return tcp_->sends_in_poll(); }
+    Ticket send(int to, int stream, const void* data, std::size_t bytes, bool known) override {
+        const bool loses = bytes > 50'000 && rank() + to == 2 && to != 1;
+        return tcp_->send(to, loses ? last_stream() : stream, data, bytes, known);
+    }
+    Ticket receive(int from, int stream, void* data, std::size_t room, std::size_t* came, std::size_t known) override {
+        return tcp_->receive(from, stream, data, room, came, known);
+    }
+    bool poll() override { return tcp_->poll(); }
+    bool finish(Ticket ticket) override { return tcp_->finish(ticket); }
+    bool give_up(Ticket ticket) noexcept override { return tcp_->give_up(ticket); }
+    bool release(const void* data, std::size_t bytes) noexcept override { return tcp_->release(data, bytes); }
+    bool ends_alone() const noexcept override { return true; }
+
+private:
+    gs::Owner<Transport> tcp_;
+};
+
+}  // namespace
+
+TEST_CASE("HierarchicalEngine: a rank that cannot tell who stopped leaves time to one that can") {
+    const auto reports = on_machines(
+        {0, 0, 1, 1, 2},
+        [&](gs::collective::Engine& engine) -> std::string {
+            std::vector<float> data(300'000, 1.0f);
+            engine.set_timeout(3s);
+            if (engine.rank() != 0) return outcome(engine, data);
+            const std::uint64_t n = engine.start(all_reduce(data));
+            for (const auto until = std::chrono::steady_clock::now() + 500ms; std::chrono::steady_clock::now() < until;) engine.test(n);
+            while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
+            return "";
+        },
+        false, [](gs::Owner<Transport> tcp) { return gs::Owner<Transport>(new LosesContributions(std::move(tcp))); });
+    for (const std::size_t r : {1u, 2u, 3u, 4u}) {
+        INFO(reports[r].text);
+        CHECK(reports[r].says("time limit reached, rank 0: "));
+    }
 }
