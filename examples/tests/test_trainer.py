@@ -1048,16 +1048,21 @@ class Processes(TrainerTest):
         """Kills some of four processes after some steps, or stops them; returns what the others had to say."""
         # The launcher itself returns 0 from a job that it let go on, or (Open MPI 4.1) does not return at all.
         # Nor does it always pass on what its processes say once one has died: they write to the file themselves.
-        file, launcher = self.folder / "errors", self.folder / "launcher"
+        file, launcher, gate = self.folder / "errors", self.folder / "launcher", self.folder / "gate"
         file.write_text("")
-        telling = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "exit code $?" >&2', file]
+        gate.unlink(missing_ok=True)
+        # The run takes less than a second: its processes wait until those to be killed have been found.
+        waiting = ["sh", "-c", 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"', str(gate)]
+        telling = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "exit code $?" >&2', file, *waiting]
+        found = lambda: [self.process_of(victim, waiting) for victim in victims]
         processes = []
         with open(launcher, "w") as stderr:
             job = subprocess.Popen([*self.launcher(), *telling, *self.program(*arguments)],
                                    stdout=subprocess.PIPE, stderr=stderr, text=True, env=self.environment)
         try:
-            self.assertTrue(wait_for(lambda: all(map(self.process_of, victims))), launcher.read_text())
-            processes = [self.process_of(victim) for victim in victims]
+            self.assertTrue(wait_for(lambda: all(found())), file.read_text() + launcher.read_text())
+            processes = found()
+            gate.touch()
             job.stdout.readline()  # a line every twentieth of the run
             for process in processes:
                 os.kill(process, signal.SIGSTOP if stop else signal.SIGKILL)
@@ -1070,11 +1075,13 @@ class Processes(TrainerTest):
             job.communicate(timeout=60)
         return file.read_text()
 
-    def process_of(self, rank):
+    def process_of(self, rank, command=None):
+        """The process of this rank that runs the program, or a command before it."""
         for process in pathlib.Path("/proc").glob("[0-9]*"):
             try:
-                command = (process / "cmdline").read_text().split("\0")
-                ours = command[0] == PROGRAM and self.text in command
+                words = (process / "cmdline").read_text().split("\0")
+                begins = command or [PROGRAM]
+                ours = words[:len(begins)] == begins and self.text in words
                 if ours and f"OMPI_COMM_WORLD_RANK={rank}" in (process / "environ").read_text().split("\0"):
                     return int(process.name)
             except OSError:  # gone meanwhile, or not ours
@@ -1150,7 +1157,7 @@ class Mpi(Processes):
 
     def test_a_sharded_run_that_loses_a_process_goes_on_from_its_last_checkpoint(self):
         self.expect_recovery()
-        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200, "--shard", "parameters"]
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 400, "--shard", "parameters"]
         expected = self.train_processes(4, *flags)["params_digest"]
         run = ["--checkpoint", self.folder / "run"]
         errors = self.lose([2], *flags, *run, "--checkpoint-every", 5)
@@ -1203,7 +1210,7 @@ class Mpi(Processes):
     def check_losses(self, *cases, flags=(), stop=False):
         """Of four processes some are killed, or stopped; the run goes on with others."""
         self.expect_recovery()
-        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200, *flags]
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 400, *flags]
         expected = self.train_processes(4, *flags)["params_digest"]
         for victims, resume in cases:
             run = ["--checkpoint", self.folder / "-".join(map(str, ["without", *victims]))]
@@ -1326,7 +1333,7 @@ class Tcp(TrainerTest):
             self.assertIn("rank 1", err)
 
     def test_a_run_that_loses_a_process_goes_on(self):
-        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200]
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 400]
         expected = self.train_processes(3, *flags)["params_digest"]
         for victim, transport in ((1, []), (0, ["--no-shared-memory"])):
             run = ["--checkpoint", self.folder / f"without-{victim}"]
@@ -1415,7 +1422,7 @@ class Cluster(Processes):
     def test_a_run_that_loses_a_process_goes_on(self):
         """Also those on the other host hear of it; and those that send messages to each."""
         self.expect_recovery()
-        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200]
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 400]
         for more in ([], ["--no-shared-memory"]):
             folder = self.folder / "-".join(["run", *more])
             expected = self.train_hosts(2, 2, *flags, *more)["params_digest"]
