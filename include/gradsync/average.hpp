@@ -11,8 +11,9 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Reduces the tensors in place, or gives all ranks those of `root`, with ReduceOp::sum. Small ones share one collective, in a buffer on the
-/// stack: a broadcast of these is a sum with zeros, because the tags of sums are compared.
+/// Reduces the tensors in place, or gives all ranks those of `root`, with ReduceOp::sum. Small ones share one
+/// collective, in a buffer on the stack: a broadcast of these is a sum with zeros, because the tags of sums are
+/// compared.
 template <class B>
 void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op, int root = -1) {
     alignas(64) std::byte memory[std::size_t{16} << 10];
@@ -60,7 +61,8 @@ BufferView view_to_reduce(T&& tensor) {
     static_assert(!number || Element<std::remove_const_t<Number>>,
                   "gradsync: copy this number into a double or an integer of 4 or 8 bytes");
     if constexpr (!number) return buffer(std::forward<T>(tensor));
-    else if constexpr (std::is_lvalue_reference_v<T&&> && Element<Number> && !std::is_const_v<Number>) return BufferView(&tensor, 1);
+    else if constexpr (std::is_lvalue_reference_v<T&&> && Element<Number> && !std::is_const_v<Number>)
+        return BufferView(&tensor, 1);
     else return {};
 }
 
@@ -73,22 +75,24 @@ void run_in_place(const B& comm, ReduceOp op, int root, Tensors&&... tensors) {
 
 }  // namespace detail
 
-/// Replaces each tensor by its mean over the ranks, and returns when all of them are complete. Use it for losses, and in trainers that need
-/// no overlap:
+/// Replaces each tensor by its mean over the ranks, and returns when all of them are complete. Use it for losses, and
+/// in trainers that need no overlap:
 ///
 ///     model.backward(batch);
 ///     gs::average(comm, model.w_gradient, model.b_gradient, loss);
 ///
-/// A tensor is a contiguous range, a `BufferView`, a type with `buffer_traits`, or one number. Works with every backend. Pass tensors of
-/// the same shapes and types, in the same order, on all ranks; they may be empty. Their types must be floating; for integers use `sum`.
+/// A tensor is a contiguous range, a `BufferView`, a type with `buffer_traits`, or one number. Works with every
+/// backend. Pass tensors of the same shapes and types, in the same order, on all ranks; they may be empty. Their types
+/// must be floating; for integers use `sum`.
 ///
-/// Cost: one collective per tensor, all in flight together. Host tensors of the first one's type share one collective as long as they fit
-/// into 16 KiB; they are copied to the stack and back. Nothing overlaps with the backward; use a `Reducer` for that.
+/// Cost: one collective per tensor, all in flight together. Host tensors of the first one's type share one collective
+/// as long as they fit into 16 KiB; they are copied to the stack and back. Nothing overlaps with the backward; use a
+/// `Reducer` for that.
 ///
-/// The caller owns the memory. Several threads of a rank may call it only if all ranks start their collectives in the same order.
-/// Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean. Throws what a wait throws:
-/// Errc::collective_mismatch if counts or types differ between ranks, Errc::timeout, or Errc::peer_failed; the tensors' contents are then
-/// unspecified.
+/// The caller owns the memory. Several threads of a rank may call it only if all ranks start their collectives in the
+/// same order. Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean. Throws what a
+/// wait throws: Errc::collective_mismatch if counts or types differ between ranks, Errc::timeout, or Errc::peer_failed;
+/// the tensors' contents are then unspecified.
 template <class B, class First, class... More>
 void average(const B& comm, First&& first, More&&... more) {
     detail::run_in_place(comm, ReduceOp::mean, -1, std::forward<First>(first), std::forward<More>(more)...);
@@ -105,8 +109,9 @@ struct Root {
     int rank = 0;  ///< its number
 };
 
-/// Replaces each tensor by the root's, and returns when all of them are complete. Use it for state without a gradient: the seed of a
-/// shuffle, running statistics, a decision to stop. Arguments, cost, ownership and errors are as for `average`. All types are allowed.
+/// Replaces each tensor by the root's, and returns when all of them are complete. Use it for state without a gradient:
+/// the seed of a shuffle, running statistics, a decision to stop. Arguments, cost, ownership and errors are as for
+/// `average`. All types are allowed.
 ///
 ///     gs::broadcast(comm, seed, epoch);                            // from rank 0
 ///     gs::broadcast(comm, gs::Root{1}, model.running_mean);

@@ -14,12 +14,13 @@ namespace detail {
 
 /// Reduces rows over the ranks and adds them to `gradient`. Row k of `values` belongs to row `own[k]` of the gradient.
 template <class B>
-void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient, std::size_t width, List<std::uint64_t> own,
-                 ConstBufferView values) {
+void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient, std::size_t width,
+                 List<std::uint64_t> own, ConstBufferView values) {
     std::string problem;
     const std::size_t height = width == 0 ? 0 : gradient.count / width;
     if (!is_floating(gradient.dtype) || values.dtype != gradient.dtype)
-        problem = text("the gradient and the values must have the same floating type, not ", gradient.dtype, " and ", values.dtype);
+        problem = text("the gradient and the values must have the same floating type, not ", gradient.dtype, " and ",
+                       values.dtype);
     else if (width == 0 || gradient.count % width != 0)
         problem = text("a gradient of ", gradient.count, " elements has no rows of ", width);
     else if (values.count != own.size() * width)
@@ -47,14 +48,12 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
         bool differs = false;
         for (std::size_t k = 1; k < n; ++k) differs = differs || all[r * n + k] != all[k];
         if (counts[r] == wrong || differs)
-            raise(
-                Errc::invalid_argument,
-                text(
-                    operation, ": rank ", r,
-                    counts[r] == wrong
-                        ? " passed invalid rows; its own error says which"
-                        : " has a gradient of another shape or type than rank 0, or one of the two calls average_rows and the other sum_rows"),
-                {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
+            raise(Errc::invalid_argument,
+                  text(operation, ": rank ", r,
+                       counts[r] == wrong ? " passed invalid rows; its own error says which"
+                                          : " has a gradient of another shape or type than rank 0, or one of the two "
+                                            "calls average_rows and the other sum_rows"),
+                  {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
     }
     std::size_t most = 0;
     for (const std::uint64_t count : counts) most = larger<std::size_t>(most, count);
@@ -63,7 +62,8 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
     const DType dtype = accumulator_of(gradient.dtype);
     const auto ranks = static_cast<std::size_t>(comm.size()), rank = static_cast<std::size_t>(comm.rank());
     // An all-reduce sends each element at most twice.
-    const bool dense = most * ranks * (width * size_of(dtype) + sizeof(std::uint64_t)) >= 2 * gradient.count * size_of(dtype);
+    const bool dense =
+        most * ranks * (width * size_of(dtype) + sizeof(std::uint64_t)) >= 2 * gradient.count * size_of(dtype);
     const std::size_t rows = dense ? height : most * ranks;
     const kernel::HostBuffer memory(rows * width * size_of(dtype));
     const BufferView sums = typed_view(memory.data(), rows * width, dtype);
@@ -86,52 +86,61 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
     indices.wait();
     for (std::size_t r = 0; r < ranks; ++r)
         for (std::size_t k = r * most; k < r * most + counts[r]; ++k) {
-            if (places[k] >= height) refuse(operation, text("rank ", r, " sent row ", places[k], " of ", height), comm.rank());
+            if (places[k] >= height)
+                refuse(operation, text("rank ", r, " sent row ", places[k], " of ", height), comm.rank());
             kernel::add(gradient.subview(places[k] * width, width), sums.subview(k * width, width));
         }
 }
 
 template <class B, class Gradient, class Rows, class Values>
-void reduce_rows_in_place(const B& comm, const char* operation, ReduceOp op, Gradient&& gradient, std::size_t width, const Rows& rows,
-                          const Values& values) {
+void reduce_rows_in_place(const B& comm, const char* operation, ReduceOp op, Gradient&& gradient, std::size_t width,
+                          const Rows& rows, const Values& values) {
     static_assert(require_backend<B>());
-    static_assert(B::memory_space == MemorySpace::host, "gradsync: rows are averaged in host memory; use gradsync::average");
-    static_assert(std::is_integral_v<std::remove_cvref_t<decltype(*std::ranges::data(rows))>>, "gradsync: pass row numbers as integers");
+    static_assert(B::memory_space == MemorySpace::host,
+                  "gradsync: rows are averaged in host memory; use gradsync::average");
+    static_assert(std::is_integral_v<std::remove_cvref_t<decltype(*std::ranges::data(rows))>>,
+                  "gradsync: pass row numbers as integers");
     List<std::uint64_t> numbers(std::ranges::size(rows));
-    for (std::size_t k = 0; k < numbers.size(); ++k) numbers[k] = static_cast<std::uint64_t>(std::ranges::data(rows)[k]);
-    reduce_rows(comm, operation, op, buffer(std::forward<Gradient>(gradient)), width, std::move(numbers), const_buffer(values));
+    for (std::size_t k = 0; k < numbers.size(); ++k)
+        numbers[k] = static_cast<std::uint64_t>(std::ranges::data(rows)[k]);
+    reduce_rows(comm, operation, op, buffer(std::forward<Gradient>(gradient)), width, std::move(numbers),
+                const_buffer(values));
 }
 
 }  // namespace detail
 
-/// Averages rows over the ranks and adds them to a matrix. For the gradient of an embedding: a batch touches few rows, and only these rows
-/// travel.
+/// Averages rows over the ranks and adds them to a matrix. For the gradient of an embedding: a batch touches few rows,
+/// and only these rows travel.
 ///
 ///     model.backward(batch, [&](std::size_t i) { sync.mark_ready(i); });  // a tied embedding: the output layer's part
 ///     sync.finish();
 ///     gs::average_rows(comm, model.embedding_gradient, width, batch.tokens, input_gradients);
 ///
-/// `gradient` is a matrix with rows of `width` elements, with the same shape and floating type on all ranks. `rows` is a contiguous range
-/// of integers, in which a row may occur several times. `values` has `size(rows) * width` elements of the gradient's type: its row k is
-/// added to row `rows[k]` of the gradient. Each rank passes its own rows, or none. The caller owns all memory, which is host memory.
+/// `gradient` is a matrix with rows of `width` elements, with the same shape and floating type on all ranks. `rows` is
+/// a contiguous range of integers, in which a row may occur several times. `values` has `size(rows) * width` elements
+/// of the gradient's type: its row k is added to row `rows[k]` of the gradient. Each rank passes its own rows, or none.
+/// The caller owns all memory, which is host memory.
 ///
-/// Order of the sum: each rank adds up its values for a row in their order, in f32 (f64 for f64), and multiplies the sum by one over the
-/// number of ranks. The ranks' results are added to the gradient in rank order. If the ranks have so many rows that the whole matrix costs
-/// no more, it is all-reduced instead, in the backend's order. The bits depend on the number of ranks, but not on timing.
+/// Order of the sum: each rank adds up its values for a row in their order, in f32 (f64 for f64), and multiplies the
+/// sum by one over the number of ranks. The ranks' results are added to the gradient in rank order. If the ranks have
+/// so many rows that the whole matrix costs no more, it is all-reduced instead, in the backend's order. The bits depend
+/// on the number of ranks, but not on timing.
 ///
-/// Cost: all-gathers of the rows and their numbers, padded to the largest number of distinct rows on any rank, and memory for them during
-/// the call. Nothing overlaps with computation. All ranks have the same weight, regardless of `Reducer::set_weight`. Collective. Throws
-/// Error(invalid_argument) on all ranks if shapes, types or a row are wrong on one of them; the gradient is then unchanged. Throws what a
-/// wait throws; the gradient is then unspecified.
+/// Cost: all-gathers of the rows and their numbers, padded to the largest number of distinct rows on any rank, and
+/// memory for them during the call. Nothing overlaps with computation. All ranks have the same weight, regardless of
+/// `Reducer::set_weight`. Collective. Throws Error(invalid_argument) on all ranks if shapes, types or a row are wrong
+/// on one of them; the gradient is then unchanged. Throws what a wait throws; the gradient is then unspecified.
 template <class B, class Gradient, class Rows, class Values>
 void average_rows(const B& comm, Gradient&& gradient, std::size_t width, const Rows& rows, const Values& values) {
-    detail::reduce_rows_in_place(comm, "average_rows", ReduceOp::mean, std::forward<Gradient>(gradient), width, rows, values);
+    detail::reduce_rows_in_place(comm, "average_rows", ReduceOp::mean, std::forward<Gradient>(gradient), width, rows,
+                                 values);
 }
 
 /// As `average_rows`, but with the sum over the ranks.
 template <class B, class Gradient, class Rows, class Values>
 void sum_rows(const B& comm, Gradient&& gradient, std::size_t width, const Rows& rows, const Values& values) {
-    detail::reduce_rows_in_place(comm, "sum_rows", ReduceOp::sum, std::forward<Gradient>(gradient), width, rows, values);
+    detail::reduce_rows_in_place(comm, "sum_rows", ReduceOp::sum, std::forward<Gradient>(gradient), width, rows,
+                                 values);
 }
 
 }  // namespace gradsync::inline v0_2

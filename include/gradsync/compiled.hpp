@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// @file
-/// The instantiations that gradsync::compiled holds: code that takes long to compile and depends on no type of the program. gradsync.hpp
-/// includes this header if GRADSYNC_COMPILED is defined, as it is in targets that link gradsync::compiled.
+/// @file The instantiations that gradsync::compiled holds: code that takes long to compile and depends on no type of
+/// the program. gradsync.hpp includes this header if GRADSYNC_COMPILED is defined, as it is in targets that link
+/// gradsync::compiled.
 
 #include "backend/thread_backend.hpp"
 #include "reducer.hpp"
@@ -32,7 +32,8 @@ GRADSYNC_EXTERN template class shared_memory::Seat<shared_memory::OneAddressSpac
 
 GRADSYNC_EXTERN template class detail::NumberedWork<detail::ThreadSeat>;
 GRADSYNC_EXTERN template class detail::EngineCollectives<ThreadBackend, detail::ThreadSeat>;
-GRADSYNC_EXTERN template void detail::run_each_rank(std::vector<ThreadBackend>, detail::FunctionRef<std::size_t, ThreadBackend&>,
+GRADSYNC_EXTERN template void detail::run_each_rank(std::vector<ThreadBackend>,
+                                                    detail::FunctionRef<std::size_t, ThreadBackend&>,
                                                     detail::FunctionRef<std::size_t, detail::FunctionRef<>>);
 GRADSYNC_EXTERN_ENGINE(ThreadBackend)
 

@@ -23,7 +23,8 @@ constexpr std::string_view remedies[][2] = {
     {", with as many `uses`", ""},
     {" put micro-batches before the last under no_sync(), or set its `uses` if it is used more often",
      " and mark each gradient once, when its last contribution is in, in the last micro-batch"},
-    {", freeze it, or choose UnusedParameters::find_unused", "; set the gradient of one that the step does not use to 0"},
+    {", freeze it, or choose UnusedParameters::find_unused",
+     "; set the gradient of one that the step does not use to 0"},
     {"; for one bucket per parameter use PerParameter", ""},
     {" (if they differ on purpose: ReducerOptions::compare_weights_every = gs::never)", ""},
 };
@@ -55,15 +56,19 @@ struct Communicator::State {
 };
 
 Communicator Communicator::from_environment(double timeout_seconds) {
-    return translating(
-        [&] { return Communicator(std::make_shared<State>(State{TcpBackend::from_environment({.timeout = limit_of(timeout_seconds)})})); });
+    return translating([&] {
+        return Communicator(
+            std::make_shared<State>(State{TcpBackend::from_environment({.timeout = limit_of(timeout_seconds)})}));
+    });
 }
 int Communicator::rank() const { return state_->backend.rank(); }
 int Communicator::size() const { return state_->backend.size(); }
 void Communicator::set_timeout(double seconds) {
     translating([&] { state_->backend.set_timeout(limit_of(seconds)); });
 }
-void Communicator::fail(const char* reason) noexcept { state_->backend.fail(reason != nullptr ? reason : "it gave no reason"); }
+void Communicator::fail(const char* reason) noexcept {
+    state_->backend.fail(reason != nullptr ? reason : "it gave no reason");
+}
 void Communicator::average(void* data, std::size_t count, DType type) {
     translating([&] { gradsync::average(state_->backend, BufferView(data, count, type)); });
 }
@@ -81,7 +86,9 @@ struct Reducer::State {
 Reducer::Reducer(const Communicator& comm, const Parameter* parameters, std::size_t count, const Options& options) {
     translating([&] {
         if (parameters == nullptr && count != 0)
-            detail::refuse("Reducer", detail::text("the array of ", count, " parameters is a null pointer; pass its address"), comm.rank());
+            detail::refuse("Reducer",
+                           detail::text("the array of ", count, " parameters is a null pointer; pass its address"),
+                           comm.rank());
         std::vector<ParameterView> views;
         for (const Parameter& p : ListView(parameters, count)) {
             ParameterView& view = views.emplace_back();
@@ -90,7 +97,8 @@ Reducer::Reducer(const Communicator& comm, const Parameter* parameters, std::siz
             view.gradient = BufferView(p.gradient, p.count, p.type);
         }
         const AnyOverlap overlap = options.overlap ? AnyOverlap(OverlapBackward()) : AnyOverlap(NoOverlap());
-        state_.reset(new State{{comm.state_->backend, views, ReducerOptions{.averaging = options.sum ? Averaging::sum : Averaging::mean},
+        state_.reset(new State{{comm.state_->backend, views,
+                                ReducerOptions{.averaging = options.sum ? Averaging::sum : Averaging::mean},
                                 SizeCappedBuckets(options.bucket_bytes, options.first_bucket_bytes), overlap}});
     });
 }

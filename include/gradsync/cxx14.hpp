@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// @file
-/// The library for trainers in C++14 or C++17: a Reducer over processes, without templates in its interface. This header is plain C++14.
-/// Link gradsync::cxx14, which a C++20 compiler compiles once.
+/// @file The library for trainers in C++14 or C++17: a Reducer over processes, without templates in its interface. This
+/// header is plain C++14. Link gradsync::cxx14, which a C++20 compiler compiles once.
 
 #include <cstddef>
 #include <memory>
@@ -23,7 +22,8 @@ using gradsync::Errc;
 class Error : public std::runtime_error {
 public:
     /// Internal.
-    Error(Errc code, const char* message, int rank, int peer) : std::runtime_error(message), code_(code), rank_(rank), peer_(peer) {}
+    Error(Errc code, const char* message, int rank, int peer)
+        : std::runtime_error(message), code_(code), rank_(rank), peer_(peer) {}
 
     Errc errc() const noexcept { return code_; }  ///< the kind of failure
     int rank() const noexcept { return rank_; }   ///< the rank that throws; -1 if it is not known yet
@@ -39,14 +39,15 @@ inline DType type_of(const double*) noexcept { return DType::f64; }
 inline DType type_of(const std::int32_t*) noexcept { return DType::i32; }
 inline DType type_of(const std::int64_t*) noexcept { return DType::i64; }
 
-/// A rank's handle to its job. Ranks are processes. Copies are the same rank, and a move is a copy; destroying the last copy, a Reducer's
-/// included, leaves the job. All functions but `rank`, `size`, `set_timeout` and `fail` are collective: all ranks call them in the same
-/// order, with the same counts and types. They return when they are complete. Use it from one thread at a time.
+/// A rank's handle to its job. Ranks are processes. Copies are the same rank, and a move is a copy; destroying the last
+/// copy, a Reducer's included, leaves the job. All functions but `rank`, `size`, `set_timeout` and `fail` are
+/// collective: all ranks call them in the same order, with the same counts and types. They return when they are
+/// complete. Use it from one thread at a time.
 class Communicator {
 public:
-    /// Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, or the variables of mpirun or srun; a program without any
-    /// of them is a job of one rank. Ranks of one machine share memory; others are connected over TCP. MPI is not used. `timeout_seconds`:
-    /// the limit of every wait, this one included.
+    /// Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, or the variables of mpirun or srun; a
+    /// program without any of them is a job of one rank. Ranks of one machine share memory; others are connected over
+    /// TCP. MPI is not used. `timeout_seconds`: the limit of every wait, this one included.
     static Communicator from_environment(double timeout_seconds = 300);
     Communicator(const Communicator&) = default;  // without a move, which would leave a handle to nothing
     Communicator& operator=(const Communicator&) = default;
@@ -54,13 +55,14 @@ public:
     int rank() const;                  ///< this rank
     int size() const;                  ///< the number of ranks
     void set_timeout(double seconds);  ///< the limit of later waits
-    /// Makes every other rank's outstanding and later calls throw Errc::peer_failed with this reason, which may be null. Call it if the
-    /// training cannot go on.
+    /// Makes every other rank's outstanding and later calls throw Errc::peer_failed with this reason, which may be
+    /// null. Call it if the training cannot go on.
     void fail(const char* reason) noexcept;
 
-    /// Replaces `count` elements by their mean over the ranks (floating types only), their sum, or rank `root`'s elements.
+    /// Replaces `count` elements by their mean over the ranks (floating types only), their sum, or rank `root`'s
+    /// elements.
     void average(void* data, std::size_t count, DType type);
-    void sum(void* data, std::size_t count, DType type);                      ///< Replaces `count` elements by their sum over the ranks.
+    void sum(void* data, std::size_t count, DType type);  ///< Replaces `count` elements by their sum over the ranks.
     void broadcast(void* data, std::size_t count, DType type, int root = 0);  ///< Replaces them by rank `root`'s.
     template <class T>
     void average(T* data, std::size_t count) {
@@ -82,8 +84,8 @@ private:
     std::shared_ptr<State> state_;
 };
 
-/// One parameter: `count` weights and as many gradients. The trainer owns the memory, which must not move. `value` may be null if the
-/// weights are not broadcast.
+/// One parameter: `count` weights and as many gradients. The trainer owns the memory, which must not move. `value` may
+/// be null if the weights are not broadcast.
 struct Parameter {
     const char* name;   ///< for error messages
     void* value;        ///< the weights, or null
@@ -101,28 +103,30 @@ Parameter parameter(const char* name, T* value, T* gradient, std::size_t count) 
 struct Options {
     std::size_t bucket_bytes = std::size_t(25) << 20;       ///< limit of a bucket of gradients
     std::size_t first_bucket_bytes = std::size_t(1) << 20;  ///< limit of the first bucket, which starts early
-    bool overlap = true;                                    ///< buckets travel during the backward; otherwise in `finish()`
-    bool sum = false;                                       ///< `finish()` returns sums instead of means
+    bool overlap = true;  ///< buckets travel during the backward; otherwise in `finish()`
+    bool sum = false;     ///< `finish()` returns sums instead of means
 };
 
-/// Averages gradients as gradsync::Reducer does: mark each gradient when it is ready, then call `finish()`, and every rank holds the mean.
-/// Collective: construction, `broadcast_parameters`, `begin_step`, `finish` and `clip_gradients_by_norm`. Any thread may call `mark_ready`;
-/// call the rest from one thread at a time. After an exception other than Errc::invalid_argument, the Reducer and its communicator are
-/// unusable.
+/// Averages gradients as gradsync::Reducer does: mark each gradient when it is ready, then call `finish()`, and every
+/// rank holds the mean. Collective: construction, `broadcast_parameters`, `begin_step`, `finish` and
+/// `clip_gradients_by_norm`. Any thread may call `mark_ready`; call the rest from one thread at a time. After an
+/// exception other than Errc::invalid_argument, the Reducer and its communicator are unusable.
 ///
 /// To accumulate micro-batches, add them up in your gradients, and mark these in the last micro-batch only.
 class Reducer {
 public:
-    /// `parameters`: in the order in which the forward uses them. Throws Errc::parameter_mismatch on every rank if parameters or options
-    /// differ.
-    Reducer(const Communicator& comm, const Parameter* parameters, std::size_t count, const Options& options = Options());
+    /// `parameters`: in the order in which the forward uses them. Throws Errc::parameter_mismatch on every rank if
+    /// parameters or options differ.
+    Reducer(const Communicator& comm, const Parameter* parameters, std::size_t count,
+            const Options& options = Options());
     Reducer(const Communicator& comm, const std::vector<Parameter>& parameters, const Options& options = Options())
         : Reducer(comm, parameters.data(), parameters.size(), options) {}
     Reducer(const Reducer&) = delete;
     Reducer& operator=(const Reducer&) = delete;
 
     void broadcast_parameters(int root = 0);  ///< gives every rank the root's weights
-    /// For uneven inputs: says whether this rank has a batch, and returns whether any rank has one. A rank without one calls only `finish()`.
+    /// For uneven inputs: says whether this rank has a batch, and returns whether any rank has one. A rank without one
+    /// calls only `finish()`.
     bool begin_step(bool has_batch);
     void mark_ready(std::size_t i);               ///< gradient i is final; call it once a step, inside the backward
     void finish();                                ///< returns when every gradient holds the mean

@@ -17,19 +17,21 @@ struct FaultPoint {
     std::size_t bytes = 0;            ///< size of the largest buffer of the collective
 };
 
-/// A backend that injects faults, to test how a program handles them. Each rank calls `fault` before it starts a collective. `fault` may
-/// throw, as the rank's own code might; sleep, like a straggler, or past the time limit, like a rank that hangs; or end the process.
+/// A backend that injects faults, to test how a program handles them. Each rank calls `fault` before it starts a
+/// collective. `fault` may throw, as the rank's own code might; sleep, like a straggler, or past the time limit, like a
+/// rank that hangs; or end the process.
 ///
 ///     gs::FaultyBackend faulty(comm, [](const gs::FaultPoint& at) {
 ///         if (at.rank == 1 && at.number == 100) std::raise(SIGKILL);
 ///     });
 ///     gs::Reducer<gs::FaultyBackend<gs::MpiBackend>> sync(faulty, parameters);
 ///
-/// Memory, time limits and bits are B's. All copies of a handle share `fault`, and so do the communicators made from it, which count from
-/// 0. Any thread that starts a collective calls it, the overlap policy's included, and several ranks may call it at the same time. If it
-/// throws, the collective does not start, and every later collective of that communicator on that rank rethrows the exception without a
-/// call. So the program sees the exception even if a progress thread swallowed the first one. `split`, `duplicate` and collectives of
-/// `host()` (backends of device memory) do not call it.
+/// Memory, time limits and bits are B's. All copies of a handle share `fault`, and so do the communicators made from
+/// it, which count from 0. Any thread that starts a collective calls it, the overlap policy's included, and several
+/// ranks may call it at the same time. If it throws, the collective does not start, and every later collective of that
+/// communicator on that rank rethrows the exception without a call. So the program sees the exception even if a
+/// progress thread swallowed the first one. `split`, `duplicate` and collectives of `host()` (backends of device
+/// memory) do not call it.
 template <Backend B>
 class FaultyBackend : public B {
 public:
@@ -37,7 +39,8 @@ public:
     using WorkType = typename B::WorkType;
 
     /// Wraps a backend.
-    FaultyBackend(B backend, Fault fault) : FaultyBackend(std::move(backend), std::make_shared<const Fault>(std::move(fault))) {}
+    FaultyBackend(B backend, Fault fault)
+        : FaultyBackend(std::move(backend), std::make_shared<const Fault>(std::move(fault))) {}
 
     WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
         return reach("all_reduce", buffer.bytes()).all_reduce(buffer, op, contribution);
@@ -48,8 +51,12 @@ public:
     WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
         return reach("reduce_scatter", in.bytes()).reduce_scatter(in, out, op, contribution);
     }
-    WorkType all_gather(ConstBufferView in, BufferView out) { return reach("all_gather", out.bytes()).all_gather(in, out); }
-    WorkType broadcast(BufferView buffer, int root) { return reach("broadcast", buffer.bytes()).broadcast(buffer, root); }
+    WorkType all_gather(ConstBufferView in, BufferView out) {
+        return reach("all_gather", out.bytes()).all_gather(in, out);
+    }
+    WorkType broadcast(BufferView buffer, int root) {
+        return reach("broadcast", buffer.bytes()).broadcast(buffer, root);
+    }
     WorkType gather(ConstBufferView in, BufferView out, int root) {
         return reach("gather", detail::larger(in.bytes(), out.bytes())).gather(in, out, root);
     }

@@ -10,15 +10,17 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A reference to a function without its type. Programs run many functions on ranks; the code that starts and joins the threads is compiled
-/// once for all of them.
+/// A reference to a function without its type. Programs run many functions on ranks; the code that starts and joins the
+/// threads is compiled once for all of them.
 template <class... Args>
 class FunctionRef {
 public:
     template <class F>
         requires(!std::is_same_v<F, FunctionRef>)
     FunctionRef(const F& f) noexcept
-        : object_(&f), call_([](const void* object, Args... args) { (*static_cast<const F*>(object))(static_cast<Args>(args)...); }) {}
+        : object_(&f), call_([](const void* object, Args... args) {
+              (*static_cast<const F*>(object))(static_cast<Args>(args)...);
+          }) {}
 
     void operator()(Args... args) const { call_(object_, static_cast<Args>(args)...); }
 
@@ -28,7 +30,8 @@ private:
 };
 
 template <class Backend>
-void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backend&> f, FunctionRef<std::size_t, FunctionRef<>> around) {
+void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backend&> f,
+                   FunctionRef<std::size_t, FunctionRef<>> around) {
     List<std::exception_ptr> errors(handles.size());
     // The rank that each error blames; a rank that throws because another one failed blames that one.
     List<int> blamed(handles.size(), -1);
@@ -76,19 +79,21 @@ void run_each_rank(std::vector<Backend> handles, FunctionRef<std::size_t, Backen
     // The cause is an exception that blames no other rank; if there is none, the first exception.
     for (const bool causes_only : {true, false})
         for (std::size_t r = 0; r < errors.size(); ++r)
-            if (errors[r] && (!causes_only || blamed[r] < 0 || blamed[r] == static_cast<int>(r))) std::rethrow_exception(errors[r]);
+            if (errors[r] && (!causes_only || blamed[r] < 0 || blamed[r] == static_cast<int>(r)))
+                std::rethrow_exception(errors[r]);
 }
 
-/// Runs `f(handle)` for each handle on a thread of its own, and returns when all have returned. Returns nothing, or the results by rank if
-/// `f` returns something. `around(rank, run)` calls `run()` on the rank's thread, and may do something before and after.
+/// Runs `f(handle)` for each handle on a thread of its own, and returns when all have returned. Returns nothing, or the
+/// results by rank if `f` returns something. `around(rank, run)` calls `run()` on the rank's thread, and may do
+/// something before and after.
 ///
-/// If a rank throws, `fail` is called on its handle. The exception that was the cause (by rank, the first that blames no other rank) is
-/// rethrown here with its own type.
+/// If a rank throws, `fail` is called on its handle. The exception that was the cause (by rank, the first that blames
+/// no other rank) is rethrown here with its own type.
 template <class Backend, class F, class Around>
 auto run_ranks(std::vector<Backend> handles, F&& f, Around&& around) {
     static_assert(std::is_invocable_v<F&, Backend>,
-                  "gradsync: this function runs once on each rank, with the rank's communicator: give it one parameter of that type, by "
-                  "value, as in [](gs::ThreadBackend comm) {...}; comm.rank() is the rank");
+                  "gradsync: this function runs once on each rank, with the rank's communicator: give it one parameter "
+                  "of that type, by value, as in [](gs::ThreadBackend comm) {...}; comm.rank() is the rank");
     if constexpr (!std::is_invocable_v<F&, Backend>) {
         return;
     } else if constexpr (std::is_void_v<std::invoke_result_t<F&, Backend>>) {

@@ -10,32 +10,36 @@ namespace gradsync::inline v0_2 {
 
 /// Options of `StagingBackend`, the same on all ranks.
 struct StagingOptions {
-    cudaStream_t stream = nullptr;                   ///< the stream that writes and reads buffers; `set_stream` changes it
+    cudaStream_t stream = nullptr;  ///< the stream that writes and reads buffers; `set_stream` changes it
     std::size_t piece_bytes = std::size_t{4} << 20;  ///< size of one copy
 };
 
-/// Device buffers over a backend that reads host memory only (ThreadBackend, MpiBackend, TcpBackend). Buffers are copied to the host,
-/// reduced there and copied back, in pieces that overlap. For machines whose devices NCCL does not connect, and to get the host backend's
-/// bits.
+/// Device buffers over a backend that reads host memory only (ThreadBackend, MpiBackend, TcpBackend). Buffers are
+/// copied to the host, reduced there and copied back, in pieces that overlap. For machines whose devices NCCL does not
+/// connect, and to get the host backend's bits.
 ///
-/// - A collective reads its buffers after all work that is on the compute stream when it is started. A thread of the library advances the
-///   copies and the host's collectives during the backward. If the host's messages are MPI's, MPI must allow calls from any thread
-///   (MPI_THREAD_MULTIPLE).
-/// - `Work::wait_on(stream)` blocks the host until the result is on its way back, and makes the stream wait for the rest.
+/// - A collective reads its buffers after all work that is on the compute stream when it is started. A thread of the
+///   library advances the copies and the host's collectives during the backward. If the host's messages are MPI's, MPI
+///   must allow calls from any thread (MPI_THREAD_MULTIPLE).
+/// - `Work::wait_on(stream)` blocks the host until the result is on its way back, and makes the stream wait for the
+///   rest.
 /// - The device of a handle must be the calling thread's current device.
 template <Backend Host>
-class StagingBackend : public detail::EngineCollectives<StagingBackend<Host>, detail::StagingEngine<Host>, MemorySpace::device> {
+class StagingBackend
+    : public detail::EngineCollectives<StagingBackend<Host>, detail::StagingEngine<Host>, MemorySpace::device> {
     using Engine = detail::StagingEngine<Host>;
     using Base = detail::EngineCollectives<StagingBackend, Engine, MemorySpace::device>;
 
 public:
-    static constexpr BackendAbilities abilities{.poll = true, .wait_on = true, .tags = abilities_of<Host>.tags, .device_passes = true};
+    static constexpr BackendAbilities abilities{
+        .poll = true, .wait_on = true, .tags = abilities_of<Host>.tags, .device_passes = true};
 
-    /// Duplicates `host`, twice: collective. Uses the calling thread's current device. Throws Error(invalid_argument) if `piece_bytes` is
-    /// less than 64.
+    /// Duplicates `host`, twice: collective. Uses the calling thread's current device. Throws Error(invalid_argument)
+    /// if `piece_bytes` is less than 64.
     explicit StagingBackend(Host host, StagingOptions options = {})
         : StagingBackend(host, options, std::make_shared<typename Engine::Watch>(cuda::current_device())) {
-        if (options.piece_bytes < 64) detail::raise(Errc::invalid_argument, "StagingBackend: pieces must have 64 bytes at least");
+        if (options.piece_bytes < 64)
+            detail::raise(Errc::invalid_argument, "StagingBackend: pieces must have 64 bytes at least");
     }
 
     std::string describe() const { return std::string(host_.describe()) + ", device buffers copied through the host"; }

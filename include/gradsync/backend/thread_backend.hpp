@@ -50,26 +50,29 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 
 /// Ranks are threads of one process. It has no dependencies; the other backends are tested against it.
 ///
-/// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks work on it, by chunks.
-///   Elements are combined in the order of a tree over the ranks (core/math.hpp); the bits depend on nothing else.
-/// - Collectives advance inside `progress()`, `test()` and `wait()` of any rank; the library starts no thread. A rank that waits also works
-///   on the shares of late ranks (but not in a `reduce_step`).
+/// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks work on
+///   it, by chunks. Elements are combined in the order of a tree over the ranks (core/math.hpp); the bits depend on
+///   nothing else.
+/// - Collectives advance inside `progress()`, `test()` and `wait()` of any rank; the library starts no thread. A rank
+///   that waits also works on the shares of late ranks (but not in a `reduce_step`).
 /// - Several threads of a rank may use a handle. Collectives run in the order in which they are started.
-/// - If a rank fails, leaves early or reaches its time limit, every other rank's wait throws an Error that names it. From then on every
-///   call on any communicator of the same origin throws the same Error.
+/// - If a rank fails, leaves early or reaches its time limit, every other rank's wait throws an Error that names it.
+///   From then on every call on any communicator of the same origin throws the same Error.
 /// - When the last handle of a rank is destroyed, the rank counts as gone: collectives that others start later fail.
 class ThreadBackend : public detail::EngineCollectives<ThreadBackend, detail::ThreadSeat> {
 public:
-    static constexpr BackendAbilities abilities{.poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
+    static constexpr BackendAbilities abilities{
+        .poll = true, .failed = true, .tags = true, .cheaper_alone = true, .steps_inside = true};
     static constexpr std::chrono::nanoseconds default_timeout = std::chrono::minutes(5);  ///< of every wait
 
     /// Returns the handles of `size` new ranks, for threads that you run yourself; `run_threads` runs them for you.
     template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
-        if (size < 1) detail::raise(Errc::invalid_argument, detail::text("a ThreadBackend needs at least 1 rank, not ", size));
+        if (size < 1)
+            detail::raise(Errc::invalid_argument, detail::text("a ThreadBackend needs at least 1 rank, not ", size));
         collective::check_limit(timeout);
-        const auto board =
-            detail::ThreadWorld::board(detail::Shared<detail::ThreadWorld>::make(size), collective::Group::of_all(size, 0).members);
+        const auto board = detail::ThreadWorld::board(detail::Shared<detail::ThreadWorld>::make(size),
+                                                      collective::Group::of_all(size, 0).members);
         std::vector<ThreadBackend> handles;
         for (int r = 0; r < size; ++r) handles.push_back(ThreadBackend(board, r, timeout));
         return handles;
@@ -77,8 +80,8 @@ public:
 
     std::string describe() const { return detail::text(size(), size() == 1 ? " thread" : " threads"); }
 
-    /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB twice. It costs more if
-    /// there are more ranks than cores and few gradients: see docs/background/lab-notes.md.
+    /// In bytes; see the concept. All memory is equally near, and a collective costs about as much as copying 8 KiB
+    /// twice. It costs more if there are more ranks than cores and few gradients: see docs/background/lab-notes.md.
     static constexpr std::size_t cheaper_alone_from(bool = true) noexcept { return std::size_t{16} << 10; }
     static constexpr bool shares(const BufferView&) noexcept { return true; }  ///< Internal.
     static constexpr bool steps_inside() noexcept { return true; }             ///< Internal.
@@ -105,18 +108,20 @@ static_assert(Backend<ThreadBackend>);
 
 /// Options of `run_threads`.
 struct ThreadOptions {
-    std::chrono::nanoseconds timeout = ThreadBackend::default_timeout;  ///< limit of every wait; `set_timeout` changes it
+    std::chrono::nanoseconds timeout =
+        ThreadBackend::default_timeout;  ///< limit of every wait; `set_timeout` changes it
 };
 
-/// Runs `f(ThreadBackend)` on `size` threads, one per rank, and returns when all have returned. Returns nothing, or the results by rank if
-/// `f` returns something.
+/// Runs `f(ThreadBackend)` on `size` threads, one per rank, and returns when all have returned. Returns nothing, or the
+/// results by rank if `f` returns something.
 ///
-/// If a rank throws, the others are released from any collective that they wait for, with an Error that names it. The exception that was
-/// the cause (by rank, the first that blames no other rank) is rethrown here with its own type. A rank that neither communicates nor
-/// returns cannot be stopped from outside: run_threads waits for it.
+/// If a rank throws, the others are released from any collective that they wait for, with an Error that names it. The
+/// exception that was the cause (by rank, the first that blames no other rank) is rethrown here with its own type. A
+/// rank that neither communicates nor returns cannot be stopped from outside: run_threads waits for it.
 template <class F>
 auto run_threads(int size, F&& f, ThreadOptions options = {}) {
-    return detail::run_ranks(ThreadBackend::make(size, options.timeout), std::forward<F>(f), [](std::size_t, auto&& run) { run(); });
+    return detail::run_ranks(ThreadBackend::make(size, options.timeout), std::forward<F>(f),
+                             [](std::size_t, auto&& run) { run(); });
 }
 
 }  // namespace gradsync::inline v0_2

@@ -13,8 +13,8 @@
 ///     proof: HMAC(key, 'c', both)          ------>
 ///                                          <------ welcome: HMAC(key, 'a', both), or a refusal
 ///
-/// The two numbers are random, so that recorded messages prove nothing. All messages that follow are signed with a key derived from all of
-/// this.
+/// The two numbers are random, so that recorded messages prove nothing. All messages that follow are signed with a key
+/// derived from all of this.
 
 namespace gradsync::inline v0_2::net {
 
@@ -27,7 +27,8 @@ struct Nonce {
     static Nonce random() { return {{bootstrap::random_token(), bootstrap::random_token()}}; }
 };
 
-/// The first message of a caller, as plain bytes. All machines of a job must have the same byte order, or the magic number does not match.
+/// The first message of a caller, as plain bytes. All machines of a job must have the same byte order, or the magic
+/// number does not match.
 struct Hello {
     std::uint64_t magic = 0x31636e7973646172u;
     std::uint32_t version = 3;
@@ -42,12 +43,15 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 96 && std::is_trivially_copyable_v<Hello>);
 
-/// The caller's proof that it knows the key (role 'c'), the called rank's proof (role 'a'), or the key of the session (role 's').
+/// The caller's proof that it knows the key (role 'c'), the called rank's proof (role 'a'), or the key of the session
+/// (role 's').
 inline Hash proof(const Hash& key, char role, const Hello& hello, const Nonce& challenge) noexcept {
-    return bootstrap::hmac(bootstrap::bytes_of(key), bootstrap::bytes_of(role), bootstrap::bytes_of(hello), bootstrap::bytes_of(challenge));
+    return bootstrap::hmac(bootstrap::bytes_of(key), bootstrap::bytes_of(role), bootstrap::bytes_of(hello),
+                           bootstrap::bytes_of(challenge));
 }
 
-/// A connection whose messages are signed. Without its key nobody can invent, change, repeat or drop a message unnoticed. Not thread-safe.
+/// A connection whose messages are signed. Without its key nobody can invent, change, repeat or drop a message
+/// unnoticed. Not thread-safe.
 class Channel {
 public:
     enum class Kind : std::uint32_t { blob = 1, refusal, challenge, welcome, waiting };
@@ -70,7 +74,8 @@ public:
     [[gnu::cold]] bool send(Kind kind, std::string_view bytes, Clock::time_point deadline) noexcept {
         const Header header{.kind = kind, .bytes = bytes.size()};
         const Hash signature = sign(calls_, sent_++, header, bytes);
-        return socket_.send_all(&header, sizeof header, deadline) && socket_.send_all(bytes.data(), bytes.size(), deadline) &&
+        return socket_.send_all(&header, sizeof header, deadline) &&
+               socket_.send_all(bytes.data(), bytes.size(), deadline) &&
                socket_.send_all(&signature, sizeof signature, deadline);
     }
 
@@ -81,10 +86,12 @@ public:
         if (header.magic != Header().magic || header.bytes > largest) return Got::nonsense;
         bytes.resize(header.bytes);
         Hash signature;
-        if (!socket_.receive_all(bytes.data(), bytes.size(), deadline) || !socket_.receive_all(&signature, sizeof signature, deadline))
+        if (!socket_.receive_all(bytes.data(), bytes.size(), deadline) ||
+            !socket_.receive_all(&signature, sizeof signature, deadline))
             return Got::nothing;
         kind = header.kind;
-        return signature == sign(!calls_, received_++, header, bootstrap::text_of(bytes)) ? Got::message : Got::nonsense;
+        return signature == sign(!calls_, received_++, header, bootstrap::text_of(bytes)) ? Got::message
+                                                                                          : Got::nonsense;
     }
 
 private:

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <type_traits>
 
-/// SHA-256 (FIPS 180-4) and HMAC (RFC 2104). With them ranks prove that they know the token of their job. For a few kilobytes: it uses no
-/// processor instructions for SHA.
+/// SHA-256 (FIPS 180-4) and HMAC (RFC 2104). With them ranks prove that they know the token of their job. For a few
+/// kilobytes: it uses no processor instructions for SHA.
 
 namespace gradsync::inline v0_2::bootstrap {
 
@@ -42,7 +42,8 @@ public:
             add({&byte, 1});
         }
         Hash hash;
-        for (std::size_t i = 0; i < sizeof hash.bytes; ++i) hash.bytes[i] = static_cast<std::uint8_t>(state_[i / 4] >> (24 - 8 * (i % 4)));
+        for (std::size_t i = 0; i < sizeof hash.bytes; ++i)
+            hash.bytes[i] = static_cast<std::uint8_t>(state_[i / 4] >> (24 - 8 * (i % 4)));
         return hash;
     }
 
@@ -54,13 +55,14 @@ private:
     [[gnu::cold]] void mix() noexcept {
         /// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
         static constexpr Word constants[64] = {
-            0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
-            0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
-            0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
-            0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-            0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
-            0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
-            0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+            0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+            0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+            0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+            0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+            0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+            0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+            0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+            0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
         Word schedule[64];
         for (std::size_t i = 0; i < 16; ++i) {
             schedule[i] = 0;
@@ -68,12 +70,13 @@ private:
         }
         for (std::size_t i = 16; i < 64; ++i) {
             const Word a = schedule[i - 15], b = schedule[i - 2];
-            schedule[i] =
-                schedule[i - 16] + (turned(a, 7) ^ turned(a, 18) ^ a >> 3) + schedule[i - 7] + (turned(b, 17) ^ turned(b, 19) ^ b >> 10);
+            schedule[i] = schedule[i - 16] + (turned(a, 7) ^ turned(a, 18) ^ a >> 3) + schedule[i - 7] +
+                          (turned(b, 17) ^ turned(b, 19) ^ b >> 10);
         }
         auto [a, b, c, d, e, f, g, h] = state_;
         for (std::size_t i = 0; i < 64; ++i) {
-            const Word first = h + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & f) ^ (~e & g)) + constants[i] + schedule[i];
+            const Word first =
+                h + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & f) ^ (~e & g)) + constants[i] + schedule[i];
             const Word second = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
             h = g, g = f, f = e, e = d + first, d = c, c = b, b = a, a = first + second;
         }

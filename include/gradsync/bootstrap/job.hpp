@@ -14,24 +14,28 @@ struct Job {
     int local_rank = 0;                 ///< among the ranks of this machine; selects this rank's device
     std::string address = "localhost";  ///< rank 0's machine
     std::uint16_t port = 29500;         ///< at which rank 0 listens
-    std::string token = {};             ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
-    std::string run_id = {};            ///< the same on all ranks, different in every other job; keeps jobs apart. Need not be secret
+    std::string token = {};  ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
+    std::string run_id =
+        {};  ///< the same on all ranks, different in every other job; keeps jobs apart. Need not be secret
 
-    /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher whose variables are set
-    /// counts:
+    /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher
+    /// whose variables are set counts:
     ///
     /// - torchrun and many others: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK.
-    /// - mpirun, also for programs without MPI: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; the run id is PMIX_NAMESPACE),
-    ///   or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID (MPICH and relatives).
+    /// - mpirun, also for programs without MPI: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK (Open MPI; the run id is
+    ///   PMIX_NAMESPACE), or PMI_RANK, PMI_SIZE and MPI_LOCALRANKID (MPICH and relatives).
     /// - srun of Slurm: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID.
     /// - None of them: one rank.
     ///
-    /// Inside Slurm, ranks meet at the first host of SLURM_STEP_NODELIST (mpirun: of SLURM_JOB_NODELIST), with a port and a run id derived
-    /// from SLURM_JOB_ID. Elsewhere, mpirun's ranks meet on this machine. MASTER_ADDR and MASTER_PORT override all of these. If torchrun's
-    /// agent itself listens at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is derived from
-    /// TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is GRADSYNC_JOB_TOKEN.
+    /// Inside Slurm, ranks meet at the first host of SLURM_STEP_NODELIST (mpirun: of SLURM_JOB_NODELIST), with a port
+    /// and a run id derived from SLURM_JOB_ID. Elsewhere, mpirun's ranks meet on this machine. MASTER_ADDR and
+    /// MASTER_PORT override all of these. If torchrun's agent itself listens at MASTER_PORT
+    /// (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is derived from
+    /// TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is
+    /// GRADSYNC_JOB_TOKEN.
     ///
-    /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR or MASTER_PORT is set without a rank.
+    /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR or MASTER_PORT is set without a
+    /// rank.
     template <class Lookup>
     static Job from(Lookup&& variable);
 
@@ -68,13 +72,14 @@ template <class Lookup>
         const char* const digits = get(name);
         if (digits == nullptr)
             raise(Errc::invalid_argument,
-                  text("the environment variable ", name, " is not set; set it on every rank, with the launcher's other variables"));
+                  text("the environment variable ", name,
+                       " is not set; set it on every rank, with the launcher's other variables"));
         long long value = 0;
         const char* at = digits;
         for (; *at >= '0' && *at <= '9' && value <= most; ++at) value = value * 10 + (*at - '0');
         if (*at != '\0' || at == digits || value < least || value > most)
-            raise(Errc::invalid_argument,
-                  text("the environment variable ", name, " must be a number from ", least, " to ", most, ", not '", digits, "'"));
+            raise(Errc::invalid_argument, text("the environment variable ", name, " must be a number from ", least,
+                                               " to ", most, ", not '", digits, "'"));
         return value;
     };
     constexpr int max_ranks = 1 << 20;
@@ -89,8 +94,8 @@ template <class Lookup>
                     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
                     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
                     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
-    // In a Slurm job, mpirun's processes also have Slurm's variables, namely those of the process that started them. srun's processes may
-    // have some of the variables of MPICH's mpirun, but not all.
+    // In a Slurm job, mpirun's processes also have Slurm's variables, namely those of the process that started them.
+    // srun's processes may have some of the variables of MPICH's mpirun, but not all.
     const bool of_mpich = has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"));
     const Launcher launcher = has("RANK") || has("WORLD_SIZE") ? by_names
                               : has("OMPI_COMM_WORLD_RANK")    ? open_mpi
@@ -98,13 +103,13 @@ template <class Lookup>
                               : has("SLURM_PROCID")            ? slurm
                                                                : none;
     if (launcher == none && (has("MASTER_ADDR") || has("MASTER_PORT")))
-        raise(
-            Errc::invalid_argument,
-            "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; set all four on every rank, or unset both to run a single rank");
+        raise(Errc::invalid_argument,
+              "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; set all four on every rank, or "
+              "unset both to run a single rank");
     if (launcher == slurm && !has("SLURM_NTASKS"))  // in a batch script, outside of srun
-        raise(
-            Errc::invalid_argument,
-            "SLURM_PROCID is set, but SLURM_NTASKS is not; start the program with srun, or set RANK=0 and WORLD_SIZE=1 to run a single rank");
+        raise(Errc::invalid_argument,
+              "SLURM_PROCID is set, but SLURM_NTASKS is not; start the program with srun, or set RANK=0 and "
+              "WORLD_SIZE=1 to run a single rank");
     if (launcher != none) {
         const auto& names = names_of[launcher];
         job.size = static_cast<int>(number(names.size, 1, max_ranks));
@@ -127,11 +132,12 @@ template <class Lookup>
         if (name != nullptr) (job.run_id += job.run_id.empty() ? "mpirun " : ", mpirun ") += name;
     }
     if (const char* const address = get("MASTER_ADDR")) job.address = address;
-    if (job.address.starts_with('[') && job.address.ends_with(']')) job.address = job.address.substr(1, job.address.size() - 2);
+    if (job.address.starts_with('[') && job.address.ends_with(']'))
+        job.address = job.address.substr(1, job.address.size() - 2);
     const std::size_t colon = job.address.find(job.address.starts_with('[') ? "]:" : ":");
     if (colon != std::string::npos && (job.address.starts_with('[') || job.address.rfind(':') == colon))
-        raise(Errc::invalid_argument, text("the environment variable MASTER_ADDR must be a host without a port, not '", job.address,
-                                           "'; put the port into MASTER_PORT"));
+        raise(Errc::invalid_argument, text("the environment variable MASTER_ADDR must be a host without a port, not '",
+                                           job.address, "'; put the port into MASTER_PORT"));
     set_port("MASTER_PORT");
     const char* const agent = get("TORCHELASTIC_USE_AGENT_STORE");
     if (launcher == by_names && agent != nullptr && std::string_view(agent) == "True") {
@@ -143,15 +149,17 @@ template <class Lookup>
     set_port("GRADSYNC_PORT");
     if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
     if (job.address.empty())
-        raise(Errc::invalid_argument, "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
+        raise(Errc::invalid_argument,
+              "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
     return job;
 }
 
 #ifdef GRADSYNC_ONCE
 GRADSYNC_ONCE Job Job::from_environment() {
     Job job = from([](const char* name) { return std::getenv(name); });
-    detail::debug(detail::DebugLevel::info, job.rank, "the environment says: ", job.size, job.size == 1 ? " rank" : " ranks",
-                  ", local rank ", job.local_rank, ", rank 0 at ", job.address, " port ", job.port,
+    detail::debug(detail::DebugLevel::info, job.rank, "the environment says: ", job.size,
+                  job.size == 1 ? " rank" : " ranks", ", local rank ", job.local_rank, ", rank 0 at ", job.address,
+                  " port ", job.port,
                   job.token.empty()     ? ", no token"
                   : job.token == "open" ? ", open to all"
                                         : ", a token",

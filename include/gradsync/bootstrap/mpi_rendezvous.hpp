@@ -22,8 +22,8 @@ namespace gradsync::inline v0_2 {
 
 namespace bootstrap {
 
-/// Serialises the library's MPI calls, because MPI may allow one thread at a time only (MPI_THREAD_SERIALIZED). The program must serialise
-/// its own.
+/// Serialises the library's MPI calls, because MPI may allow one thread at a time only (MPI_THREAD_SERIALIZED). The
+/// program must serialise its own.
 inline std::mutex& mpi_mutex() noexcept {
     static std::mutex only;
     return only;
@@ -34,9 +34,10 @@ inline const char* refusal_of_thread(int level) noexcept {
     if (level >= MPI_THREAD_SERIALIZED) return nullptr;
     int is_main = 0;
     MPI_Is_thread_main(&is_main);
-    return is_main ? nullptr
-                   : "MPI was initialised for the main thread alone; ask MPI_Init_thread (or boost::mpi::environment) for "
-                     "MPI_THREAD_MULTIPLE, or communicate from the main thread only";
+    return is_main
+               ? nullptr
+               : "MPI was initialised for the main thread alone; ask MPI_Init_thread (or boost::mpi::environment) for "
+                 "MPI_THREAD_MULTIPLE, or communicate from the main thread only";
 }
 
 /// MPI's text for a failed function.
@@ -57,11 +58,13 @@ struct MpiFailure {
     MPI_Error_class(code, &error_class);
     if (error_class == MPI_ERR_COMM)
         return {Errc::invalid_argument,
-                "this rank is in no such communicator (MPI_COMM_NULL), or it was freed; pass one that the rank is in, and free it later"};
+                "this rank is in no such communicator (MPI_COMM_NULL), or it was freed; pass one that the rank is in, "
+                "and free it later"};
     if (error_class == MPI_ERR_TRUNCATE)
-        return {Errc::collective_mismatch, "a message was longer than its receiver expected; give all ranks the same calls and sizes"};
-    for (const int argument : {MPI_ERR_ARG, MPI_ERR_BUFFER, MPI_ERR_COUNT, MPI_ERR_GROUP, MPI_ERR_OP, MPI_ERR_RANK, MPI_ERR_REQUEST,
-                               MPI_ERR_ROOT, MPI_ERR_TAG, MPI_ERR_TYPE})
+        return {Errc::collective_mismatch,
+                "a message was longer than its receiver expected; give all ranks the same calls and sizes"};
+    for (const int argument : {MPI_ERR_ARG, MPI_ERR_BUFFER, MPI_ERR_COUNT, MPI_ERR_GROUP, MPI_ERR_OP, MPI_ERR_RANK,
+                               MPI_ERR_REQUEST, MPI_ERR_ROOT, MPI_ERR_TAG, MPI_ERR_TYPE})
         if (error_class == argument) return {Errc::invalid_argument, "correct this argument of the call"};
     return {Errc::peer_failed, "look at MPI's own output"};
 }
@@ -70,8 +73,9 @@ struct MpiFailure {
 inline int liveness_tag() noexcept {
     void* bound = nullptr;
     int found = 0;
-    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);  // Open MPI copies it to duplicates of MPI_COMM_WORLD only
-    return found ? *static_cast<int*>(bound) : 32767;               // the minimum that the standard guarantees
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound,
+                      &found);                         // Open MPI copies it to duplicates of MPI_COMM_WORLD only
+    return found ? *static_cast<int*>(bound) : 32767;  // the minimum that the standard guarantees
 }
 
 /// A new key for an attribute of communicators. `on_delete` is called when an attribute is deleted.
@@ -81,8 +85,8 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     return key;
 }
 
-/// The number of the last call over all rendezvous of a communicator; the same on all ranks. It tells the messages of this rendezvous from
-/// those of an earlier one that are still in flight.
+/// The number of the last call over all rendezvous of a communicator; the same on all ranks. It tells the messages of
+/// this rendezvous from those of an earlier one that are still in flight.
 [[gnu::cold]] inline gradsync::detail::Shared<int> last_call_of(MPI_Comm comm) {
     using Holder = gradsync::detail::Shared<int>;
     static const int key = make_key([](MPI_Comm, int, void* holder, void*) -> int {
@@ -135,26 +139,32 @@ struct MpiRendezvousOptions {
 
 /// A rendezvous of ranks that already have MPI. The communicator stays yours, and must outlive this.
 ///
-/// No MPI call blocks here. After a time-out, MPI keeps its buffers until the process ends, and the communicator must not be used for other
-/// collectives (after a time-out of `duplicate`, it may not even give a new one). MPI_Finalize may then hang; MPI_Abort does not.
+/// No MPI call blocks here. After a time-out, MPI keeps its buffers until the process ends, and the communicator must
+/// not be used for other collectives (after a time-out of `duplicate`, it may not even give a new one). MPI_Finalize
+/// may then hang; MPI_Abort does not.
 ///
-/// The error names the ranks that did not come, which MPI itself does not report. A rank that has waited for too long tells all others
-/// which call it is in, and waiting ranks answer with theirs. These messages use the communicator's largest tag, which the library
-/// reserves. Nothing is sent unless a rank asks.
+/// The error names the ranks that did not come, which MPI itself does not report. A rank that has waited for too long
+/// tells all others which call it is in, and waiting ranks answer with theirs. These messages use the communicator's
+/// largest tag, which the library reserves. Nothing is sent unless a rank asks.
 class MpiRendezvous {
 public:
-    /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for MPI_COMM_NULL; and for an
-    /// intercommunicator.
-    GRADSYNC_SETUP explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {}) : comm_(comm), options_(options) {
+    /// Throws Error(invalid_argument) if MPI is not initialised, is finalised or does not allow this thread; for
+    /// MPI_COMM_NULL; and for an intercommunicator.
+    GRADSYNC_SETUP explicit MpiRendezvous(MPI_Comm comm, MpiRendezvousOptions options = {})
+        : comm_(comm), options_(options) {
         int initialised = 0, finalised = 0;
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
-        if (finalised) refuse(Errc::invalid_argument, "MPI is finalised already; make the backend, or the rendezvous, before");
-        if (!initialised) refuse(Errc::invalid_argument, "MPI is not initialised; make a boost::mpi::environment, or call MPI_Init, first");
+        if (finalised)
+            refuse(Errc::invalid_argument, "MPI is finalised already; make the backend, or the rendezvous, before");
+        if (!initialised)
+            refuse(Errc::invalid_argument,
+                   "MPI is not initialised; make a boost::mpi::environment, or call MPI_Init, first");
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
         if (const char* const refusal = bootstrap::refusal_of_thread(level)) refuse(Errc::invalid_argument, refusal);
-        if (options_.timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+        if (options_.timeout <= std::chrono::nanoseconds::zero())
+            refuse(Errc::invalid_argument, "the time limit must be positive");
         options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
         if (comm_ == MPI_COMM_NULL)  // MPI itself would end the process
             refuse(Errc::invalid_argument,
@@ -165,7 +175,8 @@ public:
         int two_groups = 0;
         check(MPI_Comm_test_inter(comm_, &two_groups), "MPI_Comm_test_inter");
         if (two_groups)
-            refuse(Errc::invalid_argument, "an intercommunicator has two groups of ranks; make one of them first (MPI_Intercomm_merge)");
+            refuse(Errc::invalid_argument,
+                   "an intercommunicator has two groups of ranks; make one of them first (MPI_Intercomm_merge)");
         check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
         check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
         tag_ = bootstrap::liveness_tag();
@@ -197,12 +208,13 @@ public:
         });
         const std::int64_t bytes = bootstrap::add_up(b.counts, b.offsets);
         if (bytes > INT_MAX)
-            refuse(Errc::invalid_argument, bootstrap::text("the ranks exchange ", bytes, " bytes in total, but MPI takes at most ", INT_MAX,
-                                                           "; exchange less, and use a backend's collectives for data"));
+            refuse(Errc::invalid_argument,
+                   bootstrap::text("the ranks exchange ", bytes, " bytes in total, but MPI takes at most ", INT_MAX,
+                                   "; exchange less, and use a backend's collectives for data"));
         b.together.resize(static_cast<std::size_t>(bytes));
         finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
-            return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(), b.offsets.data(), MPI_BYTE, comm_,
-                                   request);
+            return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(),
+                                   b.offsets.data(), MPI_BYTE, comm_, request);
         });
         std::vector<Blob> all;
         for (std::size_t r = 0; r < b.counts.size(); ++r)
@@ -213,7 +225,8 @@ public:
     /// Returns another communicator of the same ranks, which the caller must free. Collective.
     GRADSYNC_SETUP MPI_Comm duplicate() {
         const auto copy = gradsync::detail::Shared<MPI_Comm>::make(MPI_COMM_NULL);
-        finish(copy, "MPI_Comm_idup", [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
+        finish(copy, "MPI_Comm_idup",
+               [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
         return *copy;
     }
 
@@ -225,7 +238,8 @@ private:
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
         // Time for the others to answer, as `collective::Deadline` allows at a time limit.
-        const auto respite = gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
+        const auto respite =
+            gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
         call_ = ++*last_call_;
         asked_ = false;
         for (bool first = true;; first = false) {
@@ -243,7 +257,8 @@ private:
                         if (r != rank_) tell(r);
             }
             // If several ranks are silent, some of them may only be slow to answer.
-            if (spent >= options_.timeout + respite && (silent().size() < 2 || spent >= options_.timeout + 4 * respite)) break;
+            if (spent >= options_.timeout + respite && (silent().size() < 2 || spent >= options_.timeout + 4 * respite))
+                break;
             if (spent < std::chrono::milliseconds(1)) ::sched_yield();
             else ::usleep(50);
         }
@@ -251,7 +266,8 @@ private:
         // If all ranks answered, the missing ones gave up earlier, or are elsewhere in the program.
         using bootstrap::text;
         const List<int> missing = silent();
-        const std::string ranks = missing.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(missing);
+        const std::string ranks =
+            missing.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(missing);
         refuse(Errc::timeout,
                text("waited ", bootstrap::format_duration(options_.timeout), " in ", function, " for ", ranks,
                     "; every rank has to make its backend, or rendezvous, at the same place in the program"),
@@ -273,8 +289,8 @@ private:
             MPI_Status status;
             if (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &there, &status) != MPI_SUCCESS || !there) return;
             if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
-            // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank. Unreceived questions
-            // of an earlier rendezvous carry no information.
+            // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank.
+            // Unreceived questions of an earlier rendezvous carry no information.
             int& heard = heard_[static_cast<std::size_t>(status.MPI_SOURCE)];
             if (call > earlier_) heard = gradsync::detail::larger(heard, asked_ ? call_ : call);
             tell(status.MPI_SOURCE);
@@ -286,7 +302,8 @@ private:
         if (std::exchange(told_[static_cast<std::size_t>(rank)], call_) == call_) return;
         const auto message = gradsync::detail::Shared<int>::make(call_);
         MPI_Request request = MPI_REQUEST_NULL;
-        if (MPI_Isend(message.get(), 1, MPI_INT, rank, tag_, comm_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
+        if (MPI_Isend(message.get(), 1, MPI_INT, rank, tag_, comm_, &request) == MPI_SUCCESS)
+            MPI_Request_free(&request);
         gradsync::detail::leak_until_exit(message);  // its receiver may never take it
     }
 
@@ -297,9 +314,11 @@ private:
     }
 
     [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const std::string& why, int peer = -1) const {
-        bootstrap::raise(code,
-                         bootstrap::text(rank_ < 0 ? "rendezvous over MPI: " : bootstrap::text("rendezvous of rank ", rank_, ": "), why),
-                         {.operation = "rendezvous", .rank = rank_, .peer = peer});
+        bootstrap::raise(
+            code,
+            bootstrap::text(rank_ < 0 ? "rendezvous over MPI: " : bootstrap::text("rendezvous of rank ", rank_, ": "),
+                            why),
+            {.operation = "rendezvous", .rank = rank_, .peer = peer});
     }
 
     MPI_Comm comm_;

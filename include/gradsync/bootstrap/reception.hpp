@@ -13,7 +13,9 @@ struct Contact {
     std::int32_t error = 0;   ///< `errno`, if it cannot
     Address addresses[8] = {};
 
-    Hash key(std::string_view secret) const noexcept { return bootstrap::hmac(secret, "connection", bootstrap::bytes_of(token)); }
+    Hash key(std::string_view secret) const noexcept {
+        return bootstrap::hmac(secret, "connection", bootstrap::bytes_of(token));
+    }
 };
 static_assert(std::is_trivially_copyable_v<Contact>);
 
@@ -30,11 +32,15 @@ struct Link {
 class Reception {
 public:
     Reception() = default;
-    /// Answers calls at `listener`. `own`: what a caller's greeting must contain: the called rank, and the job's name and size.
-    Reception(Socket listener, const Hello& own, const Hash& key) noexcept : listener_(std::move(listener)), own_(own), key_(key) {}
+    /// Answers calls at `listener`. `own`: what a caller's greeting must contain: the called rank, and the job's name
+    /// and size.
+    Reception(Socket listener, const Hello& own, const Hash& key) noexcept
+        : listener_(std::move(listener)), own_(own), key_(key) {}
 
-    /// Starts to listen for the ranks of `meeting`, at `bind` (see `listen`). If that fails, `contact().count` is 0 and `problem` says why.
-    [[gnu::cold]] static Reception open(const bootstrap::AnyRendezvous& meeting, const std::string& bind, std::string& problem) {
+    /// Starts to listen for the ranks of `meeting`, at `bind` (see `listen`). If that fails, `contact().count` is 0 and
+    /// `problem` says why.
+    [[gnu::cold]] static Reception open(const bootstrap::AnyRendezvous& meeting, const std::string& bind,
+                                        std::string& problem) {
         Contact contact;
         Socket listener = listen(bind, 0, backlog, problem);
         if (!listener) {
@@ -51,7 +57,8 @@ public:
             address.set_port(own.port());
             if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
         }
-        const Hello hello{.size = static_cast<std::uint32_t>(meeting.size()), .to = static_cast<std::uint32_t>(meeting.rank())};
+        const Hello hello{.size = static_cast<std::uint32_t>(meeting.size()),
+                          .to = static_cast<std::uint32_t>(meeting.rank())};
         Reception reception(std::move(listener), hello, contact.key(meeting.secret()));
         reception.contact_ = contact;
         return reception;
@@ -63,8 +70,8 @@ public:
         callers_.clear();
     }
 
-    /// Returns a call of one of the `expected` ranks; no channel at the deadline. A silent stranger delays nobody; if there are very many,
-    /// the oldest are turned away.
+    /// Returns a call of one of the `expected` ranks; no channel at the deadline. A silent stranger delays nobody; if
+    /// there are very many, the oldest are turned away.
     [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) {
         List<pollfd> waiting;
         auto last = Clock::now();
@@ -98,7 +105,9 @@ public:
                 if (!socket && (errno == EMFILE || errno == ENFILE)) ::usleep(10'000);  // the next caller keeps waiting
                 if (!socket) break;
                 if (callers_.size() == backlog)
-                    callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) { return &caller == oldest && ++turned_away_ > 0; });
+                    callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) {
+                        return &caller == oldest && ++turned_away_ > 0;
+                    });
                 socket.send_without_delay();
                 callers_.push_back({.channel = Channel(std::move(socket)), .until = now + patience});
             }
@@ -106,9 +115,11 @@ public:
         return {};
     }
 
-    /// The number of callers turned away. `told()`: the reason given to the last one that may have belonged to the job, or empty.
+    /// The number of callers turned away. `told()`: the reason given to the last one that may have belonged to the job,
+    /// or empty.
     int turned_away() const noexcept { return turned_away_; }
-    /// The longest time in which `answer` looked at no caller: more than a tenth of a second if this process was stopped.
+    /// The longest time in which `answer` looked at no caller: more than a tenth of a second if this process was
+    /// stopped.
     std::chrono::nanoseconds longest_pause() const noexcept { return longest_pause_; }
     const std::string& told() const noexcept { return told_; }
 
@@ -128,30 +139,34 @@ private:
 
     static constexpr std::size_t backlog = 128;
 
-    /// Reads a caller's words that have arrived, and turns it away at the first wrong byte. Returns true if more must come.
+    /// Reads a caller's words that have arrived, and turns it away at the first wrong byte. Returns true if more must
+    /// come.
     [[gnu::cold]] bool listen_to(Caller& caller) {
         Hello& hello = caller.words.hello;
         const std::size_t due = caller.challenged ? sizeof caller.words : sizeof hello;
-        const ssize_t count =
-            ::recv(caller.channel.socket().get(), reinterpret_cast<std::byte*>(&caller.words) + caller.got, due - caller.got, 0);
+        const ssize_t count = ::recv(caller.channel.socket().get(),
+                                     reinterpret_cast<std::byte*>(&caller.words) + caller.got, due - caller.got, 0);
         if (count < 0) return errno == EAGAIN || errno == EINTR;
         if (count == 0) return false;
         caller.got += static_cast<std::size_t>(count);
         const std::size_t of_magic = gradsync::detail::smaller(caller.got, sizeof hello.magic);
         if (std::memcmp(&hello.magic, &own_.magic, of_magic) != 0) return false;
         if (caller.got >= offsetof(Hello, size) && hello.version != own_.version)
-            return refuse(caller, Errc::invalid_argument, "it runs another version of gradsync; give all ranks the same");
+            return refuse(caller, Errc::invalid_argument,
+                          "it runs another version of gradsync; give all ranks the same");
         if (caller.got < due) return true;
         if (!caller.challenged) {
             if (!(hello.job == own_.job))
-                return refuse(caller, Errc::invalid_argument, "it belongs to another job; give two jobs different ports");
+                return refuse(caller, Errc::invalid_argument,
+                              "it belongs to another job; give two jobs different ports");
             caller.challenge = Nonce::random();
             caller.challenged = true;
             return caller.channel.send(Channel::Kind::challenge, bootstrap::bytes_of(caller.challenge), soon());
         }
         if (!(caller.words.proof == proof(key_, 'c', hello, caller.challenge)))
-            return refuse(caller, Errc::invalid_argument,
-                          "the tokens differ; give all ranks of a job the same GRADSYNC_JOB_TOKEN, and two jobs different ports");
+            return refuse(
+                caller, Errc::invalid_argument,
+                "the tokens differ; give all ranks of a job the same GRADSYNC_JOB_TOKEN, and two jobs different ports");
         caller.admitted = true;
         return false;
     }
@@ -162,15 +177,17 @@ private:
         const Hello& hello = caller.words.hello;
         if (hello.size != own_.size)
             return refuse(caller, Errc::parameter_mismatch,
-                          text("rank ", hello.from, " was told that there are ", hello.size, " ranks, rank ", own_.to, " that there are ",
-                               own_.size, "; give all the same WORLD_SIZE"));
+                          text("rank ", hello.from, " was told that there are ", hello.size, " ranks, rank ", own_.to,
+                               " that there are ", own_.size, "; give all the same WORLD_SIZE"));
         if (hello.to != own_.to || hello.from == own_.to || hello.from >= own_.size)
             return refuse(caller, Errc::invalid_argument, text("there is no room for another rank ", hello.from));
         for (const int rank : expected)
             if (rank == static_cast<int>(hello.from))
                 return !has_given_up(caller) &&
-                       caller.channel.send(Channel::Kind::welcome, bootstrap::bytes_of(proof(key_, 'a', hello, caller.challenge)), soon());
-        return refuse(caller, Errc::invalid_argument, text("rank ", hello.from, " has arrived already; give every process its own RANK"));
+                       caller.channel.send(Channel::Kind::welcome,
+                                           bootstrap::bytes_of(proof(key_, 'a', hello, caller.challenge)), soon());
+        return refuse(caller, Errc::invalid_argument,
+                      text("rank ", hello.from, " has arrived already; give every process its own RANK"));
     }
 
     /// A caller that was kept waiting calls again, and must find its place free.
@@ -202,7 +219,8 @@ struct Answer {
     Channel channel = {};
     Refusal refusal = {};
     std::string problem = {};
-    bool silent = false;  ///< nobody answered, or hung up before a word: a process that is stopped, is closing, or has too many callers
+    bool silent = false;  ///< nobody answered, or hung up before a word: a process that is stopped, is closing, or has
+                          ///< too many callers
 };
 
 /// Introduces the caller to the other end of `socket`, by the rules of channel.hpp.
@@ -220,8 +238,8 @@ struct Answer {
         if (refused) answer.refusal = Refusal::read(bootstrap::text_of(words));
         else if (got == Channel::Got::nothing) {
             answer.silent = true;
-            answer.problem =
-                errno == ETIMEDOUT ? "the process that listens there does not answer" : "the process that listens there hung up";
+            answer.problem = errno == ETIMEDOUT ? "the process that listens there does not answer"
+                                                : "the process that listens there hung up";
         } else answer.refusal = {.code = Errc::peer_failed, .why = "it is not a rank of gradsync"};
         return false;
     };
@@ -249,9 +267,10 @@ struct Answer {
     return answer;
 }
 
-/// Calls the listener at one of `addresses`. An address that does not answer within a quarter of a second does not delay the next ones (as
-/// in RFC 8305). Each is tried once, unless the deadline comes first.
-[[gnu::cold]] inline Answer call(const List<Address>& addresses, const Hello& hello, const Hash& key, Clock::time_point deadline) {
+/// Calls the listener at one of `addresses`. An address that does not answer within a quarter of a second does not
+/// delay the next ones (as in RFC 8305). Each is tried once, unless the deadline comes first.
+[[gnu::cold]] inline Answer call(const List<Address>& addresses, const Hello& hello, const Hash& key,
+                                 Clock::time_point deadline) {
     using gradsync::detail::smaller;
     Answer answer{.problem = "no address"};
     List<Socket> trying;
@@ -280,7 +299,8 @@ struct Answer {
             }
             bool last = next == addresses.size();
             for (const Socket& other : trying) last &= !other;
-            Answer one = introduce(std::move(socket), hello, key, last ? deadline : smaller(deadline, Clock::now() + patience));
+            Answer one =
+                introduce(std::move(socket), hello, key, last ? deadline : smaller(deadline, Clock::now() + patience));
             if (one.refusal.why.empty()) one.refusal = std::move(answer.refusal);
             one.silent |= answer.silent;
             answer = std::move(one);
@@ -295,25 +315,27 @@ struct Answer {
     return answer;
 }
 
-/// Does a store of torch.distributed listen at one of `addresses`? It also uses MASTER_PORT, and echoes the number of a ping.
+/// Does a store of torch.distributed listen at one of `addresses`? It also uses MASTER_PORT, and echoes the number of a
+/// ping.
 [[gnu::cold]] inline bool is_torch_store(const List<Address>& addresses, Clock::time_point deadline) {
     constexpr unsigned char validate_and_ping[] = {0, 0xce, 0xf7, 0x85, 0x3c, 13, 'p', 'i', 'n', 'g'};
     for (const Address& address : addresses) {
         const Socket socket = Socket::of_family(address.family());
         char echo[4];
-        if (socket && socket.connect(address.get(), address.size()) && socket.await(POLLOUT, deadline) && socket.is_connected() &&
-            socket.send_all(validate_and_ping, sizeof validate_and_ping, deadline) && socket.receive_all(echo, sizeof echo, deadline) &&
-            std::memcmp(echo, "ping", sizeof echo) == 0)
+        if (socket && socket.connect(address.get(), address.size()) && socket.await(POLLOUT, deadline) &&
+            socket.is_connected() && socket.send_all(validate_and_ping, sizeof validate_and_ping, deadline) &&
+            socket.receive_all(echo, sizeof echo, deadline) && std::memcmp(echo, "ping", sizeof echo) == 0)
             return true;
     }
     return false;
 }
 
-/// Connects this rank: it calls the ranks `called` at their contacts, and the `callers` call `reception`. That takes up to `limit`. A rank
-/// that is silent is called again later, so that it holds up no other. Returns the connections that were made. `secret`: that of the
-/// rendezvous.
-[[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank, std::string_view secret,
-                                        List<int> called, List<int> callers, std::chrono::nanoseconds limit) {
+/// Connects this rank: it calls the ranks `called` at their contacts, and the `callers` call `reception`. That takes up
+/// to `limit`. A rank that is silent is called again later, so that it holds up no other. Returns the connections that
+/// were made. `secret`: that of the rendezvous.
+[[gnu::cold]] inline List<Link> connect(Reception& reception, const List<Contact>& contacts, int rank,
+                                        std::string_view secret, List<int> called, List<int> callers,
+                                        std::chrono::nanoseconds limit) {
     List<Link> links, heard;
     links.reserve(called.size() + callers.size());
     heard.reserve(callers.size());
@@ -337,8 +359,10 @@ struct Answer {
                           .from = static_cast<std::uint32_t>(rank),
                           .to = static_cast<std::uint32_t>(r)};
         List<Address> addresses;
-        for (std::size_t i = 0; i < contact.count && i < std::size(contact.addresses); ++i) addresses.push_back(contact.addresses[i]);
-        Answer one = call(addresses, hello, contact.key(secret), gradsync::detail::smaller(end, Clock::now() + limit / 4));
+        for (std::size_t i = 0; i < contact.count && i < std::size(contact.addresses); ++i)
+            addresses.push_back(contact.addresses[i]);
+        Answer one =
+            call(addresses, hello, contact.key(secret), gradsync::detail::smaller(end, Clock::now() + limit / 4));
         if (!one.channel) return !one.silent;
         links.push_back({r, std::move(one.channel)});
         return true;

@@ -21,14 +21,15 @@ using Blob = std::vector<std::byte>;  ///< bytes that ranks exchange before they
 /// The most bytes that one rank may contribute to an exchange.
 inline constexpr std::size_t largest_blob = std::size_t{1} << 20;
 
-/// Lets ranks that know only their numbers find one another. They exchange a few bytes, from which a backend makes its connections. Too
-/// slow for data.
+/// Lets ranks that know only their numbers find one another. They exchange a few bytes, from which a backend makes its
+/// connections. Too slow for data.
 ///
-/// `all_gather(own)` returns every rank's bytes, by rank; they may differ in length. It is collective, and has a time limit and a size
-/// limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive or is gone. A model need not be
-/// thread-safe. If others than the job's ranks can read the exchange, a model has `std::string_view secret()`: text that only the ranks
-/// know. It becomes part of the keys of the connections. A model may have `all_gather(own, limit)`, an exchange with another time limit;
-/// otherwise the construction of a backend may take half a limit longer.
+/// `all_gather(own)` returns every rank's bytes, by rank; they may differ in length. It is collective, and has a time
+/// limit and a size limit (`largest_blob`). It throws an Error that names the rank if another rank did not arrive or is
+/// gone. A model need not be thread-safe. If others than the job's ranks can read the exchange, a model has
+/// `std::string_view secret()`: text that only the ranks know. It becomes part of the keys of the connections. A model
+/// may have `all_gather(own, limit)`, an exchange with another time limit; otherwise the construction of a backend may
+/// take half a limit longer.
 template <class R>
 concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const std::byte> own) {
     { constant.rank() } -> std::same_as<int>;
@@ -73,8 +74,9 @@ private:
     template <class R>
     static std::string_view secret_of(R& model) {
         if constexpr (requires { model.secret(); }) {
-            static_assert(std::is_same_v<decltype(model.secret()), std::string_view>,
-                          "gradsync: secret() of a rendezvous returns a std::string_view, of text that the rendezvous keeps");
+            static_assert(
+                std::is_same_v<decltype(model.secret()), std::string_view>,
+                "gradsync: secret() of a rendezvous returns a std::string_view, of text that the rendezvous keeps");
             return model.secret();
         } else {
             return {};
@@ -98,7 +100,8 @@ private:
         const Blob& blob = blobs[static_cast<std::size_t>(r)];
         if (blob.size() != bytes)
             raise(Errc::parameter_mismatch,
-                  text("rank ", r, " sent ", blob.size(), " bytes where ", bytes, " were due; all ranks must run the same program"),
+                  text("rank ", r, " sent ", blob.size(), " bytes where ", bytes,
+                       " were due; all ranks must run the same program"),
                   {.operation = "rendezvous", .peer = r});
         std::memcpy(static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes, blob.data(), bytes);
     }
@@ -159,7 +162,8 @@ inline std::string_view text_of(std::span<const std::byte> bytes) noexcept {
 /// A number that strangers cannot guess.
 inline std::uint64_t random_token() {
     std::uint64_t token = 0;
-    if (::getentropy(&token, sizeof token) != 0) throw std::system_error(errno, std::generic_category(), std::string("no random numbers"));
+    if (::getentropy(&token, sizeof token) != 0)
+        throw std::system_error(errno, std::generic_category(), std::string("no random numbers"));
     return token;
 }
 
@@ -170,12 +174,14 @@ public:
     int size() const noexcept { return size_; }  ///< Returns the number of ranks.
 
 protected:
-    /// `place`: where the ranks meet, for errors: " in /tmp/meeting", or empty. Throws Error(invalid_argument) for an invalid rank, size or
-    /// time limit.
+    /// `place`: where the ranks meet, for errors: " in /tmp/meeting", or empty. Throws Error(invalid_argument) for an
+    /// invalid rank, size or time limit.
     Participant(int rank, int size, std::chrono::nanoseconds timeout, std::string place = {})
         : rank_(rank), size_(size), timeout_(gradsync::detail::clamp_timeout(timeout)), place_(std::move(place)) {
-        if (size < 1 || rank < 0 || rank >= size) refuse(Errc::invalid_argument, text("rank ", rank, " is not one of ", size));
-        if (timeout <= std::chrono::nanoseconds::zero()) refuse(Errc::invalid_argument, "the time limit must be positive");
+        if (size < 1 || rank < 0 || rank >= size)
+            refuse(Errc::invalid_argument, text("rank ", rank, " is not one of ", size));
+        if (timeout <= std::chrono::nanoseconds::zero())
+            refuse(Errc::invalid_argument, "the time limit must be positive");
     }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
     List<int> others() const {
@@ -193,7 +199,8 @@ protected:
         refuse(refusal.code, refusal.why, refusal.peer < 0 ? from : refusal.peer);
     }
     [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
-        raise(code, text("rendezvous of rank ", rank_, place_, ": ", what), {.operation = "rendezvous", .rank = rank_, .peer = peer});
+        raise(code, text("rendezvous of rank ", rank_, place_, ": ", what),
+              {.operation = "rendezvous", .rank = rank_, .peer = peer});
     }
 
 private:

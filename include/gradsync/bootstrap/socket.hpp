@@ -33,7 +33,9 @@ constexpr bool is_silence(int error) noexcept {
     return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
 }
 /// May the same call succeed later?
-constexpr bool may_pass(int error) noexcept { return error == EAGAIN || error == EINTR || error == ENOBUFS || error == ENOMEM; }
+constexpr bool may_pass(int error) noexcept {
+    return error == EAGAIN || error == EINTR || error == ENOBUFS || error == ENOMEM;
+}
 
 /// Owns a non-blocking descriptor, which is closed in programs that this one starts and in its forked children.
 class Socket : public UniqueHandle<int, gradsync::detail::close_descriptor, -1> {
@@ -41,7 +43,9 @@ public:
     Socket() = default;
     explicit Socket(int descriptor) noexcept : UniqueHandle(gradsync::detail::keep_from_children(descriptor)) {}
 
-    static Socket of_family(int family) noexcept { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+    static Socket of_family(int family) noexcept {
+        return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    }
 
     /// True once the socket is ready for `events` of poll(2), or has failed.
     [[gnu::cold]] bool await(short events, Clock::time_point deadline) const noexcept {
@@ -62,7 +66,8 @@ public:
         return move_all(data, bytes, POLLIN, deadline);
     }
 
-    /// Begins to connect. Wait for POLLOUT; then `is_connected()` tells how it ended. False if it failed; `errno` says why.
+    /// Begins to connect. Wait for POLLOUT; then `is_connected()` tells how it ended. False if it failed; `errno` says
+    /// why.
     [[gnu::cold]] bool connect(const sockaddr* name, socklen_t size) const noexcept {
         return ::connect(get(), name, size) == 0 || errno == EINPROGRESS || errno == EINTR;
     }
@@ -85,8 +90,8 @@ public:
         return {};
     }
 
-    /// Ends this side's messages, and waits until the other side has closed, so that it has read them all: a close with unread input makes
-    /// the system drop data that is still in flight.
+    /// Ends this side's messages, and waits until the other side has closed, so that it has read them all: a close with
+    /// unread input makes the system drop data that is still in flight.
     [[gnu::cold]] void end(Clock::time_point deadline) const noexcept {
         char rest[4096];
         ::shutdown(get(), SHUT_WR);
@@ -95,11 +100,13 @@ public:
             errno = 0;
     }
 
-    void set(int level, int option, int value) const noexcept { ::setsockopt(get(), level, option, &value, sizeof value); }
+    void set(int level, int option, int value) const noexcept {
+        ::setsockopt(get(), level, option, &value, sizeof value);
+    }
     /// Disables the delay of small messages.
     void send_without_delay() const noexcept { set(IPPROTO_TCP, TCP_NODELAY, 1); }
-    /// Makes the system probe a quiet other end, and declare its host gone if no answer comes for `answer_limit`. The host of a stopped
-    /// process still answers.
+    /// Makes the system probe a quiet other end, and declare its host gone if no answer comes for `answer_limit`. The
+    /// host of a stopped process still answers.
     void keep_alive() const noexcept {
         set(SOL_SOCKET, SO_KEEPALIVE, 1);
         set(IPPROTO_TCP, TCP_KEEPIDLE, 3);
@@ -108,23 +115,25 @@ public:
     }
 
 private:
-    /// Has the system connected this socket to itself? It may give a port without a listener to the very socket that calls it.
+    /// Has the system connected this socket to itself? It may give a port without a listener to the very socket that
+    /// calls it.
     [[gnu::cold]] bool has_called_itself() const noexcept {
         sockaddr_storage own{}, other{};
         socklen_t size = sizeof own, other_size = sizeof other;
         const bool itself = ::getsockname(get(), reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
-                            ::getpeername(get(), reinterpret_cast<sockaddr*>(&other), &other_size) == 0 && size == other_size &&
-                            std::memcmp(&own, &other, size) == 0;
+                            ::getpeername(get(), reinterpret_cast<sockaddr*>(&other), &other_size) == 0 &&
+                            size == other_size && std::memcmp(&own, &other, size) == 0;
         if (itself) errno = ECONNREFUSED;
         return itself;
     }
 
     /// Sends (POLLOUT) or receives (POLLIN) until all `bytes` have moved.
-    [[gnu::cold]] bool move_all(void* data, std::size_t bytes, short events, Clock::time_point deadline) const noexcept {
+    [[gnu::cold]] bool move_all(void* data, std::size_t bytes, short events,
+                                Clock::time_point deadline) const noexcept {
         for (std::size_t moved = 0; moved != bytes;) {
             std::byte* const next = static_cast<std::byte*>(data) + moved;
-            const ssize_t count =
-                events == POLLOUT ? ::send(get(), next, bytes - moved, MSG_NOSIGNAL) : ::recv(get(), next, bytes - moved, 0);
+            const ssize_t count = events == POLLOUT ? ::send(get(), next, bytes - moved, MSG_NOSIGNAL)
+                                                    : ::recv(get(), next, bytes - moved, 0);
             if (count > 0) {
                 moved += static_cast<std::size_t>(count);
             } else if (count == 0) {
@@ -146,7 +155,9 @@ struct Address {
     sockaddr_in6 name = {};  ///< large enough for IPv4, with the port at the same offset
 
     Address() = default;
-    Address(const sockaddr* at, std::size_t bytes) noexcept { std::memcpy(&name, at, gradsync::detail::smaller(bytes, sizeof name)); }
+    Address(const sockaddr* at, std::size_t bytes) noexcept {
+        std::memcpy(&name, at, gradsync::detail::smaller(bytes, sizeof name));
+    }
     const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&name); }
     int family() const noexcept { return name.sin6_family == AF_INET6 ? AF_INET6 : AF_INET; }
     socklen_t size() const noexcept { return family() == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in); }
@@ -182,17 +193,19 @@ struct Question {
         addrinfo* first = nullptr;
         code = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &first);
         const UniqueHandle<addrinfo*, ::freeaddrinfo> all(first);
-        for (const addrinfo* at = first; at != nullptr; at = at->ai_next) found.push_back({at->ai_addr, at->ai_addrlen});
+        for (const addrinfo* at = first; at != nullptr; at = at->ai_next)
+            found.push_back({at->ai_addr, at->ai_addrlen});
         return code;
     }
 };
 
 }  // namespace detail
 
-/// The addresses of a host and port, of both families, as the system resolves them. "localhost" gives IPv4 only, which always exists, so
-/// that nobody can answer at the other family's. An empty host means all addresses of this machine, to listen at. `problem` is empty, or
-/// says why there are none.
-[[gnu::cold]] inline List<Address> resolve(const std::string& host, std::uint16_t port, Clock::time_point deadline, std::string& problem) {
+/// The addresses of a host and port, of both families, as the system resolves them. "localhost" gives IPv4 only, which
+/// always exists, so that nobody can answer at the other family's. An empty host means all addresses of this machine,
+/// to listen at. `problem` is empty, or says why there are none.
+[[gnu::cold]] inline List<Address> resolve(const std::string& host, std::uint16_t port, Clock::time_point deadline,
+                                           std::string& problem) {
     using detail::Question;
     const auto question = gradsync::detail::Shared<Question>::make();
     question->host = host;
@@ -209,7 +222,8 @@ struct Question {
         const Socket answer(ends[0]);
         question->asker = Socket(ends[1]);
         const auto run = [](void* argument) -> void* {
-            const Owner<gradsync::detail::Shared<Question>> own(static_cast<gradsync::detail::Shared<Question>*>(argument));
+            const Owner<gradsync::detail::Shared<Question>> own(
+                static_cast<gradsync::detail::Shared<Question>*>(argument));
             Question& asked = **own.get();
             asked.ask(0);
             asked.over = true;
@@ -245,7 +259,9 @@ struct Question {
             if (it->ifa_addr == nullptr || it->ifa_addr->sa_family != family || !(it->ifa_flags & IFF_UP)) continue;
             if (interface.empty() ? (it->ifa_flags & IFF_LOOPBACK) != 0 : interface != it->ifa_name) continue;
             // Link-local addresses are valid on their own link only.
-            if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr)) continue;
+            if (family == AF_INET6 &&
+                IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(it->ifa_addr)->sin6_addr))
+                continue;
             found.push_back({it->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)});
         }
     return found;
@@ -261,8 +277,8 @@ struct Question {
     return socket;
 }
 
-/// Listens at an address of `where`: a host name or address of this machine, or one of its network interfaces; empty means all networks. If
-/// that fails, returns no socket and sets `problem`.
+/// Listens at an address of `where`: a host name or address of this machine, or one of its network interfaces; empty
+/// means all networks. If that fails, returns no socket and sets `problem`.
 [[gnu::cold]] inline Socket listen(const std::string& where, std::uint16_t port, int backlog, std::string& problem) {
     List<Address> addresses = where.empty() ? List<Address>() : addresses_of(where);
     for (Address& address : addresses) address.set_port(port);

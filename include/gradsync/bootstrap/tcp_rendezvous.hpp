@@ -10,24 +10,26 @@ namespace gradsync::inline v0_2 {
 struct TcpRendezvousOptions {
     /// The time limit: of the wait for rank 0, of the wait for the other ranks, and of every later exchange.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
-    /// The address or network interface ("eth0") of its machine at which rank 0 listens. Empty: the job's address if that is a loopback
-    /// address, otherwise all networks.
+    /// The address or network interface ("eth0") of its machine at which rank 0 listens. Empty: the job's address if
+    /// that is a loopback address, otherwise all networks.
     std::string bind = {};
 };
 
 /// A rendezvous at rank 0, which listens on a port that all ranks know.
 ///
-/// Ranks and rank 0 prove to each other that they know the job's token, without sending it (bootstrap/channel.hpp), and sign what they
-/// exchange. Rank 0 turns all others away, also those with a wrong rank or number of ranks: they learn why, and the job keeps waiting.
-/// Unless ranks meet at a loopback address, the token must be a secret of at least 16 characters, or "open". Linux.
+/// Ranks and rank 0 prove to each other that they know the job's token, without sending it (bootstrap/channel.hpp), and
+/// sign what they exchange. Rank 0 turns all others away, also those with a wrong rank or number of ranks: they learn
+/// why, and the job keeps waiting. Unless ranks meet at a loopback address, the token must be a secret of at least 16
+/// characters, or "open". Linux.
 class TcpRendezvous : public bootstrap::Participant {
     using Clock = net::Clock;
     using Kind = net::Channel::Kind;
 
 public:
-    /// Throws Error on every rank that has arrived if not all arrive in time; it names the missing ones. Throws Error on the ranks
-    /// concerned if the size of the job differs between ranks, if two ranks have the same number, if tokens differ, or if the port is
-    /// taken. Throws Error(invalid_argument) for an invalid rank, size or time limit, and for a token that is no secret. Collective.
+    /// Throws Error on every rank that has arrived if not all arrive in time; it names the missing ones. Throws Error
+    /// on the ranks concerned if the size of the job differs between ranks, if two ranks have the same number, if
+    /// tokens differ, or if the port is taken. Throws Error(invalid_argument) for an invalid rank, size or time limit,
+    /// and for a token that is no secret. Collective.
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {});
 
     /// See the concept `Rendezvous`.
@@ -43,7 +45,9 @@ private:
         const bool colons = job_.address.find(':') != std::string::npos;
         return bootstrap::text(colons ? "[" : "", job_.address, colons ? "]:" : ":", job_.port);
     }
-    bool at_loopback() const noexcept { return job_.address == "localhost" || job_.address == "::1" || job_.address.starts_with("127."); }
+    bool at_loopback() const noexcept {
+        return job_.address == "localhost" || job_.address == "::1" || job_.address.starts_with("127.");
+    }
 
     /// The greeting that rank `from` sends to rank 0.
     [[gnu::cold]] net::Hello hello(int from) const noexcept {
@@ -53,7 +57,7 @@ private:
     }
     [[gnu::cold]] net::Hash key() const noexcept { return bootstrap::hmac(job_.token, "rendezvous"); }
 
-    // ------------------------------------------------------------------------------------------------------------ meeting
+    // --------------------------------------------------------------------------------------------------------- meeting
 
     [[gnu::cold]] net::Socket listen() const {
         const std::string where = bind_.empty() && at_loopback() ? job_.address : bind_;
@@ -61,12 +65,12 @@ private:
         net::Socket socket = net::listen(where, job_.port, size() + 16, problem);
         if (socket) return socket;
         if (problem == std::strerror(EADDRINUSE))
-            refuse(Errc::invalid_argument,
-                   bootstrap::text(
-                       "port ", job_.port,
-                       " is in use on this machine, perhaps by another job or a store of torch.distributed; choose another MASTER_PORT"));
-        refuse(Errc::invalid_argument, bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ", port ",
-                                                       job_.port, ": ", problem));
+            refuse(Errc::invalid_argument, bootstrap::text("port ", job_.port,
+                                                           " is in use on this machine, perhaps by another job or a "
+                                                           "store of torch.distributed; choose another MASTER_PORT"));
+        refuse(Errc::invalid_argument,
+               bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ", port ",
+                               job_.port, ": ", problem));
     }
 
     [[gnu::cold]] void await_callers() {
@@ -80,20 +84,23 @@ private:
         while (!missing.empty()) {
             net::Link link = reception.answer(deadline, missing);
             if (!link.channel) {
-                if (const auto pause = reception.longest_pause(); pause > timeout() / 2 + std::chrono::milliseconds(200))
+                if (const auto pause = reception.longest_pause();
+                    pause > timeout() / 2 + std::chrono::milliseconds(200))
                     fail({Errc::timeout, 0,
                           bootstrap::text("rank 0 was stopped for ", bootstrap::format_duration(pause), ", and ",
                                           bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
                                           bootstrap::format_duration(timeout()), "; find out what stopped it")});
                 std::string strangers;
-                if (reception.turned_away() != 0) strangers = bootstrap::text(" (callers turned away: ", reception.turned_away());
-                if (!reception.told().empty()) strangers += bootstrap::text(", the last one because ", reception.told());
+                if (reception.turned_away() != 0)
+                    strangers = bootstrap::text(" (callers turned away: ", reception.turned_away());
+                if (!reception.told().empty())
+                    strangers += bootstrap::text(", the last one because ", reception.told());
                 if (!strangers.empty()) strangers += ')';
                 fail({Errc::timeout, missing[0],
-                      bootstrap::text(
-                          bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ", bootstrap::format_duration(timeout()),
-                          strangers,
-                          "; look at the output of each missing rank, and check that all have the same MASTER_ADDR and MASTER_PORT")});
+                      bootstrap::text(bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
+                                      bootstrap::format_duration(timeout()), strangers,
+                                      "; look at the output of each missing rank, and check that all have the same "
+                                      "MASTER_ADDR and MASTER_PORT")});
             }
             debug("rank ", link.rank, " arrived");
             missing.erase_if([&](int rank) { return rank == link.rank; });
@@ -113,16 +120,21 @@ private:
             if (!addresses.empty()) answer = net::call(addresses, hello(rank()), key(), deadline);
             if (answer.channel) break;
             if (answer.silent && !std::exchange(asked, true) &&
-                net::is_torch_store(addresses, gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(1))))
-                answer.refusal = {.code = Errc::invalid_argument,
-                                  .why = "it is a store of torch.distributed; give gradsync a port of its own: set GRADSYNC_PORT"};
+                net::is_torch_store(addresses,
+                                    gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(1))))
+                answer.refusal = {
+                    .code = Errc::invalid_argument,
+                    .why = "it is a store of torch.distributed; give gradsync a port of its own: set GRADSYNC_PORT"};
             if (!answer.refusal.why.empty())
                 refuse(answer.refusal.code,
-                       bootstrap::text("the process that listens at ", place(), " did not admit this rank: ", answer.refusal.why), 0);
+                       bootstrap::text("the process that listens at ", place(),
+                                       " did not admit this rank: ", answer.refusal.why),
+                       0);
             if (Clock::now() + pause >= deadline)
                 refuse(Errc::timeout,
-                       bootstrap::text("rank 0 could not be reached at ", place(), " within ", bootstrap::format_duration(timeout()), " (",
-                                       answer.problem, "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
+                       bootstrap::text("rank 0 could not be reached at ", place(), " within ",
+                                       bootstrap::format_duration(timeout()), " (", answer.problem,
+                                       "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
                        0);
         }
         debug("reached rank 0 at ", place());
@@ -130,14 +142,16 @@ private:
         (void)receive(0, Clock::now() + timeout() + moment);  // all are here
     }
 
-    // --------------------------------------------------------------------------------------------------------- exchanges
+    // ------------------------------------------------------------------------------------------------------- exchanges
 
-    /// Rank 0 has been waiting for the others when another rank begins to; it reports missing ranks before that rank gives up.
+    /// Rank 0 has been waiting for the others when another rank begins to; it reports missing ranks before that rank
+    /// gives up.
     static constexpr std::chrono::seconds moment{2};
 
     net::Channel& peer(int other) noexcept { return peers_[rank() == 0 ? at(other) : 0]; }
 
-    [[gnu::cold]] void send(int to, std::span<const std::byte> bytes, Clock::time_point deadline, Kind kind = Kind::blob) {
+    [[gnu::cold]] void send(int to, std::span<const std::byte> bytes, Clock::time_point deadline,
+                            Kind kind = Kind::blob) {
         if (peer(to).send(kind, bootstrap::text_of(bytes), deadline)) return;
         const int error = errno;
         const auto soon = Clock::now() + std::chrono::milliseconds(200);
@@ -154,8 +168,10 @@ private:
         const net::Channel::Got got = peer(from).receive(kind, blob, deadline);
         if (got == net::Channel::Got::nothing) report_lost(from);
         if (got == net::Channel::Got::message && kind == expected) return blob;
-        if (got == net::Channel::Got::message && kind == Kind::refusal) pass_on(net::Refusal::read(bootstrap::text_of(blob)), from);
-        fail({Errc::peer_failed, from, bootstrap::text("rank ", from, " sent nonsense; all ranks must run the same program")});
+        if (got == net::Channel::Got::message && kind == Kind::refusal)
+            pass_on(net::Refusal::read(bootstrap::text_of(blob)), from);
+        fail({Errc::peer_failed, from,
+              bootstrap::text("rank ", from, " sent nonsense; all ranks must run the same program")});
     }
 
     [[noreturn]] void report_lost(int other) {
@@ -166,7 +182,8 @@ private:
                   bootstrap::text("rank ", other, " did not answer within ", bootstrap::format_duration(limit_),
                                   "; look at its output, or allow more time")});
         const std::string why = error != 0 ? bootstrap::text(" (", std::strerror(error), ")") : "";
-        fail({Errc::peer_failed, other, bootstrap::text("rank ", other, " is gone", why, "; look at its output for the cause")});
+        fail({Errc::peer_failed, other,
+              bootstrap::text("rank ", other, " is gone", why, "; look at its output for the cause")});
     }
 
     /// Passes on a refusal; the other ranks learn of it through rank 0.
@@ -201,14 +218,17 @@ GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options
     if (size() == 1) return;
     if (!at_loopback() && job_.token != "open" && job_.token.size() < 16)
         refuse(Errc::invalid_argument,
-               bootstrap::text("the ranks meet at ", place(), job_.token.empty() ? ", and have no token" : ", and their token is too short",
-                               ": whoever reaches that port could join them; set GRADSYNC_JOB_TOKEN to the same secret of 16 characters or "
-                               "more on all ranks, made by 'openssl rand -hex 16', or to 'open' on a network that only you can reach"));
+               bootstrap::text("the ranks meet at ", place(),
+                               job_.token.empty() ? ", and have no token" : ", and their token is too short",
+                               ": whoever reaches that port could join them; set GRADSYNC_JOB_TOKEN to the same secret "
+                               "of 16 characters or more on all ranks, made by 'openssl rand -hex 16', or to 'open' on "
+                               "a network that only you can reach"));
     if (rank() == 0) await_callers();
     else call();
 }
 
-GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::byte> own, std::chrono::nanoseconds limit) {
+GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::byte> own,
+                                                          std::chrono::nanoseconds limit) {
     bootstrap::check_blob(own.size(), "all_gather", rank());
     limit_ = gradsync::detail::clamp_timeout(limit);
     const auto deadline = Clock::now() + limit_;

@@ -35,7 +35,8 @@ private:
     struct Interface {
         virtual ~Interface() = default;
         virtual Interface* copy() const = 0;
-        virtual BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const = 0;
+        virtual BucketPlan plan(std::span<const ParameterInfo> parameters,
+                                std::span<const std::size_t> order) const = 0;
         virtual std::string describe() const = 0;
         virtual bool plans_by_times() const noexcept = 0;
         virtual void set_ready_seconds(std::span<const double> times) = 0;

@@ -7,9 +7,10 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The plan that puts order[at] into bucket `bucket_of[at]` of `buckets`. Buckets are launched in the order in which they become complete,
-/// by the place of their last parameter in `order`. Linear in the number of parameters.
-inline BucketPlan plan_of(std::span<const std::size_t> order, std::span<const std::size_t> bucket_of, std::size_t buckets) {
+/// The plan that puts order[at] into bucket `bucket_of[at]` of `buckets`. Buckets are launched in the order in which
+/// they become complete, by the place of their last parameter in `order`. Linear in the number of parameters.
+inline BucketPlan plan_of(std::span<const std::size_t> order, std::span<const std::size_t> bucket_of,
+                          std::size_t buckets) {
     List<List<std::size_t>> members(buckets);
     for (std::size_t at = 0; at < order.size(); ++at) members[bucket_of[at]].push_back(order[at]);
     BucketPlan plan;
@@ -18,10 +19,11 @@ inline BucketPlan plan_of(std::span<const std::size_t> order, std::span<const st
     return plan;
 }
 
-/// The loop that bucket policies share. It takes the parameters in `order` and keeps one open bucket for each kind (dtype, memory space). A
-/// parameter joins the open bucket if the total stays within the bucket's cap. Otherwise, or if it is the first of its kind, it opens the
-/// next bucket. The k-th bucket of a kind may hold `caps[k]` bytes; the last cap repeats. With `spares_copies`, a parameter that is
-/// `cheaper_alone` gets a bucket of its own, which uses no cap and closes no bucket.
+/// The loop that bucket policies share. It takes the parameters in `order` and keeps one open bucket for each kind
+/// (dtype, memory space). A parameter joins the open bucket if the total stays within the bucket's cap. Otherwise, or
+/// if it is the first of its kind, it opens the next bucket. The k-th bucket of a kind may hold `caps[k]` bytes; the
+/// last cap repeats. With `spares_copies`, a parameter that is `cheaper_alone` gets a bucket of its own, which uses no
+/// cap and closes no bucket.
 inline BucketPlan assign_buckets(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order,
                                  std::span<const std::size_t> caps, bool spares_copies) {
     struct Sequence {  // the buckets of one kind

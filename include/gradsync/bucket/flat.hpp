@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// One bucket for each dtype and memory space: fewest launches, but no overlap, because a bucket is launched when its last gradient is
-/// ready. Use it if nothing can overlap, or if launches are expensive.
+/// One bucket for each dtype and memory space: fewest launches, but no overlap, because a bucket is launched when its
+/// last gradient is ready. Use it if nothing can overlap, or if launches are expensive.
 struct Flat {
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         constexpr std::size_t no_cap[] = {SIZE_MAX};

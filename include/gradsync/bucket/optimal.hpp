@@ -6,19 +6,20 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The buckets whose communication finishes earliest, for gradients that become ready at known times and collectives of known cost. Dynamic
-/// programming finds the optimum (see plan/partition.hpp); there is no size to choose.
+/// The buckets whose communication finishes earliest, for gradients that become ready at known times and collectives of
+/// known cost. Dynamic programming finds the optimum (see plan/partition.hpp); there is no size to choose.
 ///
-/// Times are by parameter, in seconds from an origin at or before the first, and the same on all ranks. The cost is that of an all-reduce
-/// of n bytes; `plan::calibrate` measures it. Without times the policy plans as SizeCappedBuckets does by default. A Reducer measures times
-/// and plans anew: see `Reducer::rebuild_buckets`.
+/// Times are by parameter, in seconds from an origin at or before the first, and the same on all ranks. The cost is
+/// that of an all-reduce of n bytes; `plan::calibrate` measures it. Without times the policy plans as SizeCappedBuckets
+/// does by default. A Reducer measures times and plans anew: see `Reducer::rebuild_buckets`.
 ///
-/// A bucket holds one kind (dtype, memory space). The optimum is over all ways to cut each kind and to interleave their buckets on one
-/// link. If there are too many ways, the plan is the best of fewer (see `plan::optimal_buckets`).
+/// A bucket holds one kind (dtype, memory space). The optimum is over all ways to cut each kind and to interleave their
+/// buckets on one link. If there are too many ways, the plan is the best of fewer (see `plan::optimal_buckets`).
 class OptimalBuckets {
 public:
     /// Throws Error(invalid_argument) if a number is negative or not finite.
-    explicit OptimalBuckets(plan::CallCost cost, std::vector<double> ready_seconds = {}) : cost_(cost), ready_(std::move(ready_seconds)) {
+    explicit OptimalBuckets(plan::CallCost cost, std::vector<double> ready_seconds = {})
+        : cost_(cost), ready_(std::move(ready_seconds)) {
         plan::detail::check_amount("OptimalBuckets", "the cost of a call", cost.fixed);
         plan::detail::check_amount("OptimalBuckets", "the cost of a byte", cost.per_byte);
         for (const double r : ready_) plan::detail::check_amount("OptimalBuckets", "a time of readiness", r);
@@ -38,8 +39,9 @@ public:
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (ready_.empty()) return SizeCappedBuckets().plan(parameters, order);
         if (ready_.size() != parameters.size())
-            detail::refuse("OptimalBuckets", detail::text("there are times of readiness for ", ready_.size(), " parameters, not for ",
-                                                          parameters.size(), "; measure them again for this model"));
+            detail::refuse("OptimalBuckets",
+                           detail::text("there are times of readiness for ", ready_.size(), " parameters, not for ",
+                                        parameters.size(), "; measure them again for this model"));
         std::array<std::size_t, ParameterInfo::kind_count> kind_of{};  // 1 + the kind's number; 0: not seen yet
         plan::KindedGradients gradients;
         gradients.kind_count = 0;
@@ -58,7 +60,8 @@ public:
 
     /// "OptimalBuckets{fixed=4e-05, per_byte=1.6e-09}", with all digits of the numbers.
     std::string describe() const {
-        return detail::text("OptimalBuckets{fixed=", detail::text_of(cost_.fixed), ", per_byte=", detail::text_of(cost_.per_byte), "}");
+        return detail::text("OptimalBuckets{fixed=", detail::text_of(cost_.fixed),
+                            ", per_byte=", detail::text_of(cost_.per_byte), "}");
     }
 
 private:

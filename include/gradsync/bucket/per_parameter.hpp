@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// One bucket per parameter, launched in `order`: most overlap, most launches. Use it for a few large parameters, or as a baseline for
-/// other policies.
+/// One bucket per parameter, launched in `order`: most overlap, most launches. Use it for a few large parameters, or as
+/// a baseline for other policies.
 struct PerParameter {
     BucketPlan plan(std::span<const ParameterInfo>, std::span<const std::size_t> order) const {
         BucketPlan result;

@@ -7,11 +7,12 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Parameters that are used together travel together: one bucket per unit (a layer, a block) and kind (dtype, memory space). Buckets are
-/// launched in the order in which they become complete.
+/// Parameters that are used together travel together: one bucket per unit (a layer, a block) and kind (dtype, memory
+/// space). Buckets are launched in the order in which they become complete.
 class Units {
 public:
-    /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a converted negative number.
+    /// `unit_of[i]` is the unit of parameter i, from 0. Units may be empty. Throws Error(invalid_argument) for a
+    /// converted negative number.
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)
@@ -28,7 +29,8 @@ public:
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (parameters.size() != unit_of_.size())
-            detail::refuse("Units", detail::text("there are ", parameters.size(), " parameters, but units for ", unit_of_.size()));
+            detail::refuse(
+                "Units", detail::text("there are ", parameters.size(), " parameters, but units for ", unit_of_.size()));
         struct Bucket {
             std::size_t kind, number;
         };

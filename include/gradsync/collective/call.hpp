@@ -7,15 +7,26 @@ namespace gradsync::inline v0_2::collective {
 
 using gradsync::detail::text;
 
-enum class Operation : std::uint8_t { all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, barrier, reduce_step };
+enum class Operation : std::uint8_t {
+    all_reduce,
+    reduce,
+    reduce_scatter,
+    all_gather,
+    broadcast,
+    gather,
+    scatter,
+    barrier,
+    reduce_step
+};
 
 constexpr std::string_view name_of(Operation operation) noexcept {
-    return gradsync::detail::name_in(
-        {"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter", "barrier", "reduce_step"}, operation);
+    return gradsync::detail::name_in({"all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather",
+                                      "scatter", "barrier", "reduce_step"},
+                                     operation);
 }
 
-/// One rank's description of a collective that it starts. Counts are in elements; an unused side is {nullptr, 0}. In-place operations have
-/// the same buffer on both sides.
+/// One rank's description of a collective that it starts. Counts are in elements; an unused side is {nullptr, 0}.
+/// In-place operations have the same buffer on both sides.
 struct Call {
     const void* in = nullptr;
     void* out = nullptr;
@@ -51,11 +62,14 @@ constexpr bool reduces(Operation operation) noexcept {
     if (call.operation != Operation::barrier) {
         if (reduces(call.operation)) said += text(call.op, ", ");
         // Gather and scatter: this rank's shard and, at the root, the whole buffer.
-        const bool gathers = call.operation == Operation::gather, parts = gathers || call.operation == Operation::scatter;
-        const std::size_t shard = gathers ? call.in_count : call.out_count, whole = gathers ? call.out_count : call.in_count;
-        said +=
-            text(call.dtype, ", ",
-                 parts ? shard : gradsync::detail::larger(call.in_count, call.operation == Operation::reduce_step ? 0 : call.out_count));
+        const bool gathers = call.operation == Operation::gather,
+                   parts = gathers || call.operation == Operation::scatter;
+        const std::size_t shard = gathers ? call.in_count : call.out_count,
+                          whole = gathers ? call.out_count : call.in_count;
+        said += text(call.dtype, ", ",
+                     parts ? shard
+                           : gradsync::detail::larger(call.in_count,
+                                                      call.operation == Operation::reduce_step ? 0 : call.out_count));
         if (parts && whole != 0) said += text(" of ", whole);
         said += " elements";
         if (is_rooted(call.operation)) said += text(", root ", call.root);
@@ -66,7 +80,9 @@ constexpr bool reduces(Operation operation) noexcept {
 }
 
 /// Is `in` (or `out`) the calling rank's shard? Otherwise it is the whole buffer.
-constexpr bool in_is_shard(Operation operation) noexcept { return operation == Operation::all_gather || operation == Operation::gather; }
+constexpr bool in_is_shard(Operation operation) noexcept {
+    return operation == Operation::all_gather || operation == Operation::gather;
+}
 constexpr bool out_is_shard(Operation operation) noexcept {
     return operation == Operation::reduce_scatter || operation == Operation::scatter;
 }
@@ -122,12 +138,14 @@ inline int first_misfit(ListView<const Call> calls) noexcept {
         if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
     }
     // Compares the side that every rank has: in a gather or scatter its shard, otherwise the whole buffer.
-    const bool scatters = first.operation == Operation::scatter, has_shard = scatters || first.operation == Operation::gather;
+    const bool scatters = first.operation == Operation::scatter,
+               has_shard = scatters || first.operation == Operation::gather;
     const bool of_out = scatters || first.operation == Operation::all_gather;
     const std::size_t whole = whole_count(calls);
     for (int r = 0; r < size; ++r) {
         const Call& call = calls[static_cast<std::size_t>(r)];
-        if ((of_out ? call.out_count : call.in_count) != (has_shard ? shard_range(whole, size, r).size() : whole)) return r;
+        if ((of_out ? call.out_count : call.in_count) != (has_shard ? shard_range(whole, size, r).size() : whole))
+            return r;
     }
     return -1;
 }

@@ -5,11 +5,12 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// Combines elements of all ranks as their calls ask for. Reuses its scratch memory, so that a steady state allocates nothing. Not
-/// thread-safe.
+/// Combines elements of all ranks as their calls ask for. Reuses its scratch memory, so that a steady state allocates
+/// nothing. Not thread-safe.
 class Combiner {
 public:
-    explicit Combiner(std::size_t ranks) : leaf_count_(ranks), inputs_(ranks), scales_(ranks), sums_(ranks), open_(ranks) {}
+    explicit Combiner(std::size_t ranks)
+        : leaf_count_(ranks), inputs_(ranks), scales_(ranks), sums_(ranks), open_(ranks) {}
 
     /// Makes each rank's elements count as the sum of several leaves: `leaves`, by rank. Default: one each.
     void set_leaves(List<std::size_t> leaves) {
@@ -20,7 +21,8 @@ public:
 
     /// `inputs[r]`: the `count` elements of rank r; not read if its scale in a mean is 0.
     template <class = void>  // see isa.hpp
-    void run(ListView<const Call> calls, ListView<const void* const> inputs, ListView<void* const> outputs, std::size_t count) {
+    void run(ListView<const Call> calls, ListView<const void* const> inputs, ListView<void* const> outputs,
+             std::size_t count) {
         const Call& call = calls[0];
         const bool mean = call.op == ReduceOp::mean;
         std::size_t used = 0;
@@ -62,15 +64,18 @@ private:
             for (std::size_t r = 0; r + size < ranks; r += 2 * size) open_[r].weight += open_[r + size].weight;
     }
 
-    /// Finds the order of the sums, and sums the weights, if ranks have several leaves or contribute nothing. Returns true if the order is
-    /// the same as if every contributing rank were one leaf.
+    /// Finds the order of the sums, and sums the weights, if ranks have several leaves or contribute nothing. Returns
+    /// true if the order is the same as if every contributing rank were one leaf.
     bool find_sums(ListView<const Call> calls) noexcept {
         std::size_t used = 0, top = 0, last = 0;
         for (std::size_t r = 0; r < calls.size(); ++r) {
-            open_[top++] = {last, calls[r].op != ReduceOp::mean || calls[r].contribution.scale != 0, calls[r].contribution.weight};
+            open_[top++] = {last, calls[r].op != ReduceOp::mean || calls[r].contribution.scale != 0,
+                            calls[r].contribution.weight};
             if (open_[top - 1].present) sums_[used++] = 0;
             last += leaves_.empty() ? 1 : leaves_[r];
-            for (; top > 1 && gradsync::detail::are_halves(open_[top - 2].first, open_[top - 1].first, last, leaf_count_); --top) {
+            for (;
+                 top > 1 && gradsync::detail::are_halves(open_[top - 2].first, open_[top - 1].first, last, leaf_count_);
+                 --top) {
                 Node& left = open_[top - 2];
                 const Node& right = open_[top - 1];
                 if (left.present && right.present) ++sums_[used - 1];  // a missing side needs no addition

@@ -35,12 +35,13 @@ public:
     virtual void wait(std::uint64_t number) {
         wait_until([&] { return advance_to(number); }, [&](Deadline& deadline) { look(number, deadline); });
     }
-    /// For repeated tests: ends the world if `deadline`, which began with the first look, says that the time limit is reached, or if a rank
-    /// that it waits for has left or died.
+    /// For repeated tests: ends the world if `deadline`, which began with the first look, says that the time limit is
+    /// reached, or if a rank that it waits for has left or died.
     virtual void look(std::uint64_t number, Deadline& deadline) = 0;
     virtual void abandon(std::uint64_t number) noexcept {
         // It may already be complete.
-        if (const std::optional<Call> open = advance_to(number)) fail(abandoned(name_of(*open, number), own_world_rank(), flights()));
+        if (const std::optional<Call> open = advance_to(number))
+            fail(abandoned(name_of(*open, number), own_world_rank(), flights()));
     }
     virtual void fail(const Failure& failure) noexcept = 0;
     virtual std::chrono::nanoseconds progress_time() const noexcept = 0;
@@ -56,8 +57,8 @@ public:
     virtual Shared<Engine> split(const Group& group) = 0;
     /// Returns memory in which collectives are fastest, zeroed and aligned to at least 64 bytes. Collective.
     virtual Memory allocate(std::size_t bytes) = 0;
-    /// Turns memory of this process, in whole pages, into memory as `allocate` returns it, for the lifetime of the result. Returns an empty
-    /// Memory if the region stays as it is. Collective.
+    /// Turns memory of this process, in whole pages, into memory as `allocate` returns it, for the lifetime of the
+    /// result. Returns an empty Memory if the region stays as it is. Collective.
     [[gnu::cold]] virtual Memory adopt(std::span<std::byte> /*region*/) { return {}; }
     /// Can other ranks access these bytes?
     [[gnu::cold]] virtual bool shares(const void* /*data*/, std::size_t /*bytes*/) const noexcept { return false; }
@@ -79,7 +80,8 @@ public:
         return all;
     }
 
-    /// Throws Error, on all ranks, if they pass different sizes, or if one of them cannot go on for its own `problem`. Collective.
+    /// Throws Error, on all ranks, if they pass different sizes, or if one of them cannot go on for its own `problem`.
+    /// Collective.
     [[gnu::cold]] void check_size(const char* operation, std::size_t bytes, const std::string& problem = {}) {
         constexpr std::uint64_t unable = ~std::uint64_t{0};
         const List<std::uint64_t> sizes = exchange(problem.empty() ? std::uint64_t{bytes} : unable);
@@ -105,8 +107,9 @@ protected:
         raise_failure(world().failure(), operation, own_world_rank(), flights());
     }
 
-    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or sets `oldest` and returns nothing if it
-    /// must wait until collective `oldest` is complete. Throws Error if the world fails meanwhile.
+    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or sets `oldest` and
+    /// returns nothing if it must wait until collective `oldest` is complete. Throws Error if the world fails
+    /// meanwhile.
     template <class Begin>
     std::uint64_t start_in_turn(Operation operation, Begin&& begin) {
         for (std::uint64_t oldest = 0;; wait(oldest)) {
@@ -115,7 +118,8 @@ protected:
         }
     }
 
-    /// `advance()` makes progress and returns the call if it is not complete. Throws Error if it is not and the world has failed.
+    /// `advance()` makes progress and returns the call if it is not complete. Throws Error if it is not and the world
+    /// has failed.
     template <class Advance>
     bool is_over(Advance&& advance) {
         // Read before `advance()`: collectives that the failed rank had seen complete are found complete here too.
@@ -127,8 +131,8 @@ protected:
         return false;
     }
 
-    /// Returns once `advance()` returns no call; see `is_over`. After a while `look(deadline)` checks the wait. Meanwhile the rank serves
-    /// the needs of other ranks in other communicators.
+    /// Returns once `advance()` returns no call; see `is_over`. After a while `look(deadline)` checks the wait.
+    /// Meanwhile the rank serves the needs of other ranks in other communicators.
     template <class Advance, class Look>
     void wait_until(Advance&& advance, Look&& look) {
         World& world = this->world();

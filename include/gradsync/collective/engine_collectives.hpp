@@ -7,8 +7,9 @@
 namespace gradsync::inline v0_2::detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_copied(pid_t maker) {
-    raise(Errc::invalid_argument, text("this communicator belongs to process ", maker, ", of which process ", ::getpid(),
-                                       " is a forked child; create a new one in the child, or do not use it there"));
+    raise(Errc::invalid_argument,
+          text("this communicator belongs to process ", maker, ", of which process ", ::getpid(),
+               " is a forked child; create a new one in the child, or do not use it there"));
 }
 /// Throws Error(invalid_argument) if this process got the object by fork.
 template <class T>
@@ -34,9 +35,9 @@ public:
         if (engine_ && engine_.maker().is_here()) engine_->abandon(number_);
     }
 
-    /// Makes progress without blocking; returns true if the collective is complete. Throws Error if the communicator has failed, a rank has
-    /// left or died, or repeated tests reach the backend's time limit. A pause between two tests counts as a second at most, or as a
-    /// sixteenth of the limit if that is less.
+    /// Makes progress without blocking; returns true if the collective is complete. Throws Error if the communicator
+    /// has failed, a rank has left or died, or repeated tests reach the backend's time limit. A pause between two tests
+    /// counts as a second at most, or as a sixteenth of the limit if that is less.
     bool test() {
         if (poll()) return true;
         if constexpr (requires { engine_->look(number_, deadline_); }) engine_->look(number_, deadline_);
@@ -58,8 +59,8 @@ public:
         end();
     }
 
-    /// Orders a device's stream after the collective, and returns at once. From then on the Work counts as complete, and its buffers belong
-    /// to the work on the stream. Throws Error if the communicator has failed.
+    /// Orders a device's stream after the collective, and returns at once. From then on the Work counts as complete,
+    /// and its buffers belong to the work on the stream. Throws Error if the communicator has failed.
     template <class Stream>
         requires requires(Engine& engine, Stream stream) { engine.wait_on(std::uint64_t{}, stream); }
     void wait_on(Stream stream) {
@@ -81,11 +82,12 @@ private:
     collective::Deadline deadline_;  ///< time limit of repeated tests
 };
 
-/// The common part of backends that are a handle to an engine. It checks what one rank can check alone, and turns it into a `Call`. The
-/// concept `Backend` documents the calls. Invalid arguments throw Error(invalid_argument) before anything is communicated.
+/// The common part of backends that are a handle to an engine. It checks what one rank can check alone, and turns it
+/// into a `Call`. The concept `Backend` documents the calls. Invalid arguments throw Error(invalid_argument) before
+/// anything is communicated.
 ///
-/// `space` is the memory space of the buffers. Derived has `abilities`, and `join(group)`, which returns its handle to a new group. If the
-/// buffers are in device memory, the engine's `control()` exchanges on the host what a split needs.
+/// `space` is the memory space of the buffers. Derived has `abilities`, and `join(group)`, which returns its handle to
+/// a new group. If the buffers are in device memory, the engine's `control()` exchanges on the host what a split needs.
 template <class Derived, class Engine, MemorySpace space = MemorySpace::host>
 class EngineCollectives {
 public:
@@ -112,9 +114,12 @@ public:
         requires(D::abilities.steps_inside)
     WorkType reduce_step(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, ShardStep& step) {
         const BufferView from = typed_view(const_cast<void*>(in.data), in.count, in.dtype, in.space);
-        if (Derived& self = static_cast<Derived&>(*this); !self.steps_inside() || !self.shares(from) || !self.shares(out))
-            refuse(Operation::reduce_step, "the ranks do not reach each other's buffers; ask steps_inside() and shares() first");
-        Call call = reduction(Operation::reduce_step, in, typed_view(out.data, in.count, in.dtype, out.space), op, contribution);
+        if (Derived& self = static_cast<Derived&>(*this);
+            !self.steps_inside() || !self.shares(from) || !self.shares(out))
+            refuse(Operation::reduce_step,
+                   "the ranks do not reach each other's buffers; ask steps_inside() and shares() first");
+        Call call = reduction(Operation::reduce_step, in, typed_view(out.data, in.count, in.dtype, out.space), op,
+                              contribution);
         call.out_count = out.bytes();
         return start(call, &step);
     }
@@ -122,7 +127,9 @@ public:
         check_shard(Operation::all_gather, "in", in.count, out.count);
         return start(movement(Operation::all_gather, in, out, 0));
     }
-    WorkType broadcast(BufferView buffer, int root) { return start(movement(Operation::broadcast, buffer, buffer, root)); }
+    WorkType broadcast(BufferView buffer, int root) {
+        return start(movement(Operation::broadcast, buffer, buffer, root));
+    }
     WorkType gather(ConstBufferView in, BufferView out, int root) {
         check_handle();
         if (rank() != root) out = typed_view(nullptr, 0, in.dtype, in.space);
@@ -147,7 +154,9 @@ public:
         const Entry own{color, key};
         collective::Group group{.split = engine_->next_number(), .color = color};
         if constexpr (space == MemorySpace::host)
-            all_gather(typed_view<const void>(&own, 2, DType::i32), typed_view(entries.data(), 2 * entries.size(), DType::i32)).wait();
+            all_gather(typed_view<const void>(&own, 2, DType::i32),
+                       typed_view(entries.data(), 2 * entries.size(), DType::i32))
+                .wait();
         else entries = engine_->control()->exchange(own);
 
         const auto entry = [&](int r) { return entries[static_cast<std::size_t>(r)]; };
@@ -170,15 +179,16 @@ public:
     void set_tag(CollectiveTag tag) noexcept {
         tag_ = tag;
     }
-    /// Returns a number for a CollectiveTag's owner. Local, but all ranks must call it at the same places in the program.
+    /// Returns a number for a CollectiveTag's owner. Local, but all ranks must call it at the same places in the
+    /// program.
     template <class D = Derived>
         requires(D::abilities.tags)
     std::size_t next_owner() {
         return engine().next_number();
     }
 
-    /// Sets the time limit of every wait of this rank, here and in communicators that are made from this one later. Throws
-    /// Error(invalid_argument) if it is not positive.
+    /// Sets the time limit of every wait of this rank, here and in communicators that are made from this one later.
+    /// Throws Error(invalid_argument) if it is not positive.
     void set_timeout(std::chrono::nanoseconds limit) {
         check_handle();
         collective::check_limit(limit);
@@ -186,7 +196,8 @@ public:
     }
     std::chrono::nanoseconds timeout() const { return engine().timeout(); }
 
-    /// Works on this rank's share of all collectives that all ranks have started. Never blocks. No-op in a forked child.
+    /// Works on this rank's share of all collectives that all ranks have started. Never blocks. No-op in a forked
+    /// child.
     void progress() noexcept {
         if (engine_ && engine_.maker().is_here()) engine_->progress();
     }
@@ -201,9 +212,9 @@ public:
         return engine().world().failed();
     }
 
-    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this rank and `what`. If
-    /// the current exception is an Error that blames another rank, that rank is named instead. Returns once no rank touches another's
-    /// buffers.
+    /// Ends the communicator on all ranks: their outstanding and later calls throw Errc::peer_failed, which names this
+    /// rank and `what`. If the current exception is an Error that blames another rank, that rank is named instead.
+    /// Returns once no rank touches another's buffers.
     [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
         if (!engine_ || !engine_.maker().is_here()) return;
         const int self = engine_->own_world_rank(), peer = handled().peer;
@@ -229,8 +240,8 @@ protected:
 
     /// For the debug log. `how`: how the ranks reach one another.
     [[gnu::cold, gnu::noinline]] void announce(const std::string& how) const noexcept {
-        debug(DebugLevel::info, engine_->own_world_rank(), "is rank ", rank(), " of a communicator of ", how, ", with a time limit of ",
-              format_duration(timeout()));
+        debug(DebugLevel::info, engine_->own_world_rank(), "is rank ", rank(), " of a communicator of ", how,
+              ", with a time limit of ", format_duration(timeout()));
     }
 
     Shared<Engine> engine_;
@@ -259,7 +270,8 @@ private:
         detail::refuse(name_of(operation).data(), text(what...), engine_->own_world_rank());
     }
 
-    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, int root = 0) const {
+    Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution,
+                   int root = 0) const {
         Call call = movement(operation, in, out, root);
         if (op == ReduceOp::mean && !is_floating(in.dtype))
             refuse(operation, "a mean of ", in.dtype, " is not defined; use ReduceOp::sum and divide");
@@ -273,10 +285,12 @@ private:
 
     Call movement(Operation operation, ConstBufferView in, BufferView out, int root) const {
         check_handle();
-        if (in.dtype != out.dtype) refuse(operation, "in and out must have one dtype, not ", in.dtype, " and ", out.dtype);
+        if (in.dtype != out.dtype)
+            refuse(operation, "in and out must have one dtype, not ", in.dtype, " and ", out.dtype);
         if (in.space != space || out.space != space)
-            refuse(operation, space == MemorySpace::host ? "this backend reads host memory only; stage device buffers through the host"
-                                                         : "this backend reads device memory only; use host() for buffers in host memory");
+            refuse(operation, space == MemorySpace::host
+                                  ? "this backend reads host memory only; stage device buffers through the host"
+                                  : "this backend reads device memory only; use host() for buffers in host memory");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
             refuse(operation, "a buffer of more than 0 elements has no memory");
         if (root < 0 || root >= size())

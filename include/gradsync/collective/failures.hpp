@@ -13,7 +13,8 @@ namespace gradsync::inline v0_2::collective {
     return text(describe(call), ", collective #", n);
 }
 
-/// Rank `misfit` of the communicator started a different collective n than the others, see `first_misfit`. `world_ranks`: by rank.
+/// Rank `misfit` of the communicator started a different collective n than the others, see `first_misfit`.
+/// `world_ranks`: by rank.
 [[gnu::cold, gnu::noinline]] inline Failure mismatch(std::uint64_t n, ListView<const Call> calls, int misfit,
                                                      ListView<const int> world_ranks) {
     // The root of a gather or scatter sets its size; rank 0 may be the one that does not fit.
@@ -21,8 +22,8 @@ namespace gradsync::inline v0_2::collective {
     const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };
     const bool by_tag = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
     const auto started = [&](int r) {
-        return text("rank ", world_ranks[static_cast<std::size_t>(r)], " started ", describe(call(r)), by_tag ? " for " : "",
-                    by_tag ? CollectiveTag::text_of(call(r).root) : std::string());
+        return text("rank ", world_ranks[static_cast<std::size_t>(r)], " started ", describe(call(r)),
+                    by_tag ? " for " : "", by_tag ? CollectiveTag::text_of(call(r).root) : std::string());
     };
     return {Errc::collective_mismatch, world_ranks[static_cast<std::size_t>(misfit)],
             text("collective #", n, " differs: ", started(other), ", ", started(misfit),
@@ -37,20 +38,24 @@ struct Late {
     bool certain = true;       ///< if not, these or unknown ranks may be waiting for a rank that others can name
 };
 
-[[gnu::cold, gnu::noinline]] inline Failure timed_out(const std::string& what, const Late& late, int self, std::chrono::nanoseconds limit) {
-    constexpr const char* did[] = {" did not start it", " started it like all others, but made no progress", " did not answer",
+[[gnu::cold, gnu::noinline]] inline Failure timed_out(const std::string& what, const Late& late, int self,
+                                                      std::chrono::nanoseconds limit) {
+    constexpr const char* did[] = {" did not start it", " started it like all others, but made no progress",
+                                   " did not answer",
                                    " is itself waiting for one that did not start it,"};  // indexed by Late::Did
     const bool blames = !late.ranks.empty() && late.did != Late::Did::wait_itself;
     std::string who = "its work did not end, though every rank started it";
     if (!late.ranks.empty())
-        who = text(late.ranks.size() == 1 ? "rank " : "ranks ", gradsync::detail::joined(late.ranks), did[static_cast<int>(late.did)]);
+        who = text(late.ranks.size() == 1 ? "rank " : "ranks ", gradsync::detail::joined(late.ranks),
+                   did[static_cast<int>(late.did)]);
     return {Errc::timeout, blames ? late.ranks.front() : -1,
             text(what, ": ", who, " while rank ", self, " waited ", gradsync::detail::format_duration(limit),
                  "; find out what delays it, or raise the limit with set_timeout()")};
 }
 
 [[gnu::cold, gnu::noinline]] inline Failure left_early(const std::string& what, int rank) {
-    return {Errc::peer_left, rank, text("rank ", rank, " left without starting ", what, "; all ranks must start the same collectives")};
+    return {Errc::peer_left, rank,
+            text("rank ", rank, " left without starting ", what, "; all ranks must start the same collectives")};
 }
 
 [[gnu::cold, gnu::noinline]] inline Failure died(const std::string& what, int rank) {
@@ -67,20 +72,24 @@ struct Late {
 }
 
 /// The calling thread abandoned the collective. `flights`: those of rank `self`, or null.
-[[gnu::cold, gnu::noinline]] inline Failure abandoned(const std::string& what, int self, FlightRecorder* flights = nullptr) {
+[[gnu::cold, gnu::noinline]] inline Failure abandoned(const std::string& what, int self,
+                                                      FlightRecorder* flights = nullptr) {
     if (flights != nullptr) flights->write(self);
     if (std::uncaught_exceptions() > 0)
-        return {Errc::peer_failed, self, text("an exception on rank ", self, " left ", what, " incomplete; look at what that rank says")};
-    return {Errc::abandoned, self, text("rank ", self, " dropped ", what, " before it was complete; keep the Work and wait() for it")};
+        return {Errc::peer_failed, self,
+                text("an exception on rank ", self, " left ", what, " incomplete; look at what that rank says")};
+    return {Errc::abandoned, self,
+            text("rank ", self, " dropped ", what, " before it was complete; keep the Work and wait() for it")};
 }
 
 /// Throws the failure, as rank `self` sees it in `operation`. `flights`: its collectives, or null.
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_failure(const Failure& failure, Operation operation, int self,
                                                                  FlightRecorder* flights = nullptr) {
     if (flights != nullptr) flights->write(self);
-    gradsync::detail::raise(failure.code,
-                            text("rank ", self, ": ", failure.message, flights != nullptr ? flights->summary() : std::string()),
-                            {.operation = name_of(operation).data(), .rank = self, .peer = failure.culprit});
+    gradsync::detail::raise(
+        failure.code,
+        text("rank ", self, ": ", failure.message, flights != nullptr ? flights->summary() : std::string()),
+        {.operation = name_of(operation).data(), .rank = self, .peer = failure.culprit});
 }
 
 }  // namespace gradsync::inline v0_2::collective

@@ -12,8 +12,8 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// The last collectives that one rank has started in a communicator. Its errors quote them: what it waited for, and what it had done. Costs
-/// two reads of the system's coarse clock per collective. Thread-safe.
+/// The last collectives that one rank has started in a communicator. Its errors quote them: what it waited for, and
+/// what it had done. Costs two reads of the system's coarse clock per collective. Thread-safe.
 class FlightRecorder {
 public:
     /// `rank`: the world rank, for the debug log.
@@ -37,8 +37,9 @@ public:
         if (entry.number != number + 1) return;
         entry.ended = now();
         if (traced_) [[unlikely]]
-            gradsync::detail::debug(gradsync::detail::DebugLevel::trace, rank_, "ended ", name_of(entry), " after ",
-                                    gradsync::detail::format_duration(std::chrono::nanoseconds(entry.ended - entry.started)));
+            gradsync::detail::debug(
+                gradsync::detail::DebugLevel::trace, rank_, "ended ", name_of(entry), " after ",
+                gradsync::detail::format_duration(std::chrono::nanoseconds(entry.ended - entry.started)));
     }
 
     /// "; the last that ended here: ...; in flight here: ..."
@@ -51,7 +52,8 @@ public:
             else if (last == nullptr || entry.number > last->number) last = &entry;
         }
         std::string said = last == nullptr ? "" : "; the last that ended here: " + describe(*last);
-        for (std::size_t i = 0; i < open.size() && i < 3; ++i) said += (i == 0 ? "; in flight here: " : ", ") + describe(*open[i]);
+        for (std::size_t i = 0; i < open.size() && i < 3; ++i)
+            said += (i == 0 ? "; in flight here: " : ", ") + describe(*open[i]);
         if (open.size() > 3) said += text(", and ", open.size() - 3, " more");
         return said;
     }
@@ -64,9 +66,10 @@ public:
             const std::string name = text(prefix, ".", rank);
             std::FILE* const file = gradsync::detail::open_file(name, O_WRONLY | O_CREAT | O_APPEND, "a");
             if (file == nullptr)
-                return gradsync::detail::write_debug_line(gradsync::detail::DebugLevel::info, rank,
-                                                          {"GRADSYNC_FLIGHT_RECORDER: cannot write ", name, ": ",
-                                                           gradsync::detail::open_problem(), "; name a folder that you may write to"});
+                return gradsync::detail::write_debug_line(
+                    gradsync::detail::DebugLevel::info, rank,
+                    {"GRADSYNC_FLIGHT_RECORDER: cannot write ", name, ": ", gradsync::detail::open_problem(),
+                     "; name a folder that you may write to"});
             for (const Entry& entry : entries_)
                 if (entry.number != 0) std::fprintf(file, "%s\n", describe(entry).c_str());
             std::fclose(file);
@@ -102,14 +105,16 @@ private:
     [[gnu::cold]] static std::string name_of(const Entry& entry) {
         Call call{.root = entry.root, .operation = entry.operation, .op = entry.op, .dtype = entry.dtype};
         (call.operation == Operation::gather ? call.in_count : call.out_count) = entry.count;
-        return text("#", entry.number - 1, " ", collective::describe(call),
-                    is_rooted(call.operation) || call.root == 0 ? std::string() : " for " + CollectiveTag::text_of(call.root));
+        return text(
+            "#", entry.number - 1, " ", collective::describe(call),
+            is_rooted(call.operation) || call.root == 0 ? std::string() : " for " + CollectiveTag::text_of(call.root));
     }
     [[gnu::cold]] std::string describe(const Entry& entry) const {
         const auto ago = [&](std::int64_t at) {  // the coarse clock is no finer
             return gradsync::detail::format_duration(std::chrono::milliseconds((now() - at) / 1'000'000)) + " ago";
         };
-        return text(name_of(entry), " (started ", ago(entry.started), entry.ended == 0 ? ")" : ", ended " + ago(entry.ended) + ")");
+        return text(name_of(entry), " (started ", ago(entry.started),
+                    entry.ended == 0 ? ")" : ", ended " + ago(entry.ended) + ")");
     }
 
     const int rank_;

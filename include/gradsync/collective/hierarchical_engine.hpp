@@ -8,25 +8,27 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A communicator of teams, some of which have several ranks that share memory. A team is on one machine, and is a node of the tree of sums
-/// (core/math.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine by machine, and every machine has the
-/// same power of two of them, each machine is one team.
+/// A communicator of teams, some of which have several ranks that share memory. A team is on one machine, and is a node
+/// of the tree of sums (core/math.hpp): the sum of its ranks is part of the sum of all. If ranks are numbered machine
+/// by machine, and every machine has the same power of two of them, each machine is one team.
 ///
-/// An all-reduce has three stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all teams that own it, and
-/// an all-gather in each team. So every rank drives the network, and each element leaves a team once. If teams differ in size, the smallest
-/// size (at most eight) is the number of shards, the first ranks of each team own them, and the first and last stage are a reduce and a
-/// broadcast for each shard. Types of 16 and 8 bits travel as f32 and are rounded once, at the end.
+/// An all-reduce has three stages: a reduce-scatter in each team, an all-reduce of each shard among the ranks of all
+/// teams that own it, and an all-gather in each team. So every rank drives the network, and each element leaves a team
+/// once. If teams differ in size, the smallest size (at most eight) is the number of shards, the first ranks of each
+/// team own them, and the first and last stage are a reduce and a broadcast for each shard. Types of 16 and 8 bits
+/// travel as f32 and are rounded once, at the end.
 ///
-/// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks that say what each has
-/// started.
+/// All other collectives use messages. Every collective, all-reduces included, begins with messages among all ranks
+/// that say what each has started.
 class HierarchicalEngine final : public collective::Engine {
     using MessageEngine = message_passing::MessageEngine;
     using ProcessEngine = shared_memory::ProcessEngine;
 
 public:
-    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order. `machines`: the
-    /// machines of all ranks. Collective over `flat`.
-    static Shared<collective::Engine> combine(Shared<MessageEngine> flat, Shared<ProcessEngine> local, Machines machines) {
+    /// Returns the best engine for the ranks of `flat`. `local`: an engine of those on this machine, in the same order.
+    /// `machines`: the machines of all ranks. Collective over `flat`.
+    static Shared<collective::Engine> combine(Shared<MessageEngine> flat, Shared<ProcessEngine> local,
+                                              Machines machines) {
         if (machines.count() == 1) return local;
         if (machines.most() == 1) return flat;
         return Shared<HierarchicalEngine>::make(std::move(flat), std::move(local), std::move(machines));
@@ -93,8 +95,10 @@ public:
         }
         const auto on_limit = [&](std::chrono::nanoseconds by) {
             if (!met) report_timeout(deadline, by);
-            // Several ranks may all wait for one of them in an earlier collective. Its team knows that one and reports first.
-            else if (flat_->late(*met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3)) flat_->look(*met, deadline);
+            // Several ranks may all wait for one of them in an earlier collective. Its team knows that one and reports
+            // first.
+            else if (flat_->late(*met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3))
+                flat_->look(*met, deadline);
         };
         deadline.look(timeout(), on_limit, [&] { met ? flat_->look_for_missing() : report_dead(); });
     }
@@ -115,7 +119,9 @@ public:
         collective::Memory adopted = aside_->adopt(region);
         return adopted.data() == nullptr ? adopted : flat_->lend(std::move(adopted), region.size());
     }
-    [[gnu::cold]] bool shares(const void* data, std::size_t bytes) const noexcept override { return aside_->shares(data, bytes); }
+    [[gnu::cold]] bool shares(const void* data, std::size_t bytes) const noexcept override {
+        return aside_->shares(data, bytes);
+    }
 
     std::string remark() const override { return aside_->remark(); }
 
@@ -126,12 +132,14 @@ public:
     }
 
 private:
-    // Small enough that a stage never waits when it begins: collectives of all ranks, and those that they become in a team.
+    // Small enough that a stage never waits when it begins: collectives of all ranks, and those that they become in a
+    // team.
     static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
     static constexpr int max_shards = 8;  ///< if each shard is a separate collective
 
     std::size_t most_in_flight() const noexcept {
-        return even_ ? max_in_flight : smaller(max_in_flight, max_started_here / (static_cast<std::size_t>(shards_) + 1));
+        return even_ ? max_in_flight
+                     : smaller(max_in_flight, max_started_here / (static_cast<std::size_t>(shards_) + 1));
     }
 
     enum class Stage { meeting, scattering, crossing, gathering, complete };
@@ -141,8 +149,9 @@ private:
         Call call;
         std::uint64_t met = 0;  ///< number of the collective in which ranks say what they have started
         Stage stage = Stage::meeting;
-        std::uint64_t number = 0;   ///< number of this stage's last collective
-        std::uint64_t parts = 0;    ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
+        std::uint64_t number = 0;  ///< number of this stage's last collective
+        std::uint64_t parts =
+            0;  ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
         std::uint64_t weighed = 0;  ///< number of the collective that adds up the team's weights
         double sums[2] = {};        ///< how many of the team contribute, and the sum of their weights
         Call work = {};             ///< the call whose buffers are reduced: `call`, or the same in f32
@@ -154,7 +163,8 @@ private:
     }
 
     /// Splits off a part of a machine's ranks. If that fails on one machine, all ranks throw. Collective over `flat`.
-    [[gnu::cold]] static Shared<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local, const collective::Group& group) {
+    [[gnu::cold]] static Shared<ProcessEngine> split_here(MessageEngine& flat, ProcessEngine& local,
+                                                          const collective::Group& group) {
         Shared<ProcessEngine> part;
         std::string problem;
         int culprit = -1, self = flat.own_world_rank();
@@ -164,9 +174,12 @@ private:
             problem = error.what();
             culprit = error.context().peer < 0 ? self : error.context().peer;
         }
-        for (const int other : flat.exchange(culprit)) {  // throws if the world has failed, and tells the other machines
+        for (const int other :
+             flat.exchange(culprit)) {  // throws if the world has failed, and tells the other machines
             if (other < 0) continue;
-            if (problem.empty()) problem = text("split on rank ", self, ": rank ", other, " has no shared memory for it; see what it says");
+            if (problem.empty())
+                problem =
+                    text("split on rank ", self, ": rank ", other, " has no shared memory for it; see what it says");
             raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = other});
         }
         return part;
@@ -174,9 +187,13 @@ private:
 
     // All functions below require the mutex, unless stated otherwise.
 
-    bool is_complete(std::uint64_t n) const noexcept { return started_.is_over(n) || started_[n].stage == Stage::complete; }
+    bool is_complete(std::uint64_t n) const noexcept {
+        return started_.is_over(n) || started_[n].stage == Stage::complete;
+    }
 
-    bool has_stages(const Call& call) const noexcept { return call.operation == Operation::all_reduce && teams_.most() > 1; }
+    bool has_stages(const Call& call) const noexcept {
+        return call.operation == Operation::all_reduce && teams_.most() > 1;
+    }
 
     std::uint64_t begin(const Call& call) {
         return started_.add([&](Started& started, std::uint64_t) {
@@ -200,16 +217,19 @@ private:
             try {
                 move(started, gates, met);
             } catch (const std::exception& error) {
-                // If the world has failed, waiting callers notice. After any other error the ranks would start different collectives.
+                // If the world has failed, waiting callers notice. After any other error the ranks would start
+                // different collectives.
                 const int self = own_world_rank();
-                if (!world().failed()) world().fail({Errc::peer_failed, self, text("rank ", self, " cannot go on: ", error.what())});
+                if (!world().failed())
+                    world().fail({Errc::peer_failed, self, text("rank ", self, " cannot go on: ", error.what())});
             }
             gates.close_behind(started.stage);
         }
         started_.retire([](const Started& oldest) { return oldest.stage == Stage::complete; });
     }
 
-    /// The stages that may begin, given the collectives already visited. Each stage begins in the order of the collectives.
+    /// The stages that may begin, given the collectives already visited. Each stage begins in the order of the
+    /// collectives.
     struct Gates {
         bool scatter = true, cross = true, gather = true;
         void close_behind(Stage stage) noexcept {
@@ -270,14 +290,16 @@ private:
         part.out_count = to.size();
     }
 
-    /// Starts a stage in a team: one collective of the whole buffer if every rank owns a shard, otherwise one for each shard. `part(owner,
-    /// range)`: the collective of that shard, or of the whole. If a start throws, `started` is unchanged.
+    /// Starts a stage in a team: one collective of the whole buffer if every rank owns a shard, otherwise one for each
+    /// shard. `part(owner, range)`: the collective of that shard, or of the whole. If a start throws, `started` is
+    /// unchanged.
     template <class Part>
     void enter(Started& started, Stage stage, ProcessEngine& engine, Part&& part) {
         const int parts = even_ ? 1 : shards_;
         std::uint64_t last = 0;
         for (int owner = 0; owner < parts; ++owner)
-            last = engine.start(part(owner, even_ ? ElementRange{0, started.work.out_count} : shard(started.work, owner)));
+            last =
+                engine.start(part(owner, even_ ? ElementRange{0, started.work.out_count} : shard(started.work, owner)));
         enter(started, stage, parts, last);
     }
     static void enter(Started& started, Stage stage, int parts, std::uint64_t last) noexcept {
@@ -295,7 +317,8 @@ private:
     template <class E>
     static collective::Late late(E& engine, const Started& started) {
         collective::Late who;
-        for (std::uint64_t open = started.parts; open > 0 && who.ranks.empty(); --open) who = engine.late(started.number + 1 - open);
+        for (std::uint64_t open = started.parts; open > 0 && who.ranks.empty(); --open)
+            who = engine.late(started.number + 1 - open);
         return who;
     }
 
@@ -314,7 +337,8 @@ private:
             Call part = call;
             part.operation = even_ ? Operation::reduce_scatter : Operation::reduce;
             part.root = owner;
-            part.contribution.weight = scatter_->rank() == 0;  // a sum of scaled elements is a mean whose weights add up to 1
+            part.contribution.weight =
+                scatter_->rank() == 0;  // a sum of scaled elements is a mean whose weights add up to 1
             const bool keeps = even_ || owner == scatter_->rank();
             set_buffers(part, call.in, range, call.out, keeps ? shard(call, scatter_->rank()) : ElementRange{});
             return part;
@@ -322,7 +346,8 @@ private:
     }
 
     bool is_scattered(const Started& started) noexcept {
-        return are_over(*scatter_, started) && (started.call.op != ReduceOp::mean || !scatter_->advance_to(started.weighed));
+        return are_over(*scatter_, started) &&
+               (started.call.op != ReduceOp::mean || !scatter_->advance_to(started.weighed));
     }
 
     void cross(Started& started) {
@@ -336,8 +361,11 @@ private:
 
     void gather(Started& started) {
         enter(started, Stage::gathering, *gather_, [&](int owner, ElementRange range) {
-            Call part{.root = owner, .operation = even_ ? Operation::all_gather : Operation::broadcast, .dtype = started.work.dtype};
-            set_buffers(part, started.work.out, even_ ? shard(started.work, gather_->rank()) : range, started.work.out, range);
+            Call part{.root = owner,
+                      .operation = even_ ? Operation::all_gather : Operation::broadcast,
+                      .dtype = started.work.dtype};
+            set_buffers(part, started.work.out, even_ ? shard(started.work, gather_->rank()) : range, started.work.out,
+                        range);
             return part;
         });
     }
@@ -356,8 +384,8 @@ private:
         fail(flat_->consult([&](auto& world, auto&) { return world.end_of(culprit, what); }));
     }
 
-    /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the rank that stopped, so
-    /// it gives better informed ranks time to report first.
+    /// Called repeatedly once the time limit has passed. In a later stage a rank may wait for one that waits for the
+    /// rank that stopped, so it gives better informed ranks time to report first.
     [[gnu::cold]] void report_timeout(collective::Deadline& deadline, std::chrono::nanoseconds by) {
         collective::Late who;
         std::string what;
@@ -369,7 +397,8 @@ private:
             const int stages_before = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
             who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
-            if (who.ranks.empty() && collective::Deadline::too_early(by, timeout(), collective::Deadline::most_stages)) return;
+            if (who.ranks.empty() && collective::Deadline::too_early(by, timeout(), collective::Deadline::most_stages))
+                return;
             if (!who.ranks.empty() && deadline.is_recent_suspect(who.ranks.front(), timeout())) return;
             const auto ask = [&](auto&, auto& detector) { return detector.ask(who, started_.first(), timeout()); };
             if ((stages_before > 0 || !who.certain) && !flat_->consult(ask)) return;
@@ -379,20 +408,23 @@ private:
 
     const Shared<MessageEngine> flat_;  ///< over all ranks
     const Machines machines_, teams_ = machines_.teams();
-    const Shared<ProcessEngine> aside_;  ///< over the ranks of this machine, for objects that all create at the same place
+    const Shared<ProcessEngine>
+        aside_;  ///< over the ranks of this machine, for objects that all create at the same place
     /// Over the ranks of this team.
-    const Shared<ProcessEngine> scatter_ = split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
+    const Shared<ProcessEngine> scatter_ =
+        split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
     /// Over the ranks with the same index in all teams.
     const Shared<MessageEngine> across_ = flat_->split(teams_.counterparts(rank())).as<MessageEngine>();
     /// Over the ranks of this team, with an order of its own.
-    const Shared<ProcessEngine> gather_ = split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
+    const Shared<ProcessEngine> gather_ =
+        split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));
     const bool even_ = teams_.fewest() == teams_.most();  ///< all teams have the same number of ranks
     /// The shards of a team's sum: one for each rank if `even_`, otherwise one for each of its first ranks.
     const int shards_ = even_ ? scatter_->size() : smaller(teams_.fewest(), max_shards);
 
     std::mutex mutex_;
     bool ended_ = false;
-    collective::InFlight<Started> started_{most_in_flight()};                ///< must not grow: the sums of scales are buffers
+    collective::InFlight<Started> started_{most_in_flight()};  ///< must not grow: the sums of scales are buffers
     message_passing::SpareMemory<kernel::HostBuffer, max_in_flight> spare_;  ///< of completed collectives
 };
 

@@ -8,11 +8,11 @@
 
 namespace gradsync::inline v0_2::collective {
 
-/// The collectives that one rank has started and not finished yet, in a ring. Entries have consecutive numbers, counted from 0. They are
-/// added at the end and leave at the front: all below `first()` are over.
+/// The collectives that one rank has started and not finished yet, in a ring. Entries have consecutive numbers, counted
+/// from 0. They are added at the end and leave at the front: all below `first()` are over.
 ///
-/// A place in the ring keeps its contents when its entry leaves, so that the next entry can reuse its memory. A full ring grows, which
-/// moves the entries and invalidates references. Not thread-safe.
+/// A place in the ring keeps its contents when its entry leaves, so that the next entry can reuse its memory. A full
+/// ring grows, which moves the entries and invalidates references. Not thread-safe.
 template <class Started>
 class InFlight {
 public:
@@ -29,7 +29,8 @@ public:
     const Started& operator[](std::uint64_t n) const noexcept { return places_[index(n)]; }
     Started& oldest() noexcept { return (*this)[first_]; }
 
-    /// Adds an entry, which `begin(place, number)` fills in, and returns its number. If `begin` throws, nothing is added.
+    /// Adds an entry, which `begin(place, number)` fills in, and returns its number. If `begin` throws, nothing is
+    /// added.
     template <class Begin>
     std::uint64_t add(Begin&& begin) {
         if (size() == places_.size()) grow();

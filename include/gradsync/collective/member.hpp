@@ -45,24 +45,26 @@ struct Group {
     }
 };
 
-/// Gives the members of a new group the object that they share, if they are threads of one process. `Pointer` is a shared pointer. Not
-/// thread-safe.
+/// Gives the members of a new group the object that they share, if they are threads of one process. `Pointer` is a
+/// shared pointer. Not thread-safe.
 template <class Pointer>
 class Meetings {
 public:
-    /// Returns the object that the members of `group`, a group of the communicator `parent`, share. The first caller makes it; it is
-    /// forgotten once all have it.
+    /// Returns the object that the members of `group`, a group of the communicator `parent`, share. The first caller
+    /// makes it; it is forgotten once all have it.
     template <class Make>
     Pointer meet(const void* parent, const Group& group, Make&& make) {
         auto meeting = meetings_.begin();
-        while (meeting != meetings_.end() && !(meeting->parent == parent && meeting->split == group.split && meeting->color == group.color))
+        while (meeting != meetings_.end() &&
+               !(meeting->parent == parent && meeting->split == group.split && meeting->color == group.color))
             ++meeting;
         if (meeting == meetings_.end()) {
             meetings_.push_back({parent, group.split, group.color, make(), 0});
             meeting = meetings_.end() - 1;
         }
         Pointer found = meeting->shared;
-        if (++meeting->arrived == group.members.size()) meetings_.erase_if([&](const Meeting& one) { return &one == meeting; });
+        if (++meeting->arrived == group.members.size())
+            meetings_.erase_if([&](const Meeting& one) { return &one == meeting; });
         return found;
     }
 

@@ -47,8 +47,8 @@ public:
         for (const int member : group.members) machines.push_back(of(member));
         return Machines(std::move(machines));
     }
-    /// Cuts each machine, if there are several, into teams: ranks that can reduce among themselves, because they are the leaves of a node
-    /// of the tree of sums (core/math.hpp). A team's number is its first rank.
+    /// Cuts each machine, if there are several, into teams: ranks that can reduce among themselves, because they are
+    /// the leaves of a node of the tree of sums (core/math.hpp). A team's number is its first rank.
     [[gnu::cold]] Machines teams() const {
         List<int> teams(of_ranks_.size());
         if (count_ > 1) cut(0, size(), teams);
@@ -86,7 +86,8 @@ public:
 private:
     [[gnu::cold]] void cut(int first, int last, List<int>& teams) const {
         int together = first;
-        for (; together < last && of(together) == of(first); ++together) teams[static_cast<std::size_t>(together)] = first;
+        for (; together < last && of(together) == of(first); ++together)
+            teams[static_cast<std::size_t>(together)] = first;
         if (together == last) return;
         const int half = static_cast<int>(left_half(static_cast<std::size_t>(last - first)));
         cut(first, first + half, teams);
@@ -97,7 +98,8 @@ private:
     int count_ = 0, fewest_, most_ = 0;
 };
 
-/// The machines of the ranks at a rendezvous. Processes are on one machine if they have the same host name and can see one another.
+/// The machines of the ranks at a rendezvous. Processes are on one machine if they have the same host name and can see
+/// one another.
 struct Placement {
     /// `domain`: only ranks with the same number count as being on one machine. Collective.
     Placement(bootstrap::AnyRendezvous meeting, int domain);
@@ -112,7 +114,8 @@ struct Placement {
 };
 
 #ifdef GRADSYNC_ONCE
-GRADSYNC_ONCE Placement::Placement(bootstrap::AnyRendezvous meeting, int domain) : rank(meeting.rank()), size(meeting.size()) {
+GRADSYNC_ONCE Placement::Placement(bootstrap::AnyRendezvous meeting, int domain)
+    : rank(meeting.rank()), size(meeting.size()) {
     struct Place {
         collective::ProcessIdentity process;
         std::uint64_t host = 0;

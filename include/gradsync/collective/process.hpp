@@ -24,15 +24,15 @@ inline std::size_t read_beginning(const char* path, char* text, std::size_t size
     return length;
 }
 
-/// The start time of a process, in ticks of the system. 0: it has died, but its parent has not waited for it (it keeps its number until
-/// then). -1: unknown.
+/// The start time of a process, in ticks of the system. 0: it has died, but its parent has not waited for it (it keeps
+/// its number until then). -1: unknown.
 inline std::int64_t start_of(pid_t process) noexcept {
     char path[48], text[512];
     std::snprintf(path, sizeof path, "/proc/%d/stat", process);
     const std::size_t length = read_beginning(path, text, sizeof text - 1);
     text[length] = '\0';
-    // Format: "number (name) state ...", with the start in the 20th field from the state. The name may contain anything, so the last
-    // parenthesis counts.
+    // Format: "number (name) state ...", with the start in the 20th field from the state. The name may contain
+    // anything, so the last parenthesis counts.
     const char* at = std::strrchr(text, ')');
     if (at == nullptr || at[1] == '\0') return -1;
     if (at[2] == 'Z' || at[2] == 'X') return 0;
@@ -52,7 +52,8 @@ struct ProcessIdentity {
     static ProcessIdentity own() noexcept {
         ProcessIdentity identity;
         identity.cores = ::sysconf(_SC_NPROCESSORS_ONLN);
-        identity.number = ::getpid() | gradsync::detail::larger<std::int64_t>(detail::start_of(::getpid()), 0) << number_bits;
+        identity.number = ::getpid() | gradsync::detail::larger<std::int64_t>(detail::start_of(::getpid()), 0)
+                                           << number_bits;
         char text[128];
         const std::size_t length = detail::read_beginning("/proc/sys/kernel/random/boot_id", text, sizeof text);
         if (length == 0) return identity;
@@ -61,7 +62,8 @@ struct ProcessIdentity {
             const ssize_t linked = ::readlink(space, text, sizeof text);
             return linked > 0 ? gradsync::detail::fnv1a(text, static_cast<std::size_t>(linked), outer) : 0;
         };
-        const std::uint64_t clock = within("/proc/self/ns/time", identity.machine);  // the clock that start times refer to
+        const std::uint64_t clock =
+            within("/proc/self/ns/time", identity.machine);  // the clock that start times refer to
         identity.system = within("/proc/self/ns/pid", clock != 0 ? clock : identity.machine);
         return identity;
     }

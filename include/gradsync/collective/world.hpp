@@ -32,8 +32,8 @@ inline int current_core(int otherwise) noexcept {
 
 /// Wakes sleepers, in this process or in others that share its memory. A `ring()` costs one load if nobody sleeps.
 ///
-/// A thread that is just falling asleep may miss a ring. Naps are short, so a miss costs a millisecond, and threads that do not sleep need
-/// no fence.
+/// A thread that is just falling asleep may miss a ring. Naps are short, so a miss costs a millisecond, and threads
+/// that do not sleep need no fence.
 class WaitQueue {
 public:
     void ring() noexcept {
@@ -60,9 +60,9 @@ private:
 };
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4, "a futex is a 32-bit word");
 
-/// One wait: spins briefly, then yields, then naps. Two ranks on two cores meet while spinning. With more ranks than cores, a spinning rank
-/// blocks the one that it waits for, so it yields almost at once. After half a millisecond the core is worth more to others than the
-/// microseconds are to this rank.
+/// One wait: spins briefly, then yields, then naps. Two ranks on two cores meet while spinning. With more ranks than
+/// cores, a spinning rank blocks the one that it waits for, so it yields almost at once. After half a millisecond the
+/// core is worth more to others than the microseconds are to this rank.
 class Backoff {
 public:
     /// `nap`: the longest sleep between two looks.
@@ -101,13 +101,14 @@ struct Failure {
     std::string message;  ///< text that makes sense on every rank
 };
 
-/// Work that one of this rank's threads must do even while it waits for something else: it may wait in one communicator for a rank that
-/// waits in another.
+/// Work that one of this rank's threads must do even while it waits for something else: it may wait in one communicator
+/// for a rank that waits in another.
 class ProgressHook {
 public:
     /// Does as much as it can at once; a no-op if another thread is doing it.
     virtual void progress() noexcept = 0;
-    /// Call after the world has failed. Returns once the failure was delivered as far as possible, or a limit has passed.
+    /// Call after the world has failed. Returns once the failure was delivered as far as possible, or a limit has
+    /// passed.
     virtual void deliver_failure() noexcept {}
 
 protected:
@@ -147,8 +148,8 @@ private:
     ProgressHook* first_ = nullptr;
 };
 
-/// The state that all communicators of one origin share: the first failure, which ends all of them, the wait queue that wakes their
-/// sleepers, and their progress hooks.
+/// The state that all communicators of one origin share: the first failure, which ends all of them, the wait queue that
+/// wakes their sleepers, and their progress hooks.
 class World {
 public:
     /// The part in memory that all ranks see: of this process, or mapped by several. Initially zero.
@@ -160,10 +161,13 @@ public:
         WaitQueue wait_queue;
     };
 
-    /// `ranks`: number of ranks on this machine. `hooks`: shared with another world of the same rank, if there is one; null if its
-    /// communicators need none.
+    /// `ranks`: number of ranks on this machine. `hooks`: shared with another world of the same rank, if there is one;
+    /// null if its communicators need none.
     World(int ranks, Shared<State> state, Shared<ProgressHooks> hooks = {}) noexcept
-        : wait_queue(state->wait_queue), cores_are_shared(ranks > cores), state_(std::move(state)), hooks_(std::move(hooks)) {}
+        : wait_queue(state->wait_queue),
+          cores_are_shared(ranks > cores),
+          state_(std::move(state)),
+          hooks_(std::move(hooks)) {}
     World& operator=(World&&) = delete;
     virtual ~World() = default;
 

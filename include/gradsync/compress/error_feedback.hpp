@@ -11,7 +11,9 @@
 namespace gradsync::inline v0_2::detail {
 
 /// `count` f32, rounded up to whole cache lines.
-constexpr std::size_t in_lines_of_floats(std::size_t count) noexcept { return round_up(count, line_bytes / sizeof(float)); }
+constexpr std::size_t in_lines_of_floats(std::size_t count) noexcept {
+    return round_up(count, line_bytes / sizeof(float));
+}
 
 /// One more than the highest parameter index of a plan.
 inline std::size_t parameters_of(std::span<const BucketContents> contents) noexcept {
@@ -41,11 +43,13 @@ struct NumbersOf {
     std::size_t count = 0;
 };
 
-/// The f32 numbers that a compressor keeps per parameter, in host memory. They follow the parameters when the plan changes.
+/// The f32 numbers that a compressor keeps per parameter, in host memory. They follow the parameters when the plan
+/// changes.
 template <class Memory>
 class Remembered {
 public:
-    /// Moves to `memory`, which is zeroed, with parameter i at places[i]. Numbers of parameters with an unchanged count are kept.
+    /// Moves to `memory`, which is zeroed, with parameter i at places[i]. Numbers of parameters with an unchanged count
+    /// are kept.
     void adopt(std::vector<NumbersOf> places, Memory memory) {
         Remembered next;
         next.memory_ = std::move(memory);
@@ -67,9 +71,9 @@ private:
     std::vector<NumbersOf> places_;  ///< by parameter
 };
 
-/// Error feedback: a rank adds the part of its gradients that did not travel (the residual) to the next step's gradients, so that it is
-/// late, not lost (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847). Residuals are f32, in the layout of the buckets.
-/// Between steps they are in units of the mean for a weight of 1.
+/// Error feedback: a rank adds the part of its gradients that did not travel (the residual) to the next step's
+/// gradients, so that it is late, not lost (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847).
+/// Residuals are f32, in the layout of the buckets. Between steps they are in units of the mean for a weight of 1.
 class ErrorFeedback {
 public:
     void adopt_plan(std::span<const BucketContents> contents) {
@@ -79,7 +83,8 @@ public:
         for (const BucketContents& bucket : contents) {
             first_.push_back(numbers);
             if (!is_compressible(bucket.dtype)) continue;
-            for (const BucketContents::Part& part : bucket.parts) places[part.parameter] = {numbers + part.offset, part.count};
+            for (const BucketContents::Part& part : bucket.parts)
+                places[part.parameter] = {numbers + part.offset, part.count};
             numbers += in_lines_of_floats(bucket.count);
         }
         residuals_.adopt(std::move(places), kernel::HostBuffer(numbers * sizeof(float)));
@@ -89,27 +94,28 @@ public:
     float* bucket(std::size_t b) const noexcept { return residuals_.at(first_[b]); }
     BufferView parameter(std::size_t i) const noexcept { return residuals_.of(i); }
 
-    /// The factor of this rank's residual in a step's sum. It is the rank's weight, so that a residual has the same share in a later mean,
-    /// regardless of the weights then. If only other ranks ever have weights, as in a sum, it is the rank's scale. 0: the rank sends
-    /// nothing and keeps its residual.
+    /// The factor of this rank's residual in a step's sum. It is the rank's weight, so that a residual has the same
+    /// share in a later mean, regardless of the weights then. If only other ranks ever have weights, as in a sum, it is
+    /// the rank's scale. 0: the rank sends nothing and keeps its residual.
     double unit_of(Contribution own) noexcept {
         if (own.weight != 0) return last_weight_ = own.weight;
         return last_weight_ != 0 ? 0 : own.scale;
     }
 
-    /// Starts a step: residual = unit residual + scale gradient, for all of bucket b. The gradients are not read if `scale` is 0. `unit`
-    /// must not be 0. `settle` ends the step.
+    /// Starts a step: residual = unit residual + scale gradient, for all of bucket b. The gradients are not read if
+    /// `scale` is 0. `unit` must not be 0. `settle` ends the step.
     void begin(std::size_t b, ConstBufferView gradients, double scale, double unit) const {
         const BufferView residual = {bucket(b), gradients.count};
         if (unit != 1) kernel::scale(residual, unit);
         add(residual, gradients, scale);
     }
-    /// The rank sends nothing of bucket b. A gradient without weight is added to the residual, with the last weight that was not 0.
+    /// The rank sends nothing of bucket b. A gradient without weight is added to the residual, with the last weight
+    /// that was not 0.
     void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
         if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
     }
-    /// Writes averages of f32 to `to`, which starts at element `first` of bucket b. If `to` has a type of low precision, this rank adds its
-    /// share of the rounding errors, which is its weight, to its residual.
+    /// Writes averages of f32 to `to`, which starts at element `first` of bucket b. If `to` has a type of low
+    /// precision, this rank adds its share of the rounding errors, which is its weight, to its residual.
     void hand_out(std::size_t b, std::size_t first, ConstBufferView averages, BufferView to, double weight) const {
         if (to.dtype == DType::f32) return kernel::copy(averages, to);
         float* const residual = bucket(b) + first;
@@ -127,8 +133,8 @@ public:
             if (!is_finite(x)) x = 0;
     }
 
-    /// For a compressible bucket b that travels whole: adds its residual, which came from another plan or a checkpoint, to the gradients.
-    /// Returns the contribution to send.
+    /// For a compressible bucket b that travels whole: adds its residual, which came from another plan or a checkpoint,
+    /// to the gradients. Returns the contribution to send.
     Contribution release(std::size_t b, BufferView gradients, Contribution own) {
         const BufferView residual = {bucket(b), gradients.count};
         const double unit = unit_of(own);
@@ -144,7 +150,8 @@ public:
     }
 
 private:
-    /// Writes numbers to `to`, with its largest number for what is beyond it, and calls `late(k, rest)` with what it cannot hold of each.
+    /// Writes numbers to `to`, with its largest number for what is beyond it, and calls `late(k, rest)` with what it
+    /// cannot hold of each.
     template <class Late>
     static void narrow(const float* numbers, BufferView to, Late&& late) {
         const float most = largest_finite(to.dtype);
@@ -156,7 +163,8 @@ private:
             }
             kernel::copy(ConstBufferView{held, n}, to.subview(first, n));
             kernel::copy(to.subview(first, n), BufferView{held, n});
-            for (std::size_t k = 0; k < n; ++k) late(first + k, is_finite(numbers[first + k]) ? numbers[first + k] - held[k] : 0.0f);
+            for (std::size_t k = 0; k < n; ++k)
+                late(first + k, is_finite(numbers[first + k]) ? numbers[first + k] - held[k] : 0.0f);
         });
     }
     static void add(BufferView residual, ConstBufferView gradients, double scale) {

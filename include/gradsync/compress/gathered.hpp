@@ -26,17 +26,19 @@ struct GatheredBucket {
     std::size_t count = 0;              ///< elements of the bucket, gaps included
 };
 
-/// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each adds them up in rank
-/// order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
+/// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each
+/// adds them up in rank order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
 ///
 /// `Settings::Codec` defines the words. It is made of the settings and has, where `bucket` is a GatheredBucket:
 /// - `words(bucket, contents, b, rank)`: the number of words of a message of bucket b, which `contents` describes;
-/// - `write(bucket, held, count, words)`: moves the elements to send from `held`, all `count` elements of the bucket in f32, to `words`.
-///   Returns false if it cannot say which elements are not finite: all of the bucket is then NaN on every rank;
-/// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have changed `words`;
-/// - `add_up(bucket, messages, factor, to, hand_out)`: calls `hand_out(first, sums, part)` for consecutive parts of `to`, from element
-///   `first` on, with factor times the sum of all messages in f32. Elements that no message mentions become 0; gaps between parameters may
-///   stay as they are. A message whose words are all 0 mentions nothing.
+/// - `write(bucket, held, count, words)`: moves the elements to send from `held`, all `count` elements of the bucket in
+///   f32, to `words`. Returns false if it cannot say which elements are not finite: all of the bucket is then NaN on
+///   every rank;
+/// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have
+///   changed `words`;
+/// - `add_up(bucket, messages, factor, to, hand_out)`: calls `hand_out(first, sums, part)` for consecutive parts of
+///   `to`, from element `first` on, with factor times the sum of all messages in f32. Elements that no message mentions
+///   become 0; gaps between parameters may stay as they are. A message whose words are all 0 mentions nothing.
 template <Backend B, class Settings>
 class GatheredExchange : public CompressedExchange<B, Settings> {
     using Base = CompressedExchange<B, Settings>;
@@ -137,9 +139,11 @@ private:
             for (const NumbersOf& part : own.parts)
                 fill(bucket.subview(part.first, part.count), lost ? std::numeric_limits<float>::quiet_NaN() : 0.0f);
         } else {
-            codec_.add_up(
-                own, Messages{message_of(own, 0) + weight_words, own.message, size_}, static_cast<float>(1 / weights), bucket,
-                [&](std::size_t first, ConstBufferView sums, BufferView to) { residuals_.hand_out(b, first, sums, to, own_weight); });
+            codec_.add_up(own, Messages{message_of(own, 0) + weight_words, own.message, size_},
+                          static_cast<float>(1 / weights), bucket,
+                          [&](std::size_t first, ConstBufferView sums, BufferView to) {
+                              residuals_.hand_out(b, first, sums, to, own_weight);
+                          });
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);
         computed_ += std::chrono::steady_clock::now() - begin;

@@ -11,15 +11,17 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... plus its residual counts as a
-/// matrix M of m rows and n columns. With Q from the previous step, the ranks average P = M Q, orthonormalise it, average Q = M^T P, and
-/// all get P Q^T. That is `rank (m + n)` numbers instead of `m n`, in two all-reduces. Vectors, small matrices, and parameters without a
-/// `shape` travel whole, in f32, together with the P of their bucket. A bucket that would not shrink is not compressed.
+/// Low-rank compression (Vogels, Karimireddy, Jaggi, PowerSGD, arXiv 1905.13727). A gradient of shape m x ... plus its
+/// residual counts as a matrix M of m rows and n columns. With Q from the previous step, the ranks average P = M Q,
+/// orthonormalise it, average Q = M^T P, and all get P Q^T. That is `rank (m + n)` numbers instead of `m n`, in two
+/// all-reduces. Vectors, small matrices, and parameters without a `shape` travel whole, in f32, together with the P of
+/// their bucket. A bucket that would not shrink is not compressed.
 ///
-/// The residual of a rank is M - P (M^T P)^T, of its own M. Summed over the ranks, it is the sum of M minus what all ranks got, as in the
-/// paper, where each rank subtracts the average. All computation is in f32. The bits depend on neither buckets nor overlap, if the same
-/// holds for the backend and all buckets shrink. If a gradient that counts as a matrix has an infinity or a NaN, all of that parameter is
-/// NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
+/// The residual of a rank is M - P (M^T P)^T, of its own M. Summed over the ranks, it is the sum of M minus what all
+/// ranks got, as in the paper, where each rank subtracts the average. All computation is in f32. The bits depend on
+/// neither buckets nor overlap, if the same holds for the backend and all buckets shrink. If a gradient that counts as
+/// a matrix has an infinity or a NaN, all of that parameter is NaN on every rank in this step, and its residual is
+/// cleared. See the concept `Compressor`.
 struct PowerSgd {
     std::size_t rank = 1;             ///< rank of the matrices that travel instead; at least 1
     std::uint64_t start_step = 1000;  ///< steps before this one are not compressed: gradients change most at the start
@@ -44,7 +46,8 @@ class PowerSgd::Exchange : public detail::CompressedExchange<B, PowerSgd> {
 public:
     explicit Exchange(const PowerSgd& settings) : Base(settings) {
         if (settings.rank == 0) detail::refuse("PowerSgd", "the rank must be 1 at least");
-        if (!(settings.min_compression_rate > 0)) detail::refuse("PowerSgd", "min_compression_rate must be more than 0");
+        if (!(settings.min_compression_rate > 0))
+            detail::refuse("PowerSgd", "min_compression_rate must be more than 0");
     }
 
     /// The stages after the average of P, and after that of Q.
@@ -63,7 +66,8 @@ public:
             }
             if (has == Has::left) {
                 const Bucket& own = owner->buckets_[b];
-                work = owner->second_->all_reduce(BufferView{owner->right_.at(own.right), own.right_count}, ReduceOp::mean, {1, weight});
+                work = owner->second_->all_reduce(BufferView{owner->right_.at(own.right), own.right_count},
+                                                  ReduceOp::mean, {1, weight});
                 has = Has::right;
                 return true;
             }
@@ -98,8 +102,9 @@ public:
             matrices += bucket.matrices.size();
             gradients += contents[b].parts.size();
         }
-        detail::debug(detail::DebugLevel::info, backend.rank(), settings_.describe(), " compresses ", matrices, " of ", gradients,
-                      " gradients; vectors, gradients without a shape, and matrices that would not shrink travel whole");
+        detail::debug(
+            detail::DebugLevel::info, backend.rank(), settings_.describe(), " compresses ", matrices, " of ", gradients,
+            " gradients; vectors, gradients without a shape, and matrices that would not shrink travel whole");
         left_ = backend.allocate(lefts * sizeof(float));
         right_.adopt(std::move(rights), backend.allocate(right_numbers * sizeof(float)));
         product_ = kernel::HostBuffer(largest * sizeof(float));
@@ -113,8 +118,9 @@ public:
         const double unit = Base::hold(b, bucket, contribution, left_of(own), own.left_count * sizeof(float));
         if (unit != 0) make_left(b);
         // The scale of 1 is right: these numbers contain the gradients with their scale already.
-        return WorkType<B>(backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
-                           Rest{this, b, bucket, contribution.weight, unit});
+        return WorkType<B>(
+            backend.all_reduce(BufferView{left_of(own), own.left_count}, ReduceOp::mean, {1, contribution.weight}),
+            Rest{this, b, bucket, contribution.weight, unit});
     }
 
     Traffic traffic(const B&, std::size_t b, BufferView bucket) const noexcept {
@@ -151,8 +157,8 @@ private:
         return {part.parameter, part.offset, rows, columns, low};
     }
 
-    /// Divides a bucket into matrices and parameters that travel whole. Without matrices, or if compression would not shrink it, the bucket
-    /// travels whole, in its own type.
+    /// Divides a bucket into matrices and parameters that travel whole. Without matrices, or if compression would not
+    /// shrink it, the bucket travels whole, in its own type.
     Bucket split(const BucketContents& contents) const {
         Bucket bucket;
         if (!detail::is_compressible(contents.dtype)) return bucket;
@@ -167,7 +173,8 @@ private:
                 bucket.right_count += matrix.rank * matrix.columns;
             }
         }
-        const bool pays = (bucket.left_count + bucket.right_count) * sizeof(float) < contents.count * size_of(contents.dtype);
+        const bool pays =
+            (bucket.left_count + bucket.right_count) * sizeof(float) < contents.count * size_of(contents.dtype);
         return pays && !bucket.matrices.empty() ? bucket : Bucket();
     }
 
@@ -186,8 +193,8 @@ private:
         return left;
     }
 
-    /// Orthonormalises the vectors that a step starts with, so that P has the magnitude of the gradient. Guesses vectors that are missing
-    /// or lost.
+    /// Orthonormalises the vectors that a step starts with, so that P has the magnitude of the gradient. Guesses
+    /// vectors that are missing or lost.
     void prepare(const Matrix& m, float* right, std::uint64_t step) const {
         const std::size_t n = m.columns;
         if (!kernel::orthonormalise(right, n, m.rank)) std::memset(right, 0, m.rank * n * sizeof(float));
@@ -197,8 +204,8 @@ private:
             std::uint64_t state = c ^ (step << 32);
             state = detail::split_mix(state) ^ settings_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u);
             for (std::size_t j = 0; j < n; ++j)
-                right[c * n + j] =
-                    static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) * 0x1p-63f;  // evenly from [-1, 1)
+                right[c * n + j] = static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) *
+                                   0x1p-63f;  // evenly from [-1, 1)
             guessed = true;
         }
         if (guessed) kernel::orthonormalise(right, n, m.rank);
@@ -250,10 +257,12 @@ private:
             std::memset(product, 0, gradient.count * sizeof(float));
             kernel::add_product(product, m.rows, m.columns, left, right, m.rank);
             residuals_.hand_out(b, m.offset, ConstBufferView{product, gradient.count}, gradient, weight);
-            if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns))) forget(m, residuals_.bucket(b) + m.offset, right);
+            if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns)))
+                forget(m, residuals_.bucket(b) + m.offset, right);
         });
         for (const detail::NumbersOf& part : own.whole) {
-            residuals_.hand_out(b, part.first, ConstBufferView{from, part.count}, bucket.subview(part.first, part.count), weight);
+            residuals_.hand_out(b, part.first, ConstBufferView{from, part.count},
+                                bucket.subview(part.first, part.count), weight);
             from += part.count;
         }
         if (unit != 0) residuals_.settle(b, bucket.count, unit);

@@ -6,17 +6,19 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Quantization: every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter share. The rounding
-/// error stays as residual. With 1 bit, signs and mean magnitudes travel (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv
-/// 1901.09847). With more bits, levels are evenly spaced between the largest magnitude and its negative, as in Alistarh et al., arXiv
-/// 1610.02132, but rounded to the nearest: error feedback replaces their random rounding.
+/// Quantization: every element travels in 8, 4 or 1 bits, as a multiple of a step that 256 elements of a parameter
+/// share. The rounding error stays as residual. With 1 bit, signs and mean magnitudes travel (Seide et al., 1-bit SGD,
+/// 2014; Karimireddy et al., arXiv 1901.09847). With more bits, levels are evenly spaced between the largest magnitude
+/// and its negative, as in Alistarh et al., arXiv 1610.02132, but rounded to the nearest: error feedback replaces their
+/// random rounding.
 ///
-/// All ranks gather all messages: about `N bits / 8` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So
-/// it suits few ranks: among 4 ranks with f32, 8 bits halve the traffic, and 1 bit reduces it to a sixteenth. A bucket that would take more
-/// than an all-reduce is not compressed.
+/// All ranks gather all messages: about `N bits / 8` bytes per rank, while an all-reduce takes about `2 s N` for N
+/// elements of s bytes. So it suits few ranks: among 4 ranks with f32, 8 bits halve the traffic, and 1 bit reduces it
+/// to a sixteenth. A bucket that would take more than an all-reduce is not compressed.
 ///
-/// Sums are in rank order, in f32. If all buckets are compressed, the bits depend on neither buckets nor overlap. A block with an infinity
-/// or a NaN is all NaN on every rank in this step, and its residual is cleared. See the concept `Compressor`.
+/// Sums are in rank order, in f32. If all buckets are compressed, the bits depend on neither buckets nor overlap. A
+/// block with an infinity or a NaN is all NaN on every rank in this step, and its residual is cleared. See the concept
+/// `Compressor`.
 struct Quantizer {
     unsigned bits = 8;             ///< bits per element: 8, 4 or 1
     std::uint64_t start_step = 0;  ///< steps before this one are not compressed
@@ -34,7 +36,8 @@ class Quantizer::Codec {
 
 public:
     explicit Codec(const Quantizer& settings) : bits_(settings.bits) {
-        if (bits_ != 8 && bits_ != 4 && bits_ != 1) detail::refuse("Quantizer", detail::text("an element has 8, 4 or 1 bits, not ", bits_));
+        if (bits_ != 8 && bits_ != 4 && bits_ != 1)
+            detail::refuse("Quantizer", detail::text("an element has 8, 4 or 1 bits, not ", bits_));
     }
 
     std::size_t words(const Bucket& bucket, const BucketContents&, std::size_t, int) const noexcept {
@@ -53,13 +56,16 @@ public:
 
     void put_back(const Bucket& bucket, const std::uint32_t* words, float* held) const {
         for_blocks(bucket, {words, 0, 1}, 1, [&](std::size_t offset, ConstBufferView block) {
-            if (detail::is_finite(*static_cast<const float*>(block.data))) kernel::add(BufferView{held + offset, block.count}, block);
+            if (detail::is_finite(*static_cast<const float*>(block.data)))
+                kernel::add(BufferView{held + offset, block.count}, block);
         });
     }
 
-    void add_up(const Bucket& bucket, const detail::Messages& messages, float factor, BufferView to, auto&& hand_out) const {
-        for_blocks(bucket, messages, factor,
-                   [&](std::size_t offset, ConstBufferView block) { hand_out(offset, block, to.subview(offset, block.count)); });
+    void add_up(const Bucket& bucket, const detail::Messages& messages, float factor, BufferView to,
+                auto&& hand_out) const {
+        for_blocks(bucket, messages, factor, [&](std::size_t offset, ConstBufferView block) {
+            hand_out(offset, block, to.subview(offset, block.count));
+        });
     }
 
 private:

@@ -5,17 +5,17 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A `Work` of several stages: a collective, and stages that follow when it is complete. The thread that tests it or waits for it runs the
-/// next stage.
+/// A `Work` of several stages: a collective, and stages that follow when it is complete. The thread that tests it or
+/// waits for it runs the next stage.
 ///
 /// Stage is default-constructible and movable, and has:
-/// - `next(work)`: called when `work` is complete. It starts the next collective in `work`, or leaves `work` complete. Returns true while
-///   more stages follow. If it throws, for example because the thread may not communicate, the next test or wait calls it again; it must
-///   remember what it has done.
+/// - `next(work)`: called when `work` is complete. It starts the next collective in `work`, or leaves `work` complete.
+///   Returns true while more stages follow. If it throws, for example because the thread may not communicate, the next
+///   test or wait calls it again; it must remember what it has done.
 /// - `drop()`: the remaining stages will not run; releases the other ranks from waiting. Must not throw.
 ///
-/// Buckets are tested and waited for in order, one after the other, so all ranks start the collectives of one stage in the same order.
-/// Different stages have no common order, so each needs a communicator of its own.
+/// Buckets are tested and waited for in order, one after the other, so all ranks start the collectives of one stage in
+/// the same order. Different stages have no common order, so each needs a communicator of its own.
 template <Work W, class Stage>
 class [[nodiscard]] StagedWork {
 public:
@@ -46,7 +46,8 @@ public:
         for (work_.wait(); more_; work_.wait()) more_ = stage_.next(work_);
     }
 
-    /// Orders `stream` after the last stage. Between stages the host waits as long as `wait_on` of the backend's work blocks.
+    /// Orders `stream` after the last stage. Between stages the host waits as long as `wait_on` of the backend's work
+    /// blocks.
     template <class Stream>
         requires requires(W& work, Stream stream) { work.wait_on(stream); }
     void wait_on(Stream stream) {

@@ -5,14 +5,15 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Top-k sparsification: every rank sends the elements of largest magnitude of each bucket, with their indices, and keeps the rest as
-/// residual (Aji and Heafield, arXiv 1704.05021; Stich et al., arXiv 1809.07599). An element sent takes eight bytes, and all ranks gather
-/// all messages: `8 density N` bytes per rank, while an all-reduce takes about `2 s N` for N elements of s bytes. So it suits few ranks and
-/// low densities. A bucket that would take more than an all-reduce is not compressed.
+/// Top-k sparsification: every rank sends the elements of largest magnitude of each bucket, with their indices, and
+/// keeps the rest as residual (Aji and Heafield, arXiv 1704.05021; Stich et al., arXiv 1809.07599). An element sent
+/// takes eight bytes, and all ranks gather all messages: `8 density N` bytes per rank, while an all-reduce takes about
+/// `2 s N` for N elements of s bytes. So it suits few ranks and low densities. A bucket that would take more than an
+/// all-reduce is not compressed.
 ///
-/// Sums are in rank order, in f32. The selection depends on the other elements of the bucket, so other buckets give other bits. An infinity
-/// or a NaN travels at once. If at least as many elements are infinite or NaN as travel, all of the bucket is NaN in this step. See the
-/// concept `Compressor`.
+/// Sums are in rank order, in f32. The selection depends on the other elements of the bucket, so other buckets give
+/// other bits. An infinity or a NaN travels at once. If at least as many elements are infinite or NaN as travel, all of
+/// the bucket is NaN in this step. See the concept `Compressor`.
 struct TopK {
     double density = 0.01;         ///< the fraction of a bucket's elements that travel, in (0, 1]
     std::uint64_t start_step = 0;  ///< steps before this one are not compressed
@@ -21,7 +22,9 @@ struct TopK {
     template <Backend B>
     using Exchange = detail::GatheredExchange<B, TopK>;
 
-    std::string describe() const { return detail::text("TopK{density=", detail::text_of(density), ", start_step=", start_step, "}"); }
+    std::string describe() const {
+        return detail::text("TopK{density=", detail::text_of(density), ", start_step=", start_step, "}");
+    }
 };
 
 /// Internal. The words of a bucket are the indices of its largest elements, then their values.
@@ -31,13 +34,15 @@ class TopK::Codec {
 public:
     explicit Codec(const TopK& settings) : density_(settings.density) {
         if (!(density_ > 0 && density_ <= 1))
-            detail::refuse("TopK", detail::text("the density must be more than 0 and 1 at most, not ", std::to_string(density_)));
+            detail::refuse(
+                "TopK", detail::text("the density must be more than 0 and 1 at most, not ", std::to_string(density_)));
     }
 
     std::size_t words(const Bucket& bucket, const BucketContents& contents, std::size_t b, int rank) {
         if (contents.count > std::numeric_limits<std::uint32_t>::max())
             detail::raise(Errc::invalid_argument,
-                          detail::text("TopK: a bucket has ", contents.count, " elements, and 2^32 - 1 is the most; use SizeCappedBuckets"),
+                          detail::text("TopK: a bucket has ", contents.count,
+                                       " elements, and 2^32 - 1 is the most; use SizeCappedBuckets"),
                           {.operation = "TopK", .rank = rank, .bucket = static_cast<std::ptrdiff_t>(b)});
         if (contents.dtype != DType::f32) sums_.resize(detail::larger(sums_.size(), contents.count));
         const auto k = static_cast<std::size_t>(density_ * static_cast<double>(bucket.elements));
@@ -70,8 +75,8 @@ public:
             for (std::size_t e = 0; e < k; ++e) {
                 if (places[e] >= to.count)
                     detail::raise(Errc::peer_failed,
-                                  detail::text("TopK: rank ", r, " sent an element number ", places[e], " of a bucket of ", to.count,
-                                               "; all ranks must run the same program"),
+                                  detail::text("TopK: rank ", r, " sent an element number ", places[e],
+                                               " of a bucket of ", to.count, "; all ranks must run the same program"),
                                   {.operation = "TopK", .peer = static_cast<int>(r)});
                 float value = values[e] * factor;
                 kernel::detail::round_now(value);

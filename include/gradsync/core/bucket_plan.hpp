@@ -10,11 +10,15 @@ struct ParameterInfo {
     std::size_t count = 0;                  ///< elements
     DType dtype = DType::f32;               ///< type of its gradient in the bucket
     MemorySpace space = MemorySpace::host;  ///< where its gradient is
-    DType value_dtype = DType::f32;         ///< type of its values, if buckets of values travel too (sharding); otherwise always f32
-    /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger bucket and back.
+    DType value_dtype =
+        DType::f32;  ///< type of its values, if buckets of values travel too (sharding); otherwise always f32
+    /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger
+    /// bucket and back.
     bool cheaper_alone = false;
 
-    constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }  ///< Returns the bytes of its gradient.
+    constexpr std::size_t bytes() const noexcept {
+        return count * size_of(dtype);
+    }  ///< Returns the bytes of its gradient.
 
     /// Parameters with the same types and memory space are of one kind, and may share a bucket. Less than `kind_count`.
     constexpr std::size_t kind() const noexcept {
@@ -24,8 +28,8 @@ struct ParameterInfo {
     static constexpr std::size_t kind_count = dtype_count * dtype_count * 2;  ///< the number of kinds
 };
 
-/// The assignment of parameters to buckets. `bucket(b)` lists the indices of bucket b's parameters in buffer order. Buckets are in launch
-/// order, the same on all ranks.
+/// The assignment of parameters to buckets. `bucket(b)` lists the indices of bucket b's parameters in buffer order.
+/// Buckets are in launch order, the same on all ranks.
 class BucketPlan {
 public:
     /// Appends a bucket with these parameters.
@@ -51,20 +55,23 @@ private:
 
 /// Decides which gradients travel together.
 ///
-/// - `plan(parameters, order)` is a pure function and must not communicate. `order` lists the indices of the parameters that take part, in
-///   the order in which their gradients are expected to become ready. The result has each of them in exactly one bucket. All parameters of
-///   a bucket are of one `ParameterInfo::kind()`.
+/// - `plan(parameters, order)` is a pure function and must not communicate. `order` lists the indices of the parameters
+///   that take part, in the order in which their gradients are expected to become ready. The result has each of them in
+///   exactly one bucket. All parameters of a bucket are of one `ParameterInfo::kind()`.
 /// - `describe()` names the policy and its numbers; the ranks compare it at construction.
 template <class P>
 concept BucketPolicy =
-    std::copy_constructible<P> && requires(const P& policy, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
+    std::copy_constructible<P> &&
+    requires(const P& policy, std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) {
         { policy.plan(parameters, order) } -> std::same_as<BucketPlan>;
         { policy.describe() } -> std::convertible_to<std::string>;
     };
 
-/// A bucket policy that plans by the times at which gradients become ready. `set_ready_seconds(times)` takes seconds by parameter, from an
-/// unspecified origin, the same numbers on all ranks. Later plans use them. `Reducer::rebuild_buckets` measures them.
+/// A bucket policy that plans by the times at which gradients become ready. `set_ready_seconds(times)` takes seconds by
+/// parameter, from an unspecified origin, the same numbers on all ranks. Later plans use them.
+/// `Reducer::rebuild_buckets` measures them.
 template <class P>
-concept TimedBucketPolicy = BucketPolicy<P> && requires(P& policy, std::span<const double> times) { policy.set_ready_seconds(times); };
+concept TimedBucketPolicy =
+    BucketPolicy<P> && requires(P& policy, std::span<const double> times) { policy.set_ready_seconds(times); };
 
 }  // namespace gradsync::inline v0_2

@@ -12,20 +12,23 @@ namespace gradsync::inline v0_2 {
 /// The memory of a buffer: `host` is memory that host code can read, `device` belongs to a device.
 enum class MemorySpace : std::uint8_t { host, device };
 
-constexpr std::string_view name_of(MemorySpace space) noexcept { return space == MemorySpace::host ? "host" : "device"; }
+constexpr std::string_view name_of(MemorySpace space) noexcept {
+    return space == MemorySpace::host ? "host" : "device";
+}
 
 namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_type(DType own, DType asked) {
-    raise(Errc::invalid_argument, text("as<T>(): the view has ", own, " elements, but T is ", asked, "; use the view's type"));
+    raise(Errc::invalid_argument,
+          text("as<T>(): the view has ", own, " elements, but T is ", asked, "; use the view's type"));
 }
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_number(DType type) {
     raise(Errc::invalid_argument,
           text("BufferView: DType(", static_cast<int>(type), ") is not an element type; pass one that DType names"));
 }
 
-// Without <ranges>, which takes longer to compile than this whole library. <span> brings std::begin and end, and the parts of std::ranges
-// that are used here.
+// Without <ranges>, which takes longer to compile than this whole library. <span> brings std::begin and end, and the
+// parts of std::ranges that are used here.
 template <class R>
 concept Range = requires(R& range) {
     std::begin(range);
@@ -41,7 +44,8 @@ concept ContiguousRange = Range<R> && std::ranges::contiguous_range<R> && std::r
 
 /// A range that converts to a view, or fails to compile with a sentence that says why.
 template <class R>
-concept RangeOfElements = ContiguousRange<R> && (Element<range_element_t<R>> || std::is_arithmetic_v<std::remove_cv_t<range_element_t<R>>>);
+concept RangeOfElements =
+    ContiguousRange<R> && (Element<range_element_t<R>> || std::is_arithmetic_v<std::remove_cv_t<range_element_t<R>>>);
 
 template <class T>
 consteval bool owns_memory();
@@ -76,7 +80,8 @@ BufferView buffer(R&& tensor);
 template <class R>
 ConstBufferView const_buffer(R&& tensor);
 
-/// A type-erased view of `count` contiguous elements of `dtype`. It does not own them: the maker of the view keeps the memory alive.
+/// A type-erased view of `count` contiguous elements of `dtype`. It does not own them: the maker of the view keeps the
+/// memory alive.
 template <class Void>
     requires std::is_void_v<Void>
 struct BasicBufferView {
@@ -86,8 +91,8 @@ struct BasicBufferView {
     MemorySpace space = MemorySpace::host;  ///< where they are
 
     BasicBufferView() = default;
-    /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises. Throws Error(invalid_argument) if
-    /// `type` is a converted number that DType does not name.
+    /// Compiles the loops of all element types, unless `type` is a constant and the compiler optimises. Throws
+    /// Error(invalid_argument) if `type` is a converted number that DType does not name.
     BasicBufferView(Void* first, std::size_t elements, DType type, MemorySpace where = MemorySpace::host)
         : data(first), count(elements), dtype(type), space(where) {
         if (static_cast<std::size_t>(type) >= dtype_count) detail::refuse_number(type);
@@ -98,21 +103,22 @@ struct BasicBufferView {
     BasicBufferView(T* first, std::size_t elements, MemorySpace where = MemorySpace::host) noexcept
         : data(first), count(elements), space(where) {
         static_assert(Element<T>,
-                      "gradsync: name the type of these elements, as in BufferView{pointer, count, DType::f32}: the pointer does not");
+                      "gradsync: name the type of these elements, as in BufferView{pointer, count, DType::f32}: the "
+                      "pointer does not");
         if constexpr (Element<T>) {
             dtype = dtype_of<T>;
             kernel::register_kernels<dtype_of<T>>();
         }
     }
-    /// A contiguous range (`std::vector`, `std::span`, an array) converts as it does to std::span; see `buffer()`. A temporary that owns
-    /// its memory does not compile: a collective would use the memory after it is gone.
+    /// A contiguous range (`std::vector`, `std::span`, an array) converts as it does to std::span; see `buffer()`. A
+    /// temporary that owns its memory does not compile: a collective would use the memory after it is gone.
     template <class R>
         requires detail::RangeOfElements<std::remove_reference_t<R>>
     BasicBufferView(R&& range) {  // NOLINT: converts, as std::span does
         if constexpr (std::is_const_v<Void>) {
             static_assert(std::is_lvalue_reference_v<R&&> || !detail::owns_memory<std::remove_reference_t<R>>(),
-                          "gradsync: give this range a name: a collective reads it when the temporary is gone (const_buffer() makes a view "
-                          "of a temporary)");
+                          "gradsync: give this range a name: a collective reads it when the temporary is gone "
+                          "(const_buffer() makes a view of a temporary)");
             *this = const_buffer(range);
         } else {
             *this = buffer(std::forward<R>(range));
@@ -124,7 +130,8 @@ struct BasicBufferView {
     /// The `size` elements that start at element `first`.
     BasicBufferView subview(std::size_t first, std::size_t size) const noexcept {
         using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
-        return detail::typed_view<Void>(data ? static_cast<Byte*>(data) + first * size_of(dtype) : nullptr, size, dtype, space);
+        return detail::typed_view<Void>(data ? static_cast<Byte*>(data) + first * size_of(dtype) : nullptr, size, dtype,
+                                        space);
     }
 
     /// The elements as a span of T. Throws Error(invalid_argument) if T is not their type.
@@ -134,7 +141,8 @@ struct BasicBufferView {
         return std::span(static_cast<std::conditional_t<std::is_const_v<Void>, const T, T>*>(data), count);
     }
 
-    /// A mutable view converts to a constant one. (A template: nvcc warns of an operator that converts a class to itself.)
+    /// A mutable view converts to a constant one. (A template: nvcc warns of an operator that converts a class to
+    /// itself.)
     template <class To>
         requires(std::is_const_v<To> && !std::is_const_v<Void>)
     constexpr operator BasicBufferView<To>() const noexcept {
@@ -163,7 +171,8 @@ concept IsBufferView = std::is_same_v<T, BufferView> || std::is_same_v<T, ConstB
 template <class T>
 concept HasBufferTraits = requires(T& t) { buffer_traits<std::remove_const_t<T>>::view(t); };
 
-/// True if a copy of this object has memory of its own. A range owns its memory if a constant range has constant elements.
+/// True if a copy of this object has memory of its own. A range owns its memory if a constant range has constant
+/// elements.
 template <class T>
 consteval bool owns_memory() {
     if constexpr (HasBufferTraits<T>) {
@@ -179,23 +188,20 @@ consteval bool owns_memory() {
 
 template <class R>
 consteval void check_buffer_range() {
-    static_assert(
-        !std::is_pointer_v<R>,
-        "gradsync: return or pass a std::span(pointer, count), or host_buffer() or device_buffer() of gradsync/interop/pointer.hpp: "
-        "a pointer does not say how much lies there");
-    static_assert(
-        Range<R> || std::is_pointer_v<R>,
-        "gradsync: return or pass a std::span(pointer, count) of this tensor's elements, or specialise gradsync::buffer_traits or "
-        "parameter_traits for its type; see docs/guides/tensors.md");
+    static_assert(!std::is_pointer_v<R>,
+                  "gradsync: return or pass a std::span(pointer, count), or host_buffer() or device_buffer() of "
+                  "gradsync/interop/pointer.hpp: a pointer does not say how much lies there");
+    static_assert(Range<R> || std::is_pointer_v<R>,
+                  "gradsync: return or pass a std::span(pointer, count) of this tensor's elements, or specialise "
+                  "gradsync::buffer_traits or parameter_traits for its type; see docs/guides/tensors.md");
     if constexpr (Range<R>) {
         static_assert(ContiguousRange<R>,
-                      "gradsync: return or pass a std::span(pointer, count) if this tensor's elements are contiguous, as collectives need "
-                      "them; otherwise copy them into contiguous memory first");
+                      "gradsync: return or pass a std::span(pointer, count) if this tensor's elements are contiguous, "
+                      "as collectives need them; otherwise copy them into contiguous memory first");
         if constexpr (ContiguousRange<R>)
-            static_assert(
-                Element<range_element_t<R>>,
-                "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 or 8 bytes: this element "
-                "type is not supported");
+            static_assert(Element<range_element_t<R>>,
+                          "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, "
+                          "4 or 8 bytes: this element type is not supported");
     }
 }
 
@@ -206,9 +212,9 @@ auto view_of(R& tensor) {
         return tensor;
     } else if constexpr (HasBufferTraits<R>) {
         using View = decltype(buffer_traits<std::remove_const_t<R>>::view(tensor));
-        static_assert(
-            IsBufferView<View>,
-            "gradsync: return a BufferView, or of a constant tensor a ConstBufferView, from view() in buffer_traits of this type");
+        static_assert(IsBufferView<View>,
+                      "gradsync: return a BufferView, or of a constant tensor a ConstBufferView, from view() in "
+                      "buffer_traits of this type");
         if constexpr (IsBufferView<View>) return buffer_traits<std::remove_const_t<R>>::view(tensor);
         else return BufferView{};
     } else {
@@ -216,7 +222,8 @@ auto view_of(R& tensor) {
         if constexpr (ContiguousRange<R>) {
             using T = range_element_t<R>;
             using View = BasicBufferView<std::conditional_t<std::is_const_v<T>, const void, void>>;
-            if constexpr (Element<T>) return View{std::ranges::data(tensor), static_cast<std::size_t>(std::ranges::size(tensor))};
+            if constexpr (Element<T>)
+                return View{std::ranges::data(tensor), static_cast<std::size_t>(std::ranges::size(tensor))};
             else return View{};
         } else {
             return BufferView{};
@@ -226,18 +233,19 @@ auto view_of(R& tensor) {
 
 }  // namespace detail
 
-/// A view of a contiguous range (`std::vector`, `std::span`, `arma::mat`, ...) in host memory, or of a type with `buffer_traits`. The
-/// caller keeps the memory alive.
+/// A view of a contiguous range (`std::vector`, `std::span`, `arma::mat`, ...) in host memory, or of a type with
+/// `buffer_traits`. The caller keeps the memory alive.
 template <class R>
 BufferView buffer(R&& tensor) {
     using T = std::remove_reference_t<R>;
     static_assert(std::is_lvalue_reference_v<R&&> || !detail::owns_memory<T>(),
-                  "gradsync: return or pass a reference to this tensor: a copy is gone, and its memory with it, before anything is "
-                  "written into it");
+                  "gradsync: return or pass a reference to this tensor: a copy is gone, and its memory with it, before "
+                  "anything is written into it");
     using View = decltype(detail::view_of(static_cast<T&>(tensor)));
-    static_assert(!std::is_same_v<View, ConstBufferView>,
-                  "gradsync: pass a mutable range: the library writes the result into it (buffer() takes a mutable one, "
-                  "const_buffer() makes a read-only view)");
+    static_assert(
+        !std::is_same_v<View, ConstBufferView>,
+        "gradsync: pass a mutable range: the library writes the result into it (buffer() takes a mutable one, "
+        "const_buffer() makes a read-only view)");
     if constexpr (!std::is_same_v<View, ConstBufferView>) return detail::view_of(static_cast<T&>(tensor));
     else return {};
 }

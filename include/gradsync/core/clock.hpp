@@ -6,13 +6,15 @@
 #include "backend_abilities.hpp"
 #include "text.hpp"
 
-// Durations and the steady clock come from <mutex>, because libstdc++'s <chrono> also brings calendars and <sstream>: 0.06 s more per file.
-// The waits of std::timed_mutex take them, and all standard libraries define these waits in that header, with the steady clock.
+// Durations and the steady clock come from <mutex>, because libstdc++'s <chrono> also brings calendars and <sstream>:
+// 0.06 s more per file. The waits of std::timed_mutex take them, and all standard libraries define these waits in that
+// header, with the steady clock.
 static_assert(std::chrono::steady_clock::is_steady);
 
 namespace gradsync::inline v0_2::detail {
 
-/// Limits a time-out to a hundred years, so that it can be added to a time. Callers pass nanoseconds::max() for no limit.
+/// Limits a time-out to a hundred years, so that it can be added to a time. Callers pass nanoseconds::max() for no
+/// limit.
 constexpr std::chrono::nanoseconds clamp_timeout(std::chrono::nanoseconds limit) noexcept {
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365 * 100);
     return limit < longest ? limit : longest;
@@ -31,7 +33,8 @@ constexpr std::chrono::nanoseconds clamp_timeout(std::chrono::nanoseconds limit)
 
 namespace gradsync::inline v0_2 {
 
-/// Seconds on the clock of this backend's collectives, from an unspecified origin: its own `now()` if it has one, else the steady clock.
+/// Seconds on the clock of this backend's collectives, from an unspecified origin: its own `now()` if it has one, else
+/// the steady clock.
 template <class B>
 double backend_seconds([[maybe_unused]] const B& backend) {
     if constexpr (abilities_of<B>.clock) return backend.now();
@@ -47,13 +50,15 @@ public:
 
     template <class B>
     explicit BackendClock(const B& backend) noexcept : backend_(&backend) {
-        if constexpr (abilities_of<B>.clock) read_ = [](const void* own) { return backend_seconds(*static_cast<const B*>(own)); };
+        if constexpr (abilities_of<B>.clock)
+            read_ = [](const void* own) { return backend_seconds(*static_cast<const B*>(own)); };
     }
     double seconds() const { return read_ == nullptr ? backend_seconds(*this) : read_(backend_); }
     /// The same as a time point.
     Clock::time_point now() const {
         if (read_ == nullptr) return Clock::now();
-        return Clock::time_point(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(read_(backend_))));
+        return Clock::time_point(
+            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(read_(backend_))));
     }
 
 private:

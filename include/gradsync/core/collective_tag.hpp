@@ -6,9 +6,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The purpose of a collective. Tags tell equal collectives apart, such as those of two Reducers with equal buckets, or of units of equal
-/// size. A backend with BackendAbilities::tags compares them. Ranks whose tags differ get Errc::collective_mismatch instead of a sum of
-/// unrelated buffers.
+/// The purpose of a collective. Tags tell equal collectives apart, such as those of two Reducers with equal buckets, or
+/// of units of equal size. A backend with BackendAbilities::tags compares them. Ranks whose tags differ get
+/// Errc::collective_mismatch instead of a sum of unrelated buffers.
 class CollectiveTag {
 public:
     enum class Kind : std::uint32_t { none, bucket, unit, counts };
@@ -26,7 +26,9 @@ public:
         return tag;
     }
     /// For tensors that share a collective: `digest` is a digest of their counts.
-    static constexpr CollectiveTag of_counts(std::uint64_t digest) noexcept { return {Kind::counts, digest >> part_bits, digest}; }
+    static constexpr CollectiveTag of_counts(std::uint64_t digest) noexcept {
+        return {Kind::counts, digest >> part_bits, digest};
+    }
     /// The tag as a number. It travels in the field for the root, which tagged collectives do not have.
     constexpr int code() const noexcept { return static_cast<int>(code_); }
 
@@ -34,12 +36,13 @@ public:
     static std::string text_of(int code) {
         const auto bits = static_cast<std::uint32_t>(code);
         if (bits == 0)
-            return "a call outside of buckets (of your own, average, broadcast_parameters, begin_step, gradient_norm, save_shards)";
+            return "a call outside of buckets (of your own, average, broadcast_parameters, begin_step, gradient_norm, "
+                   "save_shards)";
         if (static_cast<Kind>(bits >> 29) == Kind::counts)
             return detail::text("tensors whose counts have the digest ", bits & ((1u << 29) - 1));
         const bool is_bucket = static_cast<Kind>(bits >> 29) == Kind::bucket;
-        return detail::text(is_bucket ? "bucket " : "unit ", bits & part_mask, is_bucket ? " of Reducer #" : " of ShardedParameters #",
-                            bits >> part_bits & owner_mask);
+        return detail::text(is_bucket ? "bucket " : "unit ", bits & part_mask,
+                            is_bucket ? " of Reducer #" : " of ShardedParameters #", bits >> part_bits & owner_mask);
     }
 
 private:
@@ -50,8 +53,8 @@ private:
 
 namespace detail {
 
-/// A number for an object that starts collectives, unique within its communicator. All ranks get the same number if they create their
-/// objects in the same order. Does not communicate.
+/// A number for an object that starts collectives, unique within its communicator. All ranks get the same number if
+/// they create their objects in the same order. Does not communicate.
 template <class B>
 std::size_t next_owner([[maybe_unused]] B& backend) {
     if constexpr (abilities_of<B>.tags) return backend.next_owner();

@@ -6,21 +6,25 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Says which of a step's micro-batches each rank computes. Their gradients are the leaves of a tree of sums (core/math.hpp), so they
-/// are dealt in blocks that are nodes of the tree, in rounds: in each round, every rank gets the block after that of the rank before it.
+/// Says which of a step's micro-batches each rank computes. Their gradients are the leaves of a tree of sums
+/// (core/math.hpp), so they are dealt in blocks that are nodes of the tree, in rounds: in each round, every rank gets
+/// the block after that of the rank before it.
 ///
-/// Whole gradients: each rank adds up its block before the ranks reduce the sums. So there are few rounds, of large blocks: one for each 1
-/// in the binary form of `micro_batches / ranks`, with blocks of that many micro-batches. The left-over micro-batches, fewer than the
-/// ranks, go to the first ranks.
+/// Whole gradients: each rank adds up its block before the ranks reduce the sums. So there are few rounds, of large
+/// blocks: one for each 1 in the binary form of `micro_batches / ranks`, with blocks of that many micro-batches. The
+/// left-over micro-batches, fewer than the ranks, go to the first ranks.
 ///
-/// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once, and each block is one micro-batch.
+/// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once, and each block is one
+/// micro-batch.
 struct Deal {
     std::size_t micro_batches = 0;   ///< of a step, over all ranks
     int ranks = 1;                   ///< the number of ranks
     bool sharded_gradients = false;  ///< each round is reduced at once
 
     /// The number of micro-batches that `rank` computes.
-    constexpr std::size_t count(int rank) const noexcept { return each() + (static_cast<std::size_t>(rank) < left_over() ? 1 : 0); }
+    constexpr std::size_t count(int rank) const noexcept {
+        return each() + (static_cast<std::size_t>(rank) < left_over() ? 1 : 0);
+    }
 
     /// The number, from 0, of the micro-batch that `rank` computes as number `turn` of its own.
     constexpr std::size_t number(int rank, std::size_t turn) const noexcept {
@@ -37,14 +41,16 @@ struct Deal {
     };
     /// Returns the number of rounds.
     constexpr std::size_t rounds() const noexcept {
-        return (sharded_gradients ? each() : static_cast<std::size_t>(std::popcount(each()))) + (left_over() != 0 ? 1 : 0);
+        return (sharded_gradients ? each() : static_cast<std::size_t>(std::popcount(each()))) +
+               (left_over() != 0 ? 1 : 0);
     }
     /// Returns a round, counted from 0.
     constexpr Round round(std::size_t number) const noexcept {
         std::size_t done = sharded_gradients ? number : 0;  // micro-batches of each rank in the rounds before
         for (; !sharded_gradients && number != 0; --number) done += block_after(done);
         const bool is_last = done == each();
-        return {done * static_cast<std::size_t>(ranks), block_after(done), is_last ? static_cast<int>(left_over()) : ranks};
+        return {done * static_cast<std::size_t>(ranks), block_after(done),
+                is_last ? static_cast<int>(left_over()) : ranks};
     }
 
 private:

@@ -8,17 +8,18 @@
 
 #include "text.hpp"
 
-/// The debug log, as NCCL_DEBUG is for NCCL. With GRADSYNC_DEBUG=info in the environment, each rank writes to standard error what it found and
-/// decided: its job, whom it met, how ranks reach one another, time limits, settings, plans, errors. With `trace` it also writes each bucket
-/// of a plan, and each collective's start and end.
+/// The debug log, as NCCL_DEBUG is for NCCL. With GRADSYNC_DEBUG=info in the environment, each rank writes to standard
+/// error what it found and decided: its job, whom it met, how ranks reach one another, time limits, settings, plans,
+/// errors. With `trace` it also writes each bucket of a plan, and each collective's start and end.
 
 namespace gradsync::inline v0_2::detail {
 
 enum class DebugLevel : std::uint8_t { off, info, trace };
 
-/// Writes "12:34:56.789 gradsync info: rank 2 (node1, process 4711): ...", as one line and in one call, so that lines of several threads and
-/// processes do not mix. `rank`: negative if it is not known yet.
-[[gnu::cold, gnu::noinline]] inline void write_debug_line(DebugLevel level, int rank, std::initializer_list<TextPart> parts) noexcept {
+/// Writes "12:34:56.789 gradsync info: rank 2 (node1, process 4711): ...", as one line and in one call, so that lines
+/// of several threads and processes do not mix. `rank`: negative if it is not known yet.
+[[gnu::cold, gnu::noinline]] inline void write_debug_line(DebugLevel level, int rank,
+                                                          std::initializer_list<TextPart> parts) noexcept {
     try {
         timespec now{};
         tm local{};
@@ -29,7 +30,8 @@ enum class DebugLevel : std::uint8_t { off, info, trace };
         std::snprintf(time + length, sizeof time - length, ".%03d", static_cast<int>(now.tv_nsec / 1'000'000));
         if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
         const std::string line =
-            text(time, " gradsync ", level == DebugLevel::trace ? "trace: " : "info: ", rank < 0 ? "" : text("rank ", rank, " "), "(", host,
+            text(time, " gradsync ",
+                 level == DebugLevel::trace ? "trace: " : "info: ", rank < 0 ? "" : text("rank ", rank, " "), "(", host,
                  ", process ", ::getpid(), "): ", join(parts), "\n");
         static_cast<void>(::write(STDERR_FILENO, line.data(), line.size()) + 1);
     } catch (const std::bad_alloc&) {

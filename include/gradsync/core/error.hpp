@@ -12,16 +12,17 @@
 #include "debug_log.hpp"
 #include "enums.hpp"
 
-/// GRADSYNC_SETUP marks set-up functions that call cold functions. If g++ saw into them, it would treat the code after their call, such as
-/// a training loop, as cold too, and compile it for size.
+/// GRADSYNC_SETUP marks set-up functions that call cold functions. If g++ saw into them, it would treat the code after
+/// their call, such as a training loop, as cold too, and compile it for size.
 #if defined(__clang__)
 #define GRADSYNC_SETUP [[gnu::noinline]]
 #else
 #define GRADSYNC_SETUP [[gnu::noipa]]
 #endif
 
-/// GRADSYNC_ONCE marks definitions that gradsync::compiled can hold. It is `inline` in a header-only program, and empty in the sources of
-/// that library. In files that link the library it is not defined, and the definitions are left out: these files see the declarations only.
+/// GRADSYNC_ONCE marks definitions that gradsync::compiled can hold. It is `inline` in a header-only program, and empty
+/// in the sources of that library. In files that link the library it is not defined, and the definitions are left out:
+/// these files see the declarations only.
 #if !defined(GRADSYNC_COMPILED) && !defined(GRADSYNC_ONCE)
 #define GRADSYNC_ONCE GRADSYNC_SETUP inline
 #endif
@@ -76,9 +77,11 @@ struct ErrorPlace {
 };
 
 /// Throws Error(code, message, place).
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise(Errc code, std::string_view message, const ErrorPlace& place = {}) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise(Errc code, std::string_view message,
+                                                         const ErrorPlace& place = {}) {
     debug(DebugLevel::info, place.rank, "throws: ", message);
-    throw Error(code, std::string(message), {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
+    throw Error(code, std::string(message),
+                {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
 }
 
 /// Throws Error(invalid_argument) with the message "operation: what".

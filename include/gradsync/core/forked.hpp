@@ -8,18 +8,19 @@
 #include <atomic>
 #include <cstdint>
 
-/// @file
-/// Keeps a forked child from using the objects that it has copied: their connections and shared memory belong to the parent.
+/// @file Keeps a forked child from using the objects that it has copied: their connections and shared memory belong to
+/// the parent.
 
 namespace gradsync::inline v0_2::detail {
 
-/// One bit per descriptor: set if children must not keep it. While a child has a socket, the other end does not learn that the parent died.
+/// One bit per descriptor: set if children must not keep it. While a child has a socket, the other end does not learn
+/// that the parent died.
 inline std::atomic<std::uint64_t> not_for_children[1024];
 
 inline std::atomic<pid_t>& this_process() noexcept;
 
-/// Runs in a new child. Replaces the descriptors by /dev/null instead of closing them, because copied objects may close them later. Clears
-/// the bits, because the child may reuse the numbers for descriptors that its own children keep.
+/// Runs in a new child. Replaces the descriptors by /dev/null instead of closing them, because copied objects may close
+/// them later. Clears the bits, because the child may reuse the numbers for descriptors that its own children keep.
 [[gnu::cold]] inline void leave_parent() noexcept {
     this_process().store(::getpid(), std::memory_order_relaxed);
     const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);

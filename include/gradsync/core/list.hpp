@@ -8,8 +8,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A std::span with only the functions that this library uses; each converts to the other. It compiles faster per element type, because it
-/// needs no iterator concepts. Functions that users call or write have std::span in their signatures.
+/// A std::span with only the functions that this library uses; each converts to the other. It compiles faster per
+/// element type, because it needs no iterator concepts. Functions that users call or write have std::span in their
+/// signatures.
 template <class T>
 class ListView {
 public:
@@ -40,9 +41,9 @@ private:
     std::size_t size_ = 0;
 };
 
-/// A std::vector with only the functions that this library uses. Elements must be default-constructible, and movable if the list grows. It
-/// compiles faster: a std::vector has about fifty functions per element type. A list is a contiguous range, and converts to ListView and
-/// std::span.
+/// A std::vector with only the functions that this library uses. Elements must be default-constructible, and movable if
+/// the list grows. It compiles faster: a std::vector has about fifty functions per element type. A list is a contiguous
+/// range, and converts to ListView and std::span.
 template <class T>
 class List {
 public:
@@ -50,7 +51,8 @@ public:
 
     List() = default;
     /// `size` elements that are T().
-    [[gnu::noinline]] explicit List(std::size_t size) : data_(size == 0 ? nullptr : make(size)), size_(size), capacity_(size) {
+    [[gnu::noinline]] explicit List(std::size_t size)
+        : data_(size == 0 ? nullptr : make(size)), size_(size), capacity_(size) {
         if constexpr (plain) fill(T());
     }
     List(std::size_t size, const T& value) : List(size) { fill(value); }
@@ -123,7 +125,8 @@ public:
 
 private:
     /// Elements that need no constructor and no destructor: memory for them takes less code.
-    static constexpr bool plain = __is_trivially_copyable(T) && __is_trivially_assignable(T&, const T&) && alignof(T) <= 16;
+    static constexpr bool plain =
+        __is_trivially_copyable(T) && __is_trivially_assignable(T&, const T&) && alignof(T) <= 16;
 
     static T* make(std::size_t size) {
         if constexpr (plain) return static_cast<T*>(::operator new(size * sizeof(T)));

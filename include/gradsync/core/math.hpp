@@ -74,20 +74,22 @@ constexpr bool is_finite(float x) noexcept { return is_finite(static_cast<double
 
 inline double square_root(double x) noexcept { return __builtin_sqrt(x); }
 
-// ----------------------------------------------------------------------------------------------------------------- the tree of sums
+// ----------------------------------------------------------------------------------------------------------------- the
+// tree of sums
 
-// The order of sums. The summands are the leaves of a binary tree, in their order. A node over more than one leaf is the sum of its left
-// half, which has as many leaves as the largest power of two below the node's count, and its right half. The sum of an aligned run of
-// leaves is therefore a node of the tree, whichever rank computes it, and rounding errors grow with the logarithm of the number of leaves.
-// The order of a sum's two operands does not change its bits.
+// The order of sums. The summands are the leaves of a binary tree, in their order. A node over more than one leaf is
+// the sum of its left half, which has as many leaves as the largest power of two below the node's count, and its right
+// half. The sum of an aligned run of leaves is therefore a node of the tree, whichever rank computes it, and rounding
+// errors grow with the logarithm of the number of leaves. The order of a sum's two operands does not change its bits.
 //
-// To add up leaves one after the other, keep a stack of sums: push a leaf, and while the two on top are the halves of a node, replace them
-// by their sum.
+// To add up leaves one after the other, keep a stack of sums: push a leaf, and while the two on top are the halves of a
+// node, replace them by their sum.
 
 /// The number of leaves of the left half of a node over `leaves` leaves, two at least.
 constexpr std::size_t left_half(std::size_t leaves) noexcept { return std::bit_ceil(leaves) / 2; }
 
-/// Returns whether the nodes [first, middle) and [middle, last) are the halves of a node of the tree over `leaves` leaves.
+/// Returns whether the nodes [first, middle) and [middle, last) are the halves of a node of the tree over `leaves`
+/// leaves.
 constexpr bool are_halves(std::size_t first, std::size_t middle, std::size_t last, std::size_t leaves) noexcept {
     const std::size_t half = left_half(last - first);
     return first % (2 * half) == 0 && middle - first == half && (last - first == 2 * half || last == leaves);

@@ -9,8 +9,8 @@ namespace gradsync::inline v0_2 {
 /// The functions of an engine that an overlap policy may call. All of them are thread-safe.
 class BucketEngine {
 public:
-    /// Starts the collectives of the full buckets that are next in the plan's order. Buckets behind one that is not full wait for it, so
-    /// that all ranks launch in the same order.
+    /// Starts the collectives of the full buckets that are next in the plan's order. Buckets behind one that is not
+    /// full wait for it, so that all ranks launch in the same order.
     virtual void launch_full_buckets() = 0;
     /// Returns whether a started collective is not known to be complete.
     virtual bool in_flight() const noexcept = 0;
@@ -23,18 +23,19 @@ protected:
     ~BucketEngine() = default;
 };
 
-/// Decides when buckets are launched before `finish()`, and how they advance during the backward. `finish()` launches the others. The
-/// engine calls:
+/// Decides when buckets are launched before `finish()`, and how they advance during the backward. `finish()` launches
+/// the others. The engine calls:
 ///
-/// - `attach(engine)` once, before anything else. The engine lives until `detach()` has returned. Copies are made only before.
+/// - `attach(engine)` once, before anything else. The engine lives until `detach()` has returned. Copies are made only
+///   before.
 /// - `bucket_full(engine)` when the last gradient of a bucket was marked ready, on the thread that marked it.
-/// - `gradients_ready(engine)` now and then as gradients are marked ready: after every `bucket_full`, and, while collectives are in flight,
-///   whenever about 16 KiB of gradients were marked since the last call.
+/// - `gradients_ready(engine)` now and then as gradients are marked ready: after every `bucket_full`, and, while
+///   collectives are in flight, whenever about 16 KiB of gradients were marked since the last call.
 /// - `detach()` before the engine is destroyed. The policy must not call the engine after it returns.
 /// - `describe()` for the name of the policy; the ranks compare it.
 ///
-/// `static constexpr bool gathers_in_forward = true` requests reduce-scatters in the backward, and all-gathers that continue after
-/// `finish()`.
+/// `static constexpr bool gathers_in_forward = true` requests reduce-scatters in the backward, and all-gathers that
+/// continue after `finish()`.
 template <class P>
 concept OverlapPolicy = std::copy_constructible<P> && requires(P& policy, const P& constant, BucketEngine& engine) {
     policy.attach(engine);

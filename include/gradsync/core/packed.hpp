@@ -5,7 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A tensor of an arena. If `layers` is 1 or more, it is packed: that many tensors of `shape` one after the other, one per layer.
+/// A tensor of an arena. If `layers` is 1 or more, it is packed: that many tensors of `shape` one after the other, one
+/// per layer.
 struct PackedTensor {
     std::string name;
     std::vector<std::size_t> shape = {};  ///< shape of one layer
@@ -13,29 +14,35 @@ struct PackedTensor {
     std::uint32_t uses = 1;               ///< see ParameterView
 };
 
-/// The parameters of a model whose weights lie one after the other in one arena, and whose gradients lie likewise in another.
+/// The parameters of a model whose weights lie one after the other in one arena, and whose gradients lie likewise in
+/// another.
 ///
-///     const gs::Packed model = gs::packed(weights, gradients, {{"wte", {V, C}}, {"ln1.weight", {C}, L}, {"ln1.bias", {C}, L}, {"lnf", {C}}});
-///     gs::Reducer sync(comm, model);
+///     const gs::Packed model = gs::packed(weights, gradients, {{"wte", {V, C}}, {"ln1.weight", {C}, L}, {"ln1.bias",
+///     {C}, L}, {"lnf", {C}}}); gs::Reducer sync(comm, model);
 ///     // in the backward:
 ///     sync.mark_ready(model.layer(l));
 ///
-/// Parameters are in the order of a forward: the tensors before the first packed one, then layer by layer, then the others. The parameters
-/// of a layer have consecutive indices. Pass it as the range of parameters; it does not own the arenas.
+/// Parameters are in the order of a forward: the tensors before the first packed one, then layer by layer, then the
+/// others. The parameters of a layer have consecutive indices. Pass it as the range of parameters; it does not own the
+/// arenas.
 class Packed {
 public:
-    auto begin() const noexcept { return parameters_.begin(); }                               ///< the first parameter
-    auto end() const noexcept { return parameters_.end(); }                                   ///< behind the last
-    std::size_t size() const noexcept { return parameters_.size(); }                          ///< the number of parameters
+    auto begin() const noexcept { return parameters_.begin(); }       ///< the first parameter
+    auto end() const noexcept { return parameters_.end(); }           ///< behind the last
+    std::size_t size() const noexcept { return parameters_.size(); }  ///< the number of parameters
     const ParameterView& operator[](std::size_t i) const noexcept { return parameters_[i]; }  ///< Returns parameter i.
 
-    std::size_t layers() const noexcept { return layers_; }  ///< Returns the number of layers of a tensor that `slices` split.
+    std::size_t layers() const noexcept {
+        return layers_;
+    }  ///< Returns the number of layers of a tensor that `slices` split.
     /// The indices of a layer's parameters. Throws Error(invalid_argument) if there is no such layer.
     std::span<const std::size_t> layer(std::size_t l) const {
-        if (l >= layers_) detail::refuse("Packed::layer", detail::text("there are ", layers_, " layers, and no layer ", l));
+        if (l >= layers_)
+            detail::refuse("Packed::layer", detail::text("there are ", layers_, " layers, and no layer ", l));
         return std::span<const std::size_t>(numbers_).subspan(first_ + l * in_layer_, in_layer_);
     }
-    /// The index of a tensor's parameter; `layer` is ignored unless the tensor is packed. Throws Error(invalid_argument) if there is none.
+    /// The index of a tensor's parameter; `layer` is ignored unless the tensor is packed. Throws
+    /// Error(invalid_argument) if there is none.
     std::size_t index(std::string_view tensor, std::size_t layer = 0) const {
         for (const Tensor& t : tensors_)
             if (t.name == tensor && (!t.packed || layer < layers_)) return t.first + (t.packed ? layer * in_layer_ : 0);
@@ -58,7 +65,8 @@ private:
 };
 
 /// As `packed`, from views.
-[[gnu::cold]] inline Packed packed_views(BufferView values, BufferView gradients, std::span<const PackedTensor> tensors) {
+[[gnu::cold]] inline Packed packed_views(BufferView values, BufferView gradients,
+                                         std::span<const PackedTensor> tensors) {
     const auto refuse = [](const std::string& what) { detail::refuse("packed", what); };
     Packed packed;
     std::vector<std::size_t> offsets, counts;
@@ -72,14 +80,15 @@ private:
         if (tensors[t].layers == 0) continue;
         if (packed.layers_ == 0) packed.first_ = t;
         else if (tensors[t].layers != packed.layers_)
-            refuse(detail::text("'", tensors[t].name, "' has ", tensors[t].layers, " layers, but others have ", packed.layers_));
+            refuse(detail::text("'", tensors[t].name, "' has ", tensors[t].layers, " layers, but others have ",
+                                packed.layers_));
         packed.layers_ = tensors[t].layers;
         last = t + 1;
         ++packed.in_layer_;
     }
     if (at != gradients.count || (values.data != nullptr && at != values.count))
-        refuse(detail::text("the tensors have ", at, " elements together, the gradients ", gradients.count, ", and the values ",
-                            values.count));
+        refuse(detail::text("the tensors have ", at, " elements together, the gradients ", gradients.count,
+                            ", and the values ", values.count));
     const auto add = [&](std::size_t t, std::size_t layer) {
         const PackedTensor& tensor = tensors[t];
         ParameterView view{.name = tensor.layers == 0 ? tensor.name : detail::text(tensor.name, ".", layer),
@@ -102,9 +111,9 @@ private:
     return packed;
 }
 
-/// The parameters of arenas that hold these tensors one after the other, without gaps; see `Packed`. `tensors`: a range of PackedTensor.
-/// `values` may be empty; `broadcast_parameters` and sharding then throw. Throws Error(invalid_argument) if sizes or numbers of layers do
-/// not match.
+/// The parameters of arenas that hold these tensors one after the other, without gaps; see `Packed`. `tensors`: a range
+/// of PackedTensor. `values` may be empty; `broadcast_parameters` and sharding then throw. Throws
+/// Error(invalid_argument) if sizes or numbers of layers do not match.
 template <class Values, class Gradients, class Tensors = std::initializer_list<PackedTensor>>
 Packed packed(Values&& values, Gradients&& gradients, Tensors&& tensors) {
     std::vector<PackedTensor> list;
@@ -112,8 +121,8 @@ Packed packed(Values&& values, Gradients&& gradients, Tensors&& tensors) {
     return packed_views(buffer(std::forward<Values>(values)), buffer(std::forward<Gradients>(gradients)), list);
 }
 
-/// The same for a range of sizes: the number of elements of each tensor, all its layers together. `layers_of(t)` returns the number of
-/// layers of tensor t, or 0 if it is not packed. The tensors are named "0", "1", ...
+/// The same for a range of sizes: the number of elements of each tensor, all its layers together. `layers_of(t)`
+/// returns the number of layers of tensor t, or 0 if it is not packed. The tensors are named "0", "1", ...
 ///
 ///     gs::packed(weights, gradients, sizes, [&](std::size_t t) { return t < 2 ? 0 : layers; });
 template <class Values, class Gradients, class Sizes, class LayersOf>
@@ -121,7 +130,8 @@ Packed packed(Values&& values, Gradients&& gradients, const Sizes& sizes, Layers
     std::vector<PackedTensor> tensors;
     for (const auto size : sizes) {
         const auto layers = static_cast<std::size_t>(layers_of(tensors.size()));
-        tensors.push_back({detail::text(tensors.size()), {static_cast<std::size_t>(size) / (layers == 0 ? 1 : layers)}, layers});
+        tensors.push_back(
+            {detail::text(tensors.size()), {static_cast<std::size_t>(size) / (layers == 0 ? 1 : layers)}, layers});
     }
     return packed(std::forward<Values>(values), std::forward<Gradients>(gradients), tensors);
 }

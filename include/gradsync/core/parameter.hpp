@@ -13,8 +13,8 @@ struct Tracked {
     R* range;  ///< the vector that is watched
 };
 
-/// Watches a gradient whose vector may be resized, assigned or swapped: each mark and each `finish()` throws if the gradient is no longer
-/// where it was registered. The range object itself must not move.
+/// Watches a gradient whose vector may be resized, assigned or swapped: each mark and each `finish()` throws if the
+/// gradient is no longer where it was registered. The range object itself must not move.
 ///
 ///     gs::parameter("w", w, gs::tracked(w_gradient))
 template <detail::ContiguousRange R>
@@ -25,34 +25,34 @@ Tracked<R> tracked(R& range) noexcept {
 /// A parameter as the library sees it: a name for messages, and views of memory that belongs to the trainer.
 struct ParameterView {
     std::string name = {};
-    BufferView value = {};                            ///< the weights; required by `broadcast_parameters` and for sharding
-    BufferView gradient = {};                         ///< data may be null if gradients live in the buckets
-    std::vector<std::size_t> shape = {};              ///< for verification; empty: one dimension
-    bool requires_grad = true;                        ///< false: frozen, takes no part in synchronisation
-    std::uint32_t uses = 1;                           ///< the gradient is ready at the uses-th mark (tied weights)
-    bool may_be_empty = false;                        ///< true: the gradient may have 0 elements
-    const void* arena = nullptr;                      ///< arena in which gradients lie side by side; see `packed`
-    const void* owner = nullptr;                      ///< owner of the gradient's memory, if `look` is given
+    BufferView value = {};                ///< the weights; required by `broadcast_parameters` and for sharding
+    BufferView gradient = {};             ///< data may be null if gradients live in the buckets
+    std::vector<std::size_t> shape = {};  ///< for verification; empty: one dimension
+    bool requires_grad = true;            ///< false: frozen, takes no part in synchronisation
+    std::uint32_t uses = 1;               ///< the gradient is ready at the uses-th mark (tied weights)
+    bool may_be_empty = false;            ///< true: the gradient may have 0 elements
+    const void* arena = nullptr;          ///< arena in which gradients lie side by side; see `packed`
+    const void* owner = nullptr;          ///< owner of the gradient's memory, if `look` is given
     BufferView (*look)(const void* owner) = nullptr;  ///< returns where the gradient is now; see `tracked`
 };
 
-/// The largest number of uses that a Reducer accepts. No backward has as many; larger values are converted negative numbers.
+/// The largest number of uses that a Reducer accepts. No backward has as many; larger values are converted negative
+/// numbers.
 inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 
-/// Describes a parameter type. Specialise it for a type that has weights and a gradient. All functions are static and take a `T&`, or a
-/// `const T&` for handles that may be constant. Only `gradient` is required.
+/// Describes a parameter type. Specialise it for a type that has weights and a gradient. All functions are static and
+/// take a `T&`, or a `const T&` for handles that may be constant. Only `gradient` is required.
 ///
 /// | function | returns | default |
 /// |---|---|---|
-/// | `gradient(t)` | an argument for `buffer()`: a contiguous range, a `BufferView`, a type with `buffer_traits`; or `tracked(range)` | |
-/// | `value(t)` | the weights, in the same form | none: `broadcast_parameters` throws |
-/// | `name(t)` | `std::string` | the index |
-/// | `shape(t)` | a range of integers | one dimension |
-/// | `requires_grad(t)` | `bool` | true |
-/// | `uses(t)` | how often the gradient is marked ready in one backward | 1 |
-/// | `may_be_empty(t)` | `bool`: whether the gradient may have 0 elements | false |
+/// | `gradient(t)` | an argument for `buffer()`: a contiguous range, a `BufferView`, a type with `buffer_traits`; or
+/// `tracked(range)` | | | `value(t)` | the weights, in the same form | none: `broadcast_parameters` throws | |
+/// `name(t)` | `std::string` | the index | | `shape(t)` | a range of integers | one dimension | | `requires_grad(t)` |
+/// `bool` | true | | `uses(t)` | how often the gradient is marked ready in one backward | 1 | | `may_be_empty(t)` |
+/// `bool`: whether the gradient may have 0 elements | false |
 ///
-/// `static constexpr MemorySpace space` states the memory space, which is checked against the backend's at compile time.
+/// `static constexpr MemorySpace space` states the memory space, which is checked against the backend's at compile
+/// time.
 template <class T>
 struct parameter_traits {};
 
@@ -94,7 +94,8 @@ namespace detail {
 template <class T>
 concept HasOwnTraits = requires(T& t) { parameter_traits<T>::gradient(t); };
 
-/// The traits of T. A constant T uses those of its type without const, unless it has traits of its own, as a constant range does.
+/// The traits of T. A constant T uses those of its type without const, unless it has traits of its own, as a constant
+/// range does.
 template <class T>
 using traits_of = parameter_traits<std::conditional_t<HasOwnTraits<T>, T, std::remove_const_t<T>>>;
 
@@ -121,7 +122,8 @@ std::vector<std::size_t> extents(const Extents& shape) {
     return result;
 }
 
-/// A pointer or smart pointer. A type whose `*` is const if the object is, such as std::optional, owns what it holds, and is no pointer.
+/// A pointer or smart pointer. A type whose `*` is const if the object is, such as std::optional, owns what it holds,
+/// and is no pointer.
 template <class T>
 concept PointerLike = requires(T& t, const T& c) {
     t ? *t : *t;
@@ -133,7 +135,8 @@ concept ReferenceWrapper = !PointerLike<T> && requires(T& t) {
     { t.get() } -> std::same_as<typename T::type&>;
 };
 
-/// The type that describes the parameter: what a pointer, smart pointer or std::reference_wrapper refers to, or T itself.
+/// The type that describes the parameter: what a pointer, smart pointer or std::reference_wrapper refers to, or T
+/// itself.
 template <class T>
 struct Described {
     using type = T;
@@ -165,14 +168,16 @@ consteval bool require_parameter() {
                       "gradsync: pass a range of parameters, e.g. {gs::parameter(\"weights\", weights, gradient)} or "
                       "std::vector{std::span(gradient)}: a range of numbers is one gradient");
     } else if constexpr (!Parameter<T>) {
-        constexpr bool is_not_static = requires(parameter_traits<std::remove_const_t<T>> traits, T& t) { traits.gradient(t); };
+        constexpr bool is_not_static =
+            requires(parameter_traits<std::remove_const_t<T>> traits, T& t) { traits.gradient(t); };
         static_assert(!is_not_static, "gradsync: make gradient() in parameter_traits of this type static");
         if constexpr (!is_not_static)
             static_assert(
                 Parameter<T>,
-                "gradsync: pass a std::span(pointer, count) of its gradient, or gs::parameter(name, weights, gradient) with two such "
-                "spans, or specialise gradsync::parameter_traits for this type, with a public static function gradient(T&) that "
-                "returns a contiguous range, a BufferView or a tensor with buffer_traits; see docs/guides/tensors.md");
+                "gradsync: pass a std::span(pointer, count) of its gradient, or gs::parameter(name, weights, gradient) "
+                "with two such spans, or specialise gradsync::parameter_traits for this type, with a public static "
+                "function gradient(T&) that returns a contiguous range, a BufferView or a tensor with buffer_traits; "
+                "see docs/guides/tensors.md");
     }
     return true;
 }
@@ -222,7 +227,8 @@ ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, Ex
     using Traits = buffer_traits<std::remove_cvref_t<Value>>;
     if constexpr (requires { Traits::shape(value); })
         if (shape.extents.empty()) shape = Traits::shape(value);
-    ParameterView view{.name = std::move(name), .value = buffer(std::forward<Value>(value)), .shape = std::move(shape.extents)};
+    ParameterView view{
+        .name = std::move(name), .value = buffer(std::forward<Value>(value)), .shape = std::move(shape.extents)};
     detail::set_gradient(view, std::forward<Gradient>(gradient));
     return view;
 }

@@ -8,10 +8,12 @@ namespace gradsync::inline v0_2 {
 /// How a reduction combines the ranks' elements. `mean` is for floating types only.
 enum class ReduceOp : std::uint8_t { sum, min, max, product, mean };
 
-constexpr std::string_view name_of(ReduceOp op) noexcept { return detail::name_in({"sum", "min", "max", "product", "mean"}, op); }
+constexpr std::string_view name_of(ReduceOp op) noexcept {
+    return detail::name_in({"sum", "min", "max", "product", "mean"}, op);
+}
 
-/// One rank's factors in a `ReduceOp::mean`. The result is  sum_r scale_r x_r / sum_r weight_r,  in the accumulator's precision, rounded
-/// once.
+/// One rank's factors in a `ReduceOp::mean`. The result is sum_r scale_r x_r / sum_r weight_r, in the accumulator's
+/// precision, rounded once.
 ///
 /// - `{1, 1}` on every rank: the plain mean.
 /// - `{w, w}`: the mean of local means, weighted by each rank's number of samples or tokens.

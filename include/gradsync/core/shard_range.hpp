@@ -16,19 +16,23 @@ struct ElementRange {
     friend constexpr bool operator==(ElementRange, ElementRange) = default;
 };
 
-/// The part of `count` elements that belongs to `rank`. Each rank gets `ceil(count / size)` elements, in rank order; only the last shards
-/// are shorter or empty (the rule of `torch.chunk`). Every collective that splits a buffer over the ranks uses this rule.
+/// The part of `count` elements that belongs to `rank`. Each rank gets `ceil(count / size)` elements, in rank order;
+/// only the last shards are shorter or empty (the rule of `torch.chunk`). Every collective that splits a buffer over
+/// the ranks uses this rule.
 constexpr ElementRange shard_range(std::size_t count, int size, int rank) noexcept {
-    const std::size_t each = detail::divide_up(count, static_cast<std::size_t>(size)), first = each * static_cast<std::size_t>(rank);
+    const std::size_t each = detail::divide_up(count, static_cast<std::size_t>(size)),
+                      first = each * static_cast<std::size_t>(rank);
     return {detail::smaller(first, count), detail::smaller(first + each, count)};
 }
 
-/// A rank's callback in the collective `reduce_step`, which uses the sums of its shard at once. See BackendAbilities::steps_inside.
+/// A rank's callback in the collective `reduce_step`, which uses the sums of its shard at once. See
+/// BackendAbilities::steps_inside.
 class ShardStep {
 public:
-    /// `range`: elements of the whole buffer that this rank owns. `sums`: their reduction, in memory of the library, valid during the call.
-    /// `outs[r]`: the `out` of rank r; no other rank touches these elements of it during the call. Called for each block of the shard, by
-    /// one thread at a time, in any order. If it throws, the collective fails on all ranks, and the errors name this rank.
+    /// `range`: elements of the whole buffer that this rank owns. `sums`: their reduction, in memory of the library,
+    /// valid during the call. `outs[r]`: the `out` of rank r; no other rank touches these elements of it during the
+    /// call. Called for each block of the shard, by one thread at a time, in any order. If it throws, the collective
+    /// fails on all ranks, and the errors name this rank.
     virtual void step(ElementRange range, ConstBufferView sums, ListView<void* const> outs) = 0;
 
 protected:

@@ -9,8 +9,9 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Counts the owners of an object, which is in a derived class. The last owner deletes it, except in a forked child: there its destructor
-/// would leave the job in the parent's name, or wait for locks and threads that the child does not have.
+/// Counts the owners of an object, which is in a derived class. The last owner deletes it, except in a forked child:
+/// there its destructor would leave the job in the parent's name, or wait for locks and threads that the child does not
+/// have.
 class SharedCount {
 public:
     virtual ~SharedCount() = default;
@@ -36,8 +37,8 @@ struct SharedObject final : SharedCount {
     T object;
 };
 
-/// A std::shared_ptr with only the functions that this library uses. It compiles faster: std::shared_ptr has ninety functions per type, and
-/// `<memory>` includes `<ostream>`.
+/// A std::shared_ptr with only the functions that this library uses. It compiles faster: std::shared_ptr has ninety
+/// functions per type, and `<memory>` includes `<ostream>`.
 template <class T>
 class Shared {
 public:
@@ -113,7 +114,8 @@ private:
     SharedCount* count_ = nullptr;
 };
 
-/// Keeps memory alive until the process ends, because a message may still be written into it. Takes no lock: a forked child may call it.
+/// Keeps memory alive until the process ends, because a message may still be written into it. Takes no lock: a forked
+/// child may call it.
 [[gnu::cold]] inline void leak_until_exit(Shared<void> what) {
     struct Kept {
         Shared<void> what;

@@ -17,13 +17,15 @@ using SignedBits = std::conditional_t<std::is_integral_v<Bits>, std::int32_t, de
 
 /// Sets `result` to `yes` if `condition` holds, without a branch; in packs, element by element.
 template <class Condition, class Bits>
-GRADSYNC_ALWAYS_INLINE constexpr void replace_where(const Condition& condition, const Bits& yes, Bits& result) noexcept {
+GRADSYNC_ALWAYS_INLINE constexpr void replace_where(const Condition& condition, const Bits& yes,
+                                                    Bits& result) noexcept {
     if constexpr (std::is_same_v<Condition, bool>) result ^= (yes ^ result) & (Bits{0} - static_cast<Bits>(condition));
     else result = condition ? yes : result;
 }
 
-/// Rounds `value` to the type To of 16 or 8 bits, whose bits become the lower bits of `code`. Like `widen`, it works on single numbers and on
-/// packs; hence the reference parameters, and __builtin_bit_cast instead of the function std::bit_cast.
+/// Rounds `value` to the type To of 16 or 8 bits, whose bits become the lower bits of `code`. Like `widen`, it works on
+/// single numbers and on packs; hence the reference parameters, and __builtin_bit_cast instead of the function
+/// std::bit_cast.
 template <class To, class Value, class Bits>
 GRADSYNC_ALWAYS_INLINE constexpr void narrow(const Value& value, Bits& code) noexcept {
     using Signed = SignedBits<Bits>;
@@ -66,9 +68,11 @@ GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noex
     } else {
         const Bits magnitude = code & (sign_bit - 1);
         Bits bits = (magnitude << drop) + rebias;
-        replace_where(Signed(magnitude) > int{From::largest}, Bits(bits + rebias), bits);  // infinity or NaN: exponent 255
+        replace_where(Signed(magnitude) > int{From::largest}, Bits(bits + rebias),
+                      bits);  // infinity or NaN: exponent 255
         // A denormal becomes the mantissa of the least normal number times 1 + m. Subtracting that number is exact.
-        const Value denormal = __builtin_bit_cast(Value, bits + (1u << 23)) - __builtin_bit_cast(float, rebias + (1u << 23));
+        const Value denormal =
+            __builtin_bit_cast(Value, bits + (1u << 23)) - __builtin_bit_cast(float, rebias + (1u << 23));
         replace_where(Signed(magnitude) < 1 << From::mantissa, __builtin_bit_cast(Bits, denormal), bits);
         value = __builtin_bit_cast(Value, bits | (code & sign_bit) << (32 - 8 * sizeof(From)));
     }
@@ -76,8 +80,9 @@ GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noex
 
 }  // namespace kernel::detail
 
-/// Storage types for floating-point numbers of 16 and 8 bits. They only convert: arithmetic happens in `float`. `Float16` is IEEE 754
-/// binary16, `BFloat16` is the upper half of a binary32, and the types of 8 bits are those of the Open Compute Project (OFP8).
+/// Storage types for floating-point numbers of 16 and 8 bits. They only convert: arithmetic happens in `float`.
+/// `Float16` is IEEE 754 binary16, `BFloat16` is the upper half of a binary32, and the types of 8 bits are those of the
+/// Open Compute Project (OFP8).
 ///
 /// | | `Float16` | `BFloat16` | `Float8E4M3` | `Float8E5M2` |
 /// |---|---|---|---|---|
@@ -86,10 +91,11 @@ GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noex
 /// | least normal, denormal | 2^-14, 2^-24 | 2^-126, 2^-133 | 2^-6, 2^-9 | 2^-14, 2^-16 |
 /// | infinities | 0x7c00, 0xfc00 | 0x7f80, 0xff80 | none | 0x7c, 0xfc |
 ///
-/// From `float` they round to nearest, ties to even. Denormals are kept. A NaN stays a NaN (quiet, with its upper payload bits). In 16 bits a
-/// number that is too large becomes infinity. Types of 8 bits saturate: a number that is too large, even an infinity, becomes the largest
-/// number. The types of CUDA's cuda_fp8.h and NCCL's sums saturate as well (__NV_SATFINITE), so a number gets the same bits wherever it is
-/// rounded. (CUDA keeps neither the sign nor the payload of a NaN.) PyTorch gives NaN (E4M3) or infinity (E5M2) instead.
+/// From `float` they round to nearest, ties to even. Denormals are kept. A NaN stays a NaN (quiet, with its upper
+/// payload bits). In 16 bits a number that is too large becomes infinity. Types of 8 bits saturate: a number that is
+/// too large, even an infinity, becomes the largest number. The types of CUDA's cuda_fp8.h and NCCL's sums saturate as
+/// well (__NV_SATFINITE), so a number gets the same bits wherever it is rounded. (CUDA keeps neither the sign nor the
+/// payload of a NaN.) PyTorch gives NaN (E4M3) or infinity (E5M2) instead.
 ///
 /// The conversions are also correct under `-ffast-math` and flush-to-zero.
 template <int exponent_bits, int mantissa_bits>
@@ -97,7 +103,8 @@ class StorageFloat {
     static constexpr bool is_wide = exponent_bits + mantissa_bits == 15;
     static constexpr bool has_infinity = exponent_bits != 4;
     static constexpr int top = ((1 << exponent_bits) - 1) << mantissa_bits;  // the bits of infinity, if there is one
-    static_assert(is_wide || exponent_bits + mantissa_bits == 7, "gradsync: use Float16, BFloat16, Float8E4M3 or Float8E5M2");
+    static_assert(is_wide || exponent_bits + mantissa_bits == 7,
+                  "gradsync: use Float16, BFloat16, Float8E4M3 or Float8E5M2");
 
 public:
     using Bits = std::conditional_t<is_wide, std::uint16_t, std::uint8_t>;
@@ -131,8 +138,9 @@ public:
     static constexpr int mantissa = mantissa_bits;
     static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
 
-    static constexpr Bits largest = has_infinity ? top - 1 : top | 6;                           ///< the bits of the largest number
-    static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< the bits of a NaN without payload
+    static constexpr Bits largest = has_infinity ? top - 1 : top | 6;  ///< the bits of the largest number
+    static constexpr Bits quiet_nan =
+        has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< the bits of a NaN without payload
 
 private:
     Bits bits_;

@@ -19,13 +19,14 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A part of a text: characters, an enumerator that has a name, or a number. It does not copy characters, so use it within one expression
-/// only.
+/// A part of a text: characters, an enumerator that has a name, or a number. It does not copy characters, so use it
+/// within one expression only.
 class TextPart {
 public:
     TextPart(const char* characters) : characters_(characters) {}
     TextPart(const std::string& characters) : TextPart(std::string_view(characters)) {}
-    TextPart(std::string_view characters) : characters_(characters.data()), bits_(characters.size()), kind_(Kind::counted) {}
+    TextPart(std::string_view characters)
+        : characters_(characters.data()), bits_(characters.size()), kind_(Kind::counted) {}
     template <class T>
         requires requires(T enumerator) { std::string_view{name_of(enumerator)}; }
     TextPart(T enumerator) : TextPart(std::string_view(name_of(enumerator))) {}
@@ -45,7 +46,8 @@ public:
             case Kind::with_sign: text += std::to_string(static_cast<std::int64_t>(bits_)); return;
             case Kind::without_sign: text += std::to_string(bits_); return;
             case Kind::real:
-                text.append(real, static_cast<std::size_t>(std::snprintf(real, sizeof real, "%g", std::bit_cast<double>(bits_))));
+                text.append(real, static_cast<std::size_t>(
+                                      std::snprintf(real, sizeof real, "%g", std::bit_cast<double>(bits_))));
         }
     }
 
@@ -63,8 +65,8 @@ private:
     return text;
 }
 
-/// One text of several parts: `text("bucket ", b, " of ", name)`. A chain of `std::string + ...` would compile its clean-up code in each
-/// place that can throw; this is one call.
+/// One text of several parts: `text("bucket ", b, " of ", name)`. A chain of `std::string + ...` would compile its
+/// clean-up code in each place that can throw; this is one call.
 template <class... Parts>
 [[gnu::always_inline]] inline std::string text(const Parts&... parts) {
     return join({TextPart(parts)...});
@@ -80,7 +82,8 @@ template <class... Parts>
 /// The name of an enumerator of an enumeration that counts from 0. The number may have come from another process.
 template <class Enum>
 constexpr std::string_view name_in(std::initializer_list<std::string_view> names, Enum enumerator) noexcept {
-    return static_cast<std::size_t>(enumerator) < names.size() ? names.begin()[static_cast<std::size_t>(enumerator)] : "nonsense";
+    return static_cast<std::size_t>(enumerator) < names.size() ? names.begin()[static_cast<std::size_t>(enumerator)]
+                                                               : "nonsense";
 }
 
 /// The parts of a list as one text, such as "2, 3, 5".

@@ -7,8 +7,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A thread that the destructor joins, except in a forked child, which does not have the thread. It compiles faster than std::thread, which
-/// has fifty functions per function that it runs.
+/// A thread that the destructor joins, except in a forked child, which does not have the thread. It compiles faster
+/// than std::thread, which has fifty functions per function that it runs.
 class Thread {
 public:
     Thread() = default;
@@ -25,9 +25,10 @@ public:
             return nullptr;
         };
         if (const int error = ::pthread_create(&thread_, nullptr, run, &f))
-            throw std::system_error(error, std::generic_category(),
-                                    "gradsync: a thread could not be started; start fewer, or raise the limits of processes and memory "
-                                    "(ulimit -u, ulimit -v, the container's)");
+            throw std::system_error(
+                error, std::generic_category(),
+                "gradsync: a thread could not be started; start fewer, or raise the limits of processes and memory "
+                "(ulimit -u, ulimit -v, the container's)");
         joinable_ = true;
     }
     bool joinable() const noexcept { return joinable_; }

@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Owns an object of a C library by its handle. `close` is the function that releases the object; it must not throw. `none` is the empty
-/// handle.
+/// Owns an object of a C library by its handle. `close` is the function that releases the object; it must not throw.
+/// `none` is the empty handle.
 template <class Handle, auto close, Handle none = Handle{}>
 class UniqueHandle {
 public:
@@ -35,7 +35,8 @@ void delete_object(T* object) noexcept {
     delete object;
 }
 
-/// Owns an object that was made with `new`. It compiles faster than std::unique_ptr, and `<memory>` includes `<ostream>`.
+/// Owns an object that was made with `new`. It compiles faster than std::unique_ptr, and `<memory>` includes
+/// `<ostream>`.
 template <class T>
 using Owner = UniqueHandle<T*, &delete_object<T>>;
 

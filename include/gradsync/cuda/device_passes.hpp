@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The passes of a Reducer over device memory (see kernel/passes.hpp), on an engine's compute stream. The constructor throws
-/// Error(invalid_argument) if the program has no kernels.
+/// The passes of a Reducer over device memory (see kernel/passes.hpp), on an engine's compute stream. The constructor
+/// throws Error(invalid_argument) if the program has no kernels.
 template <class Engine>
 class DevicePasses {
 public:
@@ -29,10 +29,15 @@ public:
     void scale(BufferView buffer, double factor) const { cuda::scale(buffer, factor, stream()); }
     void clamp(BufferView buffer, double limit) const { cuda::clamp(buffer, limit, stream()); }
     void clear(BufferView buffer) const {
-        if (buffer.bytes() != 0) cuda::check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream()), "cudaMemsetAsync");
+        if (buffer.bytes() != 0)
+            cuda::check(cudaMemsetAsync(buffer.data, 0, buffer.bytes(), stream()), "cudaMemsetAsync");
     }
-    void read(ConstBufferView from, void* to) const { transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream()); }
-    void write(const void* from, BufferView to) const { transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice, stream()); }
+    void read(ConstBufferView from, void* to) const {
+        transfer(to, from.data, from.bytes(), cudaMemcpyDeviceToHost, stream());
+    }
+    void write(const void* from, BufferView to) const {
+        transfer(to.data, from, to.bytes(), cudaMemcpyHostToDevice, stream());
+    }
 
     static cuda::DeviceMemory allocate(std::size_t bytes) { return cuda::DeviceMemory(bytes); }
 
@@ -51,7 +56,8 @@ public:
             auto* const sums = static_cast<double*>(memory.data());
             auto* const blocks = reinterpret_cast<ConstBufferView*>(sums + blocks_.size());
             std::vector<double> values(blocks_.size());
-            cuda::copy(blocks, blocks_.data(), blocks_.size() * sizeof(ConstBufferView), cudaMemcpyHostToDevice, stream_);
+            cuda::copy(blocks, blocks_.data(), blocks_.size() * sizeof(ConstBufferView), cudaMemcpyHostToDevice,
+                       stream_);
             cuda::sums_of_squares(blocks, blocks_.size(), sums, stream_);
             transfer(values.data(), sums, values.size() * sizeof(double), cudaMemcpyDeviceToHost, stream_);
             for (std::size_t i = 0; i < values.size(); ++i) *results_[i] = values[i];
@@ -77,7 +83,8 @@ public:
             float milliseconds = 0;
             cuda::check(cudaEventSynchronize(events_[first].get()), "cudaEventSynchronize");
             cuda::check(cudaEventSynchronize(events_[i].get()), "cudaEventSynchronize");
-            cuda::check(cudaEventElapsedTime(&milliseconds, events_[first].get(), events_[i].get()), "cudaEventElapsedTime");
+            cuda::check(cudaEventElapsedTime(&milliseconds, events_[first].get(), events_[i].get()),
+                        "cudaEventElapsedTime");
             return static_cast<double>(milliseconds) * 1e-3;
         }
 

@@ -7,8 +7,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A thread that all device communicators of one rank and origin share. It advances their operations and detects failures while the rank
-/// computes.
+/// A thread that all device communicators of one rank and origin share. It advances their operations and detects
+/// failures while the rank computes.
 class DeviceWatch {
 public:
     DeviceWatch(int device, collective::ProgressHooks& hooks) : device_(device), hooks_(hooks) { thread_.start(*this); }
@@ -30,7 +30,8 @@ public:
             hooks_.progress();
             const bool awake = ticks_left_ != 0;
             if (awake) --ticks_left_;
-            changed_.nap([&] { return stopped_ || (!awake && ticks_left_ != 0); }, awake ? std::chrono::nanoseconds(tick) : nap);
+            changed_.nap([&] { return stopped_ || (!awake && ticks_left_ != 0); },
+                         awake ? std::chrono::nanoseconds(tick) : nap);
         }
     }
 

@@ -13,7 +13,7 @@
 
 namespace gradsync::inline v0_2::cuda::kernels {
 
-// -------------------------------------------------------------------------------------------------------------- elements
+// ------------------------------------------------------------------------------------------------------------ elements
 
 /// The type in which elements of type T are computed.
 template <class T>
@@ -30,7 +30,8 @@ __device__ A widen(T x) {
     else return static_cast<A>(x);
 }
 
-/// Rounds once, to nearest, even from double to 16 and 8 bits. In 8 bits a value out of range becomes the largest number.
+/// Rounds once, to nearest, even from double to 16 and 8 bits. In 8 bits a value out of range becomes the largest
+/// number.
 template <class T, class A>
 __device__ T narrow(A x) {
     constexpr bool in_double = std::is_same_v<A, double>;
@@ -53,7 +54,8 @@ inline constexpr int pack_size = 16 / (sizeof(A) > sizeof(B) ? sizeof(A) : sizeo
 
 inline constexpr int threads = 256;
 
-// --------------------------------------------------------------------------------------------------------- element by element
+// ---------------------------------------------------------------------------------------------------------- element by
+// element
 
 /// to[i] = f(from[i], to[i]), for packs and for single elements.
 template <class To, class From, class F>
@@ -62,7 +64,8 @@ __global__ void __launch_bounds__(threads) transform_packs(To* to, const From* f
     auto* const to_packs = reinterpret_cast<Pack<To, n>*>(to);
     const auto* const from_packs = reinterpret_cast<const Pack<From, n>*>(from);
     f.prepare();
-    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < packs; i += gridDim.x * std::size_t{threads}) {
+    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < packs;
+         i += gridDim.x * std::size_t{threads}) {
         Pack<To, n> out;
         if constexpr (F::reads_to) out = to_packs[i];
         if (f.reads_from()) {
@@ -79,7 +82,8 @@ __global__ void __launch_bounds__(threads) transform_packs(To* to, const From* f
 template <class To, class From, class F>
 __global__ void __launch_bounds__(threads) transform_elements(To* to, const From* from, std::size_t count, F f) {
     f.prepare();
-    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < count; i += gridDim.x * std::size_t{threads})
+    for (std::size_t i = blockIdx.x * std::size_t{threads} + threadIdx.x; i < count;
+         i += gridDim.x * std::size_t{threads})
         to[i] = f.reads_from() ? f(from[i], to[i]) : To();
 }
 
@@ -131,7 +135,8 @@ struct Clamp : Plain {
     }
 };
 
-// -------------------------------------------------------------------------------------------- types known at run time only
+// --------------------------------------------------------------------------------------------- types known at run time
+// only
 
 /// Calls `use` with a null pointer to the element type of a floating dtype; Double stands for f64.
 #pragma nv_exec_check_disable
@@ -169,9 +174,9 @@ __device__ void store(void* data, DType dtype, std::size_t place, const A* value
 /// Elements per load of a thread of `transform_any`.
 inline constexpr int any_pack = 4;
 
-/// to[i] = from[i], or to[i] += from[i], for `packs` of `n` elements. Serves the pairs of types that include an 8-bit type: separate
-/// kernels for them would double the number of kernels. A is double if one side is f64; otherwise float, which holds all other types and
-/// which devices convert to 8 bits in one instruction.
+/// to[i] = from[i], or to[i] += from[i], for `packs` of `n` elements. Serves the pairs of types that include an 8-bit
+/// type: separate kernels for them would double the number of kernels. A is double if one side is f64; otherwise float,
+/// which holds all other types and which devices convert to 8 bits in one instruction.
 template <class A, int n>
 __global__ void __launch_bounds__(threads)
     transform_any(void* to, DType to_type, const void* from, DType from_type, std::size_t packs, bool adds) {
@@ -263,9 +268,12 @@ __global__ void __launch_bounds__(threads) step_tensors(const TensorSteps<Rule> 
     const TensorStep<Rule>& tensor = steps.tensors[t];
     const std::size_t begin = (blockIdx.x - steps.first_blocks[t]) * step_chunk;
     const std::size_t end = begin + step_chunk < tensor.count ? begin + step_chunk : tensor.count;
-    const float scale = steps.factor == nullptr ? tensor.rule.gradient_scale : tensor.rule.gradient_scale * *steps.factor;
+    const float scale =
+        steps.factor == nullptr ? tensor.rule.gradient_scale : tensor.rule.gradient_scale * *steps.factor;
     with_element<float>(tensor.gradient_type, [&]<class G>(G*) {
-        const auto is_aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
+        const auto is_aligned = [](const void* data, std::size_t bytes) {
+            return reinterpret_cast<std::uintptr_t>(data) % bytes == 0;
+        };
         bool aligned = is_aligned(tensor.gradient, 4 * sizeof(G)) && is_aligned(tensor.master, 16);
         for (int s = 0; s < Rule::states; ++s) aligned = aligned && is_aligned(tensor.states[s], 16);
         const std::size_t packed = aligned ? begin + (end - begin) / 4 * 4 : begin;  // begin is a multiple of 4
@@ -274,7 +282,7 @@ __global__ void __launch_bounds__(threads) step_tensors(const TensorSteps<Rule> 
     });
 }
 
-// ---------------------------------------------------------------------------------------------------------------- norms
+// --------------------------------------------------------------------------------------------------------------- norms
 
 /// The sum over all threads of a block, in a fixed order; valid on thread 0.
 __device__ inline double block_sum(double value) {

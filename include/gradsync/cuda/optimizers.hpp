@@ -6,9 +6,9 @@
 #include "../core/flat_optimizer.hpp"
 #include "passes.hpp"
 
-/// Optimizers that step in device memory, with f32 state, f32 master weights, and gradients of any floating type except f64. A step
-/// launches one kernel per 44 tensors. They need the library's kernels: link gradsync::cuda. `step` does not wait, and throws
-/// Error(invalid_argument) for other types. Not thread-safe.
+/// Optimizers that step in device memory, with f32 state, f32 master weights, and gradients of any floating type except
+/// f64. A step launches one kernel per 44 tensors. They need the library's kernels: link gradsync::cuda. `step` does
+/// not wait, and throws Error(invalid_argument) for other types. Not thread-safe.
 
 namespace gradsync::inline v0_2::cuda {
 
@@ -24,17 +24,20 @@ struct SgdOptions {
     bool nesterov = false;  ///< momentum as Nesterov defines it
 };
 
-/// Internal: the common part of these optimizers. Parameter groups with their settings, and the number of steps, which a checkpoint must save.
+/// Internal: the common part of these optimizers. Parameter groups with their settings, and the number of steps, which
+/// a checkpoint must save.
 template <class Options>
 class GroupedOptimizer {
 public:
     /// One group.
     explicit GroupedOptimizer(Options options = {}) : groups_{options} {}
     /// `group_of`: by parameter, the index of its group.
-    GroupedOptimizer(List<Options> groups, List<std::size_t> group_of) : groups_(std::move(groups)), group_of_(std::move(group_of)) {
+    GroupedOptimizer(List<Options> groups, List<std::size_t> group_of)
+        : groups_(std::move(groups)), group_of_(std::move(group_of)) {
         for (const std::size_t g : group_of_)
             if (g >= groups_.size())
-                detail::raise(Errc::invalid_argument, detail::text("a parameter is of group ", g, ", and there are ", groups_.size()),
+                detail::raise(Errc::invalid_argument,
+                              detail::text("a parameter is of group ", g, ", and there are ", groups_.size()),
                               {.operation = "optimizer"});
     }
 
@@ -46,7 +49,8 @@ public:
     std::uint64_t steps() const noexcept { return steps_; }           ///< Returns the steps taken so far.
     void set_steps(std::uint64_t steps) noexcept { steps_ = steps; }  ///< Sets them, after a checkpoint was loaded.
     void begin_step() noexcept { ++steps_; }
-    /// Later steps also multiply gradients by `*factor`, which is in device memory, so that no host waits for it. Null: no factor.
+    /// Later steps also multiply gradients by `*factor`, which is in device memory, so that no host waits for it. Null:
+    /// no factor.
     void scale_gradients_by(const float* factor) noexcept { factor_ = factor; }
 
 protected:
@@ -89,8 +93,8 @@ private:
     List<AdamWRule> rules_;  ///< by slice; kept, so that a step allocates nothing
 };
 
-/// Stochastic gradient descent with momentum, as PyTorch defines it: g += decay * w; m = momentum * m + g; w -= rate * m (Nesterov:
-/// rate * (g + momentum * m)).
+/// Stochastic gradient descent with momentum, as PyTorch defines it: g += decay * w; m = momentum * m + g; w -= rate *
+/// m (Nesterov: rate * (g + momentum * m)).
 class Sgd : public GroupedOptimizer<SgdOptions> {
 public:
     using GroupedOptimizer::GroupedOptimizer;

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: BSL-1.0
-// The passes of passes.hpp. nvcc compiles only this file of the library. Link the target gradsync::cuda, or compile it into a program:
+// SPDX-License-Identifier: BSL-1.0 The passes of passes.hpp. nvcc compiles only this file of the library. Link the
+// target gradsync::cuda, or compile it into a program:
 //     nvcc -std=c++20 -arch=sm_90 -O3 -I include -c include/gradsync/cuda/passes.cu
 
 #ifdef __CUDACC__
@@ -15,7 +15,8 @@ namespace gradsync::inline v0_2::cuda {
 namespace {
 
 [[noreturn]] void refuse(DType dtype, const char* pass) {
-    detail::raise(Errc::invalid_argument, detail::text("the device pass ", pass, " is for floating types, not for ", dtype),
+    detail::raise(Errc::invalid_argument,
+                  detail::text("the device pass ", pass, " is for floating types, not for ", dtype),
                   {.operation = pass});
 }
 
@@ -32,7 +33,8 @@ bool is_aligned(const void* data, std::size_t bytes) { return reinterpret_cast<s
 
 /// Starts a kernel.
 template <class... P>
-void launch(std::size_t blocks, const char* pass, cudaStream_t stream, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
+void launch(std::size_t blocks, const char* pass, cudaStream_t stream, void (*kernel)(P...),
+            std::type_identity_t<P>... arguments) {
 #ifdef __CUDACC__
     kernel<<<static_cast<unsigned>(blocks), kernels::threads, 0, stream>>>(arguments...);
     check(cudaGetLastError(), pass);
@@ -56,7 +58,8 @@ void transform(To* to, const From* from, std::size_t count, F f, const char* pas
     const std::size_t packs = is_aligned(to, n * sizeof(To)) && is_aligned(from, n * sizeof(From)) ? count / n : 0;
     if (packs != 0) launch(blocks_for(packs), pass, stream, kernels::transform_packs<To, From, F>, to, from, packs, f);
     if (const std::size_t done = packs * n; done != count)
-        launch(blocks_for(count - done), pass, stream, kernels::transform_elements<To, From, F>, to + done, from + done, count - done, f);
+        launch(blocks_for(count - done), pass, stream, kernels::transform_elements<To, From, F>, to + done, from + done,
+               count - done, f);
 }
 
 template <class A>
@@ -66,10 +69,12 @@ void transform_packs_of_any(BufferView to, ConstBufferView from, bool adds, cons
     const std::size_t packs = in_packs ? to.count / n : 0;
     const std::size_t done = packs * n, rest = to.count - done;
     if (packs != 0)
-        launch(blocks_for(packs), pass, stream, kernels::transform_any<A, n>, to.data, to.dtype, from.data, from.dtype, packs, adds);
+        launch(blocks_for(packs), pass, stream, kernels::transform_any<A, n>, to.data, to.dtype, from.data, from.dtype,
+               packs, adds);
     if (rest != 0)
-        launch(blocks_for(rest), pass, stream, kernels::transform_any<A, 1>, static_cast<std::byte*>(to.data) + done * size_of(to.dtype),
-               to.dtype, static_cast<const std::byte*>(from.data) + done * size_of(from.dtype), from.dtype, rest, adds);
+        launch(blocks_for(rest), pass, stream, kernels::transform_any<A, 1>,
+               static_cast<std::byte*>(to.data) + done * size_of(to.dtype), to.dtype,
+               static_cast<const std::byte*>(from.data) + done * size_of(from.dtype), from.dtype, rest, adds);
 }
 
 /// to[i] = f(from[i], to[i]), of any two floating types. F<To> makes elements of type To.
@@ -104,9 +109,11 @@ template <class Kernel, class Rule>
 void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules, const float* factor, const char* pass,
                  cudaStream_t stream) {
     for (const DeviceSlice& slice : slices)  // before anything is stepped
-        if (slice.master.dtype != DType::f32 || !is_floating(slice.gradient.dtype) || slice.gradient.dtype == DType::f64)
+        if (slice.master.dtype != DType::f32 || !is_floating(slice.gradient.dtype) ||
+            slice.gradient.dtype == DType::f64)
             detail::raise(Errc::invalid_argument,
-                          detail::text("the device pass ", pass, " takes masters in f32, and gradients of floating types but f64, not ",
+                          detail::text("the device pass ", pass,
+                                       " takes masters in f32, and gradients of floating types but f64, not ",
                                        slice.master.dtype, " and ", slice.gradient.dtype),
                           {.operation = pass});
     using Steps = kernels::TensorSteps<Kernel>;
@@ -119,11 +126,13 @@ void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules,
         auto& tensor = steps.tensors[tensors];
         tensor = {Kernel{rules[k]},    slice.gradient.dtype, static_cast<float*>(slice.master.data), {},
                   slice.gradient.data, slice.master.count};
-        for (int s = 0; s < Kernel::states; ++s) tensor.states[s] = static_cast<float*>(slice.state[static_cast<std::size_t>(s)]);
+        for (int s = 0; s < Kernel::states; ++s)
+            tensor.states[s] = static_cast<float*>(slice.state[static_cast<std::size_t>(s)]);
         const std::size_t blocks = (slice.master.count + kernels::step_chunk - 1) / kernels::step_chunk;
         steps.first_blocks[tensors + 1] = steps.first_blocks[tensors] + static_cast<unsigned>(blocks);
         if (++tensors != Steps::most && k + 1 != slices.size()) continue;
-        if (const unsigned all = steps.first_blocks[tensors]; all != 0) launch(all, pass, stream, kernels::step_tensors<Kernel>, steps);
+        if (const unsigned all = steps.first_blocks[tensors]; all != 0)
+            launch(all, pass, stream, kernels::step_tensors<Kernel>, steps);
         tensors = 0;
     }
 }
@@ -136,16 +145,22 @@ void convert(ConstBufferView from, BufferView to, cudaStream_t stream) {
         check(cudaMemcpyAsync(to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream), "convert");
 }
 
-void add(BufferView to, ConstBufferView from, cudaStream_t stream) { transform_types<kernels::Add>(to, from, "add", stream); }
+void add(BufferView to, ConstBufferView from, cudaStream_t stream) {
+    transform_types<kernels::Add>(to, from, "add", stream);
+}
 
-void scale(BufferView buffer, double factor, cudaStream_t stream) { transform_in_place<kernels::Scale>(buffer, factor, "scale", stream); }
+void scale(BufferView buffer, double factor, cudaStream_t stream) {
+    transform_in_place<kernels::Scale>(buffer, factor, "scale", stream);
+}
 
-void clamp(BufferView buffer, double limit, cudaStream_t stream) { transform_in_place<kernels::Clamp>(buffer, limit, "clamp", stream); }
+void clamp(BufferView buffer, double limit, cudaStream_t stream) {
+    transform_in_place<kernels::Clamp>(buffer, limit, "clamp", stream);
+}
 
 void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream) {
     with_type(to.dtype, "scale_by", [&]<class T>(T*) {
-        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor}, "scale_by",
-                  stream);
+        transform(static_cast<T*>(to.data), static_cast<const T*>(from.data), to.count, kernels::ScaleBy<T>{{}, factor},
+                  "scale_by", stream);
     });
 }
 
@@ -153,7 +168,8 @@ void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* s
     if (count != 0) launch(count, "sums_of_squares", stream, kernels::sums_of_squares<>, blocks, sums);
 }
 
-void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream) {
+void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor,
+           cudaStream_t stream) {
     step_slices<kernels::AdamW<AdamWRule>>(slices, rules, factor, "adamw", stream);
 }
 

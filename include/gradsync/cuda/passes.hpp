@@ -6,11 +6,12 @@
 #include "../core/flat_optimizer.hpp"
 #include "../core/list.hpp"
 
-/// Passes over device memory, on a stream: the device counterpart of kernel/. All return at once. They throw Error(device_failed) if they
-/// cannot start, and Error(invalid_argument) for an unsupported dtype. Everything is computed in the accumulator's type and rounded once.
+/// Passes over device memory, on a stream: the device counterpart of kernel/. All return at once. They throw
+/// Error(device_failed) if they cannot start, and Error(invalid_argument) for an unsupported dtype. Everything is
+/// computed in the accumulator's type and rounded once.
 ///
-/// They are defined in cuda/passes.cu, which nvcc compiles: link the target gradsync::cuda, or add that file to your program. Otherwise
-/// their addresses are null, and `linked()` returns false. Sums over NCCL do not need them.
+/// They are defined in cuda/passes.cu, which nvcc compiles: link the target gradsync::cuda, or add that file to your
+/// program. Otherwise their addresses are null, and `linked()` returns false. Sums over NCCL do not need them.
 
 namespace gradsync::inline v0_2::cuda {
 
@@ -23,14 +24,15 @@ namespace gradsync::inline v0_2::cuda {
 /// buffer[i] *= factor.
 [[gnu::weak]] void scale(BufferView buffer, double factor, cudaStream_t stream);
 
-/// to[i] = from[i] * factor. If the factor is 0, to[i] = 0 even for a NaN. `factor` is in device memory. Both buffers must have one dtype.
-/// May be in place.
+/// to[i] = from[i] * factor. If the factor is 0, to[i] = 0 even for a NaN. `factor` is in device memory. Both buffers
+/// must have one dtype. May be in place.
 [[gnu::weak]] void scale_by(ConstBufferView from, BufferView to, const double* factor, cudaStream_t stream);
 
 /// Clamps buffer[i] to [-limit, limit]. A NaN stays.
 [[gnu::weak]] void clamp(BufferView buffer, double limit, cudaStream_t stream);
 
-/// sums[k] = the sum of the squares of blocks[k], in double, in a fixed order. All memory is device memory, `blocks` too.
+/// sums[k] = the sum of the squares of blocks[k], in double, in a fixed order. All memory is device memory, `blocks`
+/// too.
 [[gnu::weak]] void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* sums, cudaStream_t stream);
 
 /// The factor of one rank's elements in a mean, from its scale and the sum of all weights.
@@ -54,10 +56,12 @@ struct SgdRule {
     float gradient_scale, rate, momentum, decay;
     bool nesterov;
 };
-/// Steps of an optimizer; see optimizers.hpp. `rules`: by slice. If `factor` is not null, gradients are also multiplied by `*factor`, which
-/// is in device memory.
-[[gnu::weak]] void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor, cudaStream_t stream);
-[[gnu::weak]] void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, const float* factor, cudaStream_t stream);
+/// Steps of an optimizer; see optimizers.hpp. `rules`: by slice. If `factor` is not null, gradients are also multiplied
+/// by `*factor`, which is in device memory.
+[[gnu::weak]] void adamw(ListView<const DeviceSlice> slices, ListView<const AdamWRule> rules, const float* factor,
+                         cudaStream_t stream);
+[[gnu::weak]] void sgd(ListView<const DeviceSlice> slices, ListView<const SgdRule> rules, const float* factor,
+                       cudaStream_t stream);
 
 /// Are the passes linked into this program?
 inline bool linked() noexcept { return &mean_factor != nullptr; }

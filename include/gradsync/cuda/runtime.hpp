@@ -37,14 +37,16 @@ inline Stream make_stream(bool urgent = false) {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least), "cudaStreamCreateWithPriority");
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? greatest : least),
+          "cudaStreamCreateWithPriority");
     return Stream(stream);
 }
 
 /// An event. Only a `timed` one records its time; the others are cheaper.
 inline Event make_event(bool timed = false) {
     cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    check(cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming),
+          "cudaEventCreateWithFlags");
     return Event(event);
 }
 
@@ -67,7 +69,8 @@ inline void order(cudaStream_t earlier, cudaStream_t later, const Event& event) 
     check(cudaStreamWaitEvent(later, event.get(), 0), "cudaStreamWaitEvent");
 }
 
-/// Memory of `bytes` bytes, zeroed by default (on the device this waits for the default stream). Freeing waits for the device.
+/// Memory of `bytes` bytes, zeroed by default (on the device this waits for the default stream). Freeing waits for the
+/// device.
 template <bool is_device>
 class Memory {
 public:

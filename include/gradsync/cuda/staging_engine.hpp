@@ -13,11 +13,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Collectives of device buffers over a backend of host memory, piece by piece through pinned memory. While one piece travels to the host,
-/// another is reduced there and a third travels back.
+/// Collectives of device buffers over a backend of host memory, piece by piece through pinned memory. While one piece
+/// travels to the host, another is reduced there and a third travels back.
 ///
-/// Pieces start on the host in the order of the collectives, so the order is the same on all ranks. A thread advances them, and so do
-/// `test`, `wait` and `progress`. Thread-safe.
+/// Pieces start on the host in the order of the collectives, so the order is the same on all ranks. A thread advances
+/// them, and so do `test`, `wait` and `progress`. Thread-safe.
 template <Backend Host>
 class StagingEngine final : collective::ProgressHook {
     using Clock = std::chrono::steady_clock;
@@ -39,7 +39,8 @@ public:
         watch_->hooks.dismiss(*this);
         settle_copies();
         if (!stalled_) return;
-        for (std::uint64_t place = 0; place < most_pieces; ++place)  // a copy may still be in flight, and freeing would wait for it
+        for (std::uint64_t place = 0; place < most_pieces;
+             ++place)  // a copy may still be in flight, and freeing would wait for it
             for (auto* memory : {&pieces_[place].in_memory, &pieces_[place].out_memory})
                 leak_until_exit(Shared<cuda::PinnedMemory>::make(std::move(*memory)));
     }
@@ -155,7 +156,9 @@ private:
     // All functions below require the mutex.
 
     /// Is collective n complete, or is the rest of it on its way back to the device?
-    bool is_returning(std::uint64_t n) const noexcept { return started_.is_over(n) || started_[n].returning == started_[n].pieces; }
+    bool is_returning(std::uint64_t n) const noexcept {
+        return started_.is_over(n) || started_[n].returning == started_[n].pieces;
+    }
     /// Is the oldest piece being reduced on the host?
     bool is_reducing() noexcept { return pieces_.first() < reducing_ && !pieces_.oldest().returning; }
 
@@ -164,14 +167,15 @@ private:
         keep_error([this] {
             host_.progress();
             pieces_.retire([this](Piece& oldest) { return comes_back(oldest); });
-            while (reducing_ < pieces_.next() && cuda::is_over(pieces_[reducing_].copied)) start_on_host(pieces_[reducing_++]);
+            while (reducing_ < pieces_.next() && cuda::is_over(pieces_[reducing_].copied))
+                start_on_host(pieces_[reducing_++]);
             for (std::uint64_t p = pieces_.first(); p < reducing_; ++p) return_to_device(pieces_[p]);
             while (pieces_.size() < most_pieces && opening_ < started_.next())
                 pieces_.add([this](Piece& piece, std::uint64_t) { open(piece); });
         });
     }
-    /// Runs `f`, such as a wait of the host's backend, which knows the time limit and the rank to name. Keeps an Error from it for later
-    /// calls.
+    /// Runs `f`, such as a wait of the host's backend, which knows the time limit and the rank to name. Keeps an Error
+    /// from it for later calls.
     template <class F>
     void keep_error(F&& f) {
         try {
@@ -192,17 +196,19 @@ private:
         piece.call = call;
         if (in_place) piece.call.in_count = piece.call.out_count = smaller(call.in_count - first, each);
         const bool reads = call.operation != Operation::broadcast || rank() == call.root;
-        const bool writes = (call.operation != Operation::reduce && call.operation != Operation::gather) || rank() == call.root;
+        const bool writes =
+            (call.operation != Operation::reduce && call.operation != Operation::gather) || rank() == call.root;
         const std::size_t in_bytes = piece.call.in_count * width, out_bytes = piece.call.out_count * width;
         make_room(piece.in_memory, in_bytes);
         if (!in_place) make_room(piece.out_memory, out_bytes);
         piece.call.in = piece.in_memory.data();
         piece.call.out = in_place ? piece.in_memory.data() : piece.out_memory.data();
         piece.out = writes && out_bytes != 0 ? static_cast<std::byte*>(call.out) + first * width : nullptr;
-        if (whole.opened == 0) cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
+        if (whole.opened == 0)
+            cuda::check(cudaStreamWaitEvent(down_.get(), whole.ready.get(), 0), "cudaStreamWaitEvent");
         if (reads && in_bytes != 0)
-            cuda::copy(piece.in_memory.data(), static_cast<const std::byte*>(call.in) + first * width, in_bytes, cudaMemcpyDeviceToHost,
-                       down_.get());
+            cuda::copy(piece.in_memory.data(), static_cast<const std::byte*>(call.in) + first * width, in_bytes,
+                       cudaMemcpyDeviceToHost, down_.get());
         cuda::check(cudaEventRecord(piece.copied.get(), down_.get()), "cudaEventRecord");
         piece.returning = false;
         if (++whole.opened == whole.pieces) ++opening_;
@@ -216,7 +222,9 @@ private:
         switch (call.operation) {
             case Operation::all_reduce: piece.work = host_.all_reduce(out, call.op, call.contribution); break;
             case Operation::reduce: piece.work = host_.reduce(out, call.op, call.root, call.contribution); break;
-            case Operation::reduce_scatter: piece.work = host_.reduce_scatter(in, out, call.op, call.contribution); break;
+            case Operation::reduce_scatter:
+                piece.work = host_.reduce_scatter(in, out, call.op, call.contribution);
+                break;
             case Operation::all_gather: piece.work = host_.all_gather(in, out); break;
             case Operation::broadcast: piece.work = host_.broadcast(out, call.root); break;
             case Operation::gather: piece.work = host_.gather(in, out, call.root); break;
@@ -229,7 +237,8 @@ private:
     void return_to_device(Piece& piece) {
         if (piece.returning || !poll_work(piece.work)) return;
         if (piece.out != nullptr)
-            cuda::copy(piece.out, piece.call.out, piece.call.out_count * size_of(piece.call.dtype), cudaMemcpyHostToDevice, up_.get());
+            cuda::copy(piece.out, piece.call.out, piece.call.out_count * size_of(piece.call.dtype),
+                       cudaMemcpyHostToDevice, up_.get());
         cuda::check(cudaEventRecord(piece.copied.get(), up_.get()), "cudaEventRecord");
         piece.returning = true;
         ++started_[piece.number].returning;
@@ -280,19 +289,21 @@ private:
                                   : cuda::is_over(started.ready) ? "its copies to the host"
                                                                  : "the earlier work on the compute stream";
         stalled_ = true;
-        const std::string what =
-            text(collective::name_of(started.call, oldest.number), ": ", where, " did not end within ", format_duration(timeout()),
-                 "; find out what its stream waits for, or raise the limit with set_timeout()");
+        const std::string what = text(collective::name_of(started.call, oldest.number), ": ", where,
+                                      " did not end within ", format_duration(timeout()),
+                                      "; find out what its stream waits for, or raise the limit with set_timeout()");
         host_.fail(what);
-        failed_ = std::make_unique<Error>(Errc::timeout, text("rank ", own_world_rank(), ": ", what),
-                                          ErrorContext{.operation = name_of(started.call.operation).data(), .rank = own_world_rank()});
+        failed_ = std::make_unique<Error>(
+            Errc::timeout, text("rank ", own_world_rank(), ": ", what),
+            ErrorContext{.operation = name_of(started.call.operation).data(), .rank = own_world_rank()});
     }
 
     /// Waits for the copies, up to the time limit, unless a stream has stalled before.
     void settle_copies() noexcept {
         const auto until = Clock::now() + (stalled_ ? std::chrono::nanoseconds::zero() : timeout());
         for (const cuda::Stream* stream : {&down_, &up_})
-            while (cuda::answer(cudaStreamQuery(stream->get())) == cudaErrorNotReady && !(stalled_ = Clock::now() >= until))
+            while (cuda::answer(cudaStreamQuery(stream->get())) == cudaErrorNotReady &&
+                   !(stalled_ = Clock::now() >= until))
                 std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
 

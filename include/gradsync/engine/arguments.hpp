@@ -11,13 +11,15 @@ namespace gradsync::inline v0_2::detail {
 
 enum class Role : std::uint8_t { other, buckets, overlap, exchange, stage };
 
-/// The role of a T. A policy that lacks a member gets the role that its other members suggest, so that the error names the missing member.
+/// The role of a T. A policy that lacks a member gets the role that its other members suggest, so that the error names
+/// the missing member.
 template <class T, class B>
 consteval Role role_of() {
     if constexpr (BucketPolicy<T> || requires { &T::plan; }) return Role::buckets;
     else if constexpr (OverlapPolicy<T> || requires { &T::bucket_full; }) return Role::overlap;
     else if constexpr (
-        requires { T::traits; } || requires { typename T::template WorkType<B>; } || requires { typename T::template Exchange<B>; })
+        requires { T::traits; } || requires { typename T::template WorkType<B>; } ||
+        requires { typename T::template Exchange<B>; })
         return Role::exchange;
     else if constexpr (requires { T::shards_gradients; }) return Role::stage;
     else return Role::other;
@@ -29,7 +31,8 @@ struct ChosenType {
 };
 template <Role role, class B, class Default, class First, class... Rest>
 struct ChosenType<role, B, Default, First, Rest...>
-    : std::conditional_t<role_of<First, B>() == role, std::type_identity<First>, ChosenType<role, B, Default, Rest...>> {};
+    : std::conditional_t<role_of<First, B>() == role, std::type_identity<First>,
+                         ChosenType<role, B, Default, Rest...>> {};
 
 /// The first of the types that has this role, or the default.
 template <Role role, class B, class Default, class... Arguments>
@@ -41,14 +44,15 @@ T choose(First& first, Rest&... rest) {
     if constexpr (std::same_as<First, T> || (role != Role::other && role_of<First, B>() == role)) {
         constexpr bool fits = std::same_as<First, T> || (std::convertible_to<First, T> && !std::derived_from<First, T>);
         static_assert(fits,
-                      "gradsync: this argument is not of the type that the template arguments name: pass that type, or leave the template "
-                      "arguments out, and they follow from the arguments");
+                      "gradsync: this argument is not of the type that the template arguments name: pass that type, or "
+                      "leave the template arguments out, and they follow from the arguments");
         if constexpr (fits) return std::move(first);
     } else if constexpr (sizeof...(Rest) != 0) {
         return choose<T, role, B>(rest...);
     } else {
         static_assert(std::default_initializable<T>,
-                      "gradsync: this policy has no default: pass the constructor one of the type that the template arguments name");
+                      "gradsync: this policy has no default: pass the constructor one of the type that the template "
+                      "arguments name");
         if constexpr (std::default_initializable<T>) return T();
     }
 }
@@ -65,12 +69,16 @@ struct Accepts {
         constexpr auto count = [](Role role) { return (std::size_t{role_of<Arguments, B>() == role} + ... + 0); };
         constexpr std::size_t options = (std::size_t{std::same_as<Arguments, Options>} + ... + 0);
         static_assert((is_option_or_policy<Arguments> && ...),
-                      "gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its "
-                      "type is the T in is_option_or_policy<T>; a policy of your own models BucketPolicy, OverlapPolicy or ExchangePolicy");
+                      "gradsync: this constructor takes its options and policies in any order, and one of these "
+                      "arguments is neither: its type is the T in is_option_or_policy<T>; a policy of your own models "
+                      "BucketPolicy, OverlapPolicy or ExchangePolicy");
         static_assert(options <= 1, "gradsync: pass the options once: two of these arguments are options");
-        static_assert(count(Role::buckets) <= 1, "gradsync: pass one bucket policy: two of these arguments are bucket policies");
-        static_assert(count(Role::overlap) <= 1, "gradsync: pass one overlap policy: two of these arguments are overlap policies");
-        static_assert(count(Role::exchange) <= 1, "gradsync: pass one exchange or compressor: two of these arguments are exchanges");
+        static_assert(count(Role::buckets) <= 1,
+                      "gradsync: pass one bucket policy: two of these arguments are bucket policies");
+        static_assert(count(Role::overlap) <= 1,
+                      "gradsync: pass one overlap policy: two of these arguments are overlap policies");
+        static_assert(count(Role::exchange) <= 1,
+                      "gradsync: pass one exchange or compressor: two of these arguments are exchanges");
         static_assert(count(Role::stage) <= 1, "gradsync: pass one stage: Zero1, Zero2, StepInside or StepInBackward");
         return true;
     }

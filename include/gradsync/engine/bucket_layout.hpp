@@ -10,11 +10,13 @@ namespace gradsync::inline v0_2::detail {
 /// The number of elements from the start of `range` to the start of `part`, which lies in it; 0 if `part` is empty.
 inline std::size_t distance(const BufferView& range, const BufferView& part) noexcept {
     if (part.count == 0) return 0;
-    return static_cast<std::size_t>(static_cast<std::byte*>(part.data) - static_cast<std::byte*>(range.data)) / size_of(range.dtype);
+    return static_cast<std::size_t>(static_cast<std::byte*>(part.data) - static_cast<std::byte*>(range.data)) /
+           size_of(range.dtype);
 }
 
-/// The range of memory that the views fill side by side, in any order, with nothing between them; a view without memory if they do not.
-/// `view(i)` is the view of parameter i. All views have one type and do not overlap. Empty ones may lie anywhere.
+/// The range of memory that the views fill side by side, in any order, with nothing between them; a view without memory
+/// if they do not. `view(i)` is the view of parameter i. All views have one type and do not overlap. Empty ones may lie
+/// anywhere.
 template <class View>
 BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexcept {
     BufferView range = view(parameters.front()).subview(0, 0);
@@ -31,14 +33,16 @@ BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexce
     return static_cast<std::byte*>(range.data) + range.bytes() == end ? range : BufferView();
 }
 
-/// The position of each parameter in its bucket, in elements. Positions are aligned to 64 bytes, unless the bucket is a range of the
-/// trainer's memory. Gaps between parameters belong to no parameter. A bucket ends with its last parameter.
+/// The position of each parameter in its bucket, in elements. Positions are aligned to 64 bytes, unless the bucket is a
+/// range of the trainer's memory. Gaps between parameters belong to no parameter. A bucket ends with its last
+/// parameter.
 struct BucketLayout {
     List<std::size_t> offsets;  ///< by parameter: offset of its first element in the bucket
     List<std::size_t> counts;   ///< by bucket: number of elements
 
     BucketLayout() = default;
-    BucketLayout(const BucketPlan& plan, ListView<const ParameterInfo> infos) : offsets(infos.size()), counts(plan.size()) {
+    BucketLayout(const BucketPlan& plan, ListView<const ParameterInfo> infos)
+        : offsets(infos.size()), counts(plan.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
             std::size_t next = 0;
             for (std::size_t i : plan.bucket(b)) {
@@ -60,8 +64,8 @@ struct ShardSlice {
 };
 
 /// The slices that `rank` owns if buckets are split over `size` ranks, bucket by bucket.
-inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout, ListView<const ParameterInfo> infos, int size,
-                                     int rank) {
+inline List<ShardSlice> shard_slices(const BucketPlan& plan, const BucketLayout& layout,
+                                     ListView<const ParameterInfo> infos, int size, int rank) {
     List<ShardSlice> slices;
     for (std::size_t b = 0; b < plan.size(); ++b) {
         const ElementRange shard = shard_range(layout.counts[b], size, rank);
@@ -80,8 +84,9 @@ struct SlotNeeds {
     List<std::uint8_t> stays_open;  ///< by bucket: are others opened before it is full?
 };
 
-/// The number of buckets that are filled at the same time, plus one in flight, if the trainer asks for gradients in `order`. A gradient
-/// with several uses is asked for at its first use. A bucket that is `unused` is launched only at the end of a step, as are all later ones.
+/// The number of buckets that are filled at the same time, plus one in flight, if the trainer asks for gradients in
+/// `order`. A gradient with several uses is asked for at its first use. A bucket that is `unused` is launched only at
+/// the end of a step, as are all later ones.
 [[gnu::cold]] inline SlotNeeds slots_needed(const BucketPlan& plan, ListView<const ParameterView> parameters,
                                             std::span<const std::size_t> order, bool unused) {
     SlotNeeds needs{plan.size(), List<std::uint8_t>(plan.size())};
@@ -103,7 +108,8 @@ struct SlotNeeds {
         if (left == plan.bucket(bucket_of[i]).size()) {
             most = larger(most, ++open);
             for (std::size_t b = 0; open > 1 && b < plan.size(); ++b)
-                if (b != bucket_of[i] && missing[b] != 0 && missing[b] != plan.bucket(b).size()) needs.stays_open[b] = 1;
+                if (b != bucket_of[i] && missing[b] != 0 && missing[b] != plan.bucket(b).size())
+                    needs.stays_open[b] = 1;
         }
         if (--left == 0) --open;
     }

@@ -10,18 +10,20 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The memory of the buckets: one allocation, zeroed at first, in which each bucket is contiguous. Either every bucket has its own memory,
-/// or buckets share slots and hold one only while they need memory.
+/// The memory of the buckets: one allocation, zeroed at first, in which each bucket is contiguous. Either every bucket
+/// has its own memory, or buckets share slots and hold one only while they need memory.
 template <Backend B>
 class BucketStorage {
 public:
     BucketStorage() = default;
 
-    /// `direct`, by bucket: the range of the trainer's memory that holds exactly its gradients; without memory if there is none.
-    /// `images`: the number of copies of every other bucket; the views show the first copy. Collective, like the backend's `allocate`.
-    [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                                   ListView<const ParameterView> parameters, ListView<const BufferView> direct,
-                                                   std::size_t images) {
+    /// `direct`, by bucket: the range of the trainer's memory that holds exactly its gradients; without memory if there
+    /// is none. `images`: the number of copies of every other bucket; the views show the first copy. Collective, like
+    /// the backend's `allocate`.
+    [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan,
+                                                   ListView<const ParameterInfo> infos,
+                                                   ListView<const ParameterView> parameters,
+                                                   ListView<const BufferView> direct, std::size_t images) {
         BucketStorage storage(plan, infos);
         std::size_t total = 0;
         for (std::size_t b = 0; b < plan.size(); ++b) {
@@ -39,9 +41,10 @@ public:
         return storage;
     }
 
-    /// Makes slots, sized for the largest buckets. Gradients of another type than their bucket lie behind it in its slot.
-    /// Collective.
-    [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, ListView<const ParameterInfo> infos,
+    /// Makes slots, sized for the largest buckets. Gradients of another type than their bucket lie behind it in its
+    /// slot. Collective.
+    [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan,
+                                                  ListView<const ParameterInfo> infos,
                                                   ListView<const ParameterView> parameters, SlotNeeds needs) {
         BucketStorage storage(plan, infos);
         bool differ = false;
@@ -49,7 +52,8 @@ public:
             for (std::size_t i : plan.bucket(b)) differ = differ || parameters[i].gradient.dtype != infos[i].dtype;
         if (differ) {
             storage.written_ = storage.parameters_;
-            for (std::size_t i = 0; i < parameters.size(); ++i) storage.written_[i].dtype = parameters[i].gradient.dtype;
+            for (std::size_t i = 0; i < parameters.size(); ++i)
+                storage.written_[i].dtype = parameters[i].gradient.dtype;
         }
         storage.slot_of_.resize(plan.size());
         storage.slots_.resize(needs.slots);
@@ -83,7 +87,8 @@ public:
     std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
 
     void rebind(std::size_t b, std::size_t i, BufferView gradient) noexcept { buckets_[b] = parameters_[i] = gradient; }
-    /// Moves bucket b from the trainer's memory to memory of its own outside the backend's, which is a little slower between processes.
+    /// Moves bucket b from the trainer's memory to memory of its own outside the backend's, which is a little slower
+    /// between processes.
     void detach(std::size_t b, std::span<const std::size_t> parameters)
         requires(B::memory_space == MemorySpace::host)
     {
@@ -93,8 +98,9 @@ public:
     // For slots. Call from one thread at a time. `parameters` are those of bucket b.
 
     bool has_slot(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
-    /// Takes the smallest free slot that is large enough; false if there is none. The slot still holds the data of its previous bucket. With
-    /// `waits`, a bucket that stays open leaves a slot that is larger than another one that is taken: a larger bucket may come.
+    /// Takes the smallest free slot that is large enough; false if there is none. The slot still holds the data of its
+    /// previous bucket. With `waits`, a bucket that stays open leaves a slot that is larger than another one that is
+    /// taken: a larger bucket may come.
     bool take_slot(std::size_t b, std::span<const std::size_t> parameters, bool waits) noexcept {
         const std::size_t bytes = slot_bytes(b, parameters);
         std::size_t best = slots_.size(), least = static_cast<std::size_t>(-1);
@@ -113,7 +119,8 @@ public:
         slots_[slot_of_[b]].taken = false;
         place(b, parameters, nullptr);
     }
-    /// Gives bucket b a new slot outside the backend's memory. It is a little slower between processes, because it has to be copied.
+    /// Gives bucket b a new slot outside the backend's memory. It is a little slower between processes, because it has
+    /// to be copied.
     void add_slot(std::size_t b, std::span<const std::size_t> parameters)
         requires(B::memory_space == MemorySpace::host)
     {
@@ -136,7 +143,8 @@ private:
         : layout_(plan, infos), buckets_(plan.size()), parameters_(infos.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
             buckets_[b] = typed_view(nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space);
-            for (std::size_t i : plan.bucket(b)) parameters_[i] = typed_view(nullptr, infos[i].count, infos[i].dtype, B::memory_space);
+            for (std::size_t i : plan.bucket(b))
+                parameters_[i] = typed_view(nullptr, infos[i].count, infos[i].dtype, B::memory_space);
         }
     }
 
@@ -145,7 +153,9 @@ private:
         bytes_ = bytes;
     }
 
-    bool lies_behind(std::size_t i) const noexcept { return !written_.empty() && written_[i].dtype != parameters_[i].dtype; }
+    bool lies_behind(std::size_t i) const noexcept {
+        return !written_.empty() && written_[i].dtype != parameters_[i].dtype;
+    }
     std::size_t slot_bytes(std::size_t b, std::span<const std::size_t> parameters) const noexcept {
         std::size_t bytes = in_lines(buckets_[b].bytes());
         for (std::size_t i : parameters)
@@ -159,7 +169,8 @@ private:
         return static_cast<std::byte*>(more_memory_.back().data());
     }
 
-    void lay_over(std::size_t b, std::span<const std::size_t> bucket, ListView<const ParameterView> parameters, BufferView range) {
+    void lay_over(std::size_t b, std::span<const std::size_t> bucket, ListView<const ParameterView> parameters,
+                  BufferView range) {
         for (std::size_t i : bucket) {
             parameters_[i] = parameters[i].gradient;
             layout_.offsets[i] = distance(range, parameters_[i]);
@@ -172,7 +183,8 @@ private:
         buckets_[b].data = memory;
         std::size_t behind = in_lines(buckets_[b].bytes());
         for (std::size_t i : parameters) {
-            parameters_[i].data = memory == nullptr ? nullptr : memory + layout_.offsets[i] * size_of(parameters_[i].dtype);
+            parameters_[i].data =
+                memory == nullptr ? nullptr : memory + layout_.offsets[i] * size_of(parameters_[i].dtype);
             if (written_.empty()) continue;
             written_[i].data = memory == nullptr || !lies_behind(i) ? parameters_[i].data : memory + behind;
             if (lies_behind(i)) behind += in_lines(written_[i].bytes());
@@ -203,14 +215,16 @@ std::size_t allocate_lines(B& backend, List<BufferView>& views, Memory& memory) 
     return bytes;
 }
 
-/// This rank's shards of the buckets, if gradients are sharded: the running sums over a step's micro-batches. Each reduction adds to them.
+/// This rank's shards of the buckets, if gradients are sharded: the running sums over a step's micro-batches. Each
+/// reduction adds to them.
 template <Backend B>
 class GradientShards {
 public:
     GradientShards(B& backend, const ReducerOptions& options)
         : passes_(passes_of(backend)),
-          factor_(options.averaging == Averaging::mean && options.micro_batches != 0 ? 1.0 / static_cast<double>(options.micro_batches)
-                                                                                     : 1),
+          factor_(options.averaging == Averaging::mean && options.micro_batches != 0
+                      ? 1.0 / static_cast<double>(options.micro_batches)
+                      : 1),
           low_factor_(factor_ * larger(sum_divisor(options, DType::f16, backend.size()), 1.0)),
           sums_(backend, 0) {}
 
@@ -221,7 +235,8 @@ public:
         buckets_ = buckets;
         first_part_ = needs.places * buckets;
         views_.resize(first_part_ + needs.parts * buckets);
-        for (std::size_t k = 0; k < views_.size(); ++k) {  // rank 0's size: every rank must allocate the same number of bytes
+        for (std::size_t k = 0; k < views_.size();
+             ++k) {  // rank 0's size: every rank must allocate the same number of bytes
             const BufferView bucket = storage.bucket(k % buckets);
             const DType dtype = k < first_part_ ? accumulator_of(bucket.dtype) : bucket.dtype;
             views_[k] = typed_view(nullptr, shard_range(bucket.count, backend.size(), 0).size(), dtype);
@@ -229,8 +244,8 @@ public:
         bytes_ = allocate_lines(backend, views_, memory_);
         sums_.reset(buckets);
         if (first_part_ > buckets)
-            sums_.set_stride(
-                static_cast<std::size_t>(static_cast<std::byte*>(views_[buckets].data) - static_cast<std::byte*>(views_[0].data)));
+            sums_.set_stride(static_cast<std::size_t>(static_cast<std::byte*>(views_[buckets].data) -
+                                                      static_cast<std::byte*>(views_[0].data)));
         for (std::size_t k = 0; k < views_.size(); ++k)
             views_[k].count = shard_range(storage.bucket(k % buckets).count, backend.size(), backend.rank()).size();
     }
@@ -240,7 +255,8 @@ public:
     /// The memory for this rank's shard of sum k of bucket b, if a round has several sums.
     BufferView part(std::size_t k, std::size_t b) const noexcept { return views_[first_part_ + k * buckets_ + b]; }
 
-    /// Adds the next sum, over `leaves` of `DealtSums::leaves()`, to the shard of bucket b. The last sum of a step completes the shard.
+    /// Adds the next sum, over `leaves` of `DealtSums::leaves()`, to the shard of bucket b. The last sum of a step
+    /// completes the shard.
     void add(std::size_t b, BufferView sum, std::size_t leaves) {
         if (leaves_ == 0) return sums_.push_in_a_row(b, sum, views_[b]);
         if (sums_.leaves(b) + leaves != leaves_) return sums_.push(b, sum, views_[b], leaves);

@@ -14,8 +14,9 @@ struct DealtSum {
     std::size_t leaves;  ///< of the tree of sums that a step adds up: micro-batches, or 1 if rounds are not split
 };
 
-/// One past the last rank of the longest run from `first` on whose blocks in this round add up to a node of the micro-batch tree, in the
-/// order in which ranks are added up. Such a run is a node of the tree of ranks, or two ranks, whose order is always the same.
+/// One past the last rank of the longest run from `first` on whose blocks in this round add up to a node of the
+/// micro-batch tree, in the order in which ranks are added up. Such a run is a node of the tree of ranks, or two ranks,
+/// whose order is always the same.
 constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
     const std::size_t at = round.first / round.block, rank = static_cast<std::size_t>(first);
     std::size_t size = 1;
@@ -25,7 +26,8 @@ constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
     return static_cast<int>(rank + size);
 }
 
-/// The sums that are reduced together, in order: those of one round if gradients are sharded, otherwise those of all rounds.
+/// The sums that are reduced together, in order: those of one round if gradients are sharded, otherwise those of all
+/// rounds.
 class DealtSums {
 public:
     /// With `several`, a round is split into sums; otherwise it is one.
@@ -36,8 +38,8 @@ public:
     bool several() const noexcept { return several_; }
     ListView<const DealtSum> now() const noexcept { return now_; }
     std::size_t round() const noexcept { return round_; }
-    /// The leaves of all sums of a step; 0 if micro-batches are not counted. If rounds are not split, they are the leaves: unless the number
-    /// of ranks is a power of two, a round is no node of the tree of micro-batches.
+    /// The leaves of all sums of a step; 0 if micro-batches are not counted. If rounds are not split, they are the
+    /// leaves: unless the number of ranks is a power of two, a round is no node of the tree of micro-batches.
     std::size_t leaves() const noexcept { return several_ ? deal_.micro_batches : deal_.rounds(); }
     [[gnu::noinline]] void set_round(std::size_t round) {
         round_ = round;
@@ -68,7 +70,8 @@ public:
                 open[top++] = leaves;
                 leaves += sum.leaves;
                 needs.additions.push_back(0);
-                for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, this->leaves()); --top) ++needs.additions.back();
+                for (; top > 1 && are_halves(open[top - 2], open[top - 1], leaves, this->leaves()); --top)
+                    ++needs.additions.back();
                 if (leaves != this->leaves()) needs.places = larger(needs.places, top);
             }
             if (all.now_.size() > 1) needs.parts = larger(needs.parts, all.now_.size());

@@ -11,9 +11,9 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// All-gathers of buckets that start together and are waited for one by one, when their data are needed. Until then they advance in a
-/// background thread if the backend needs one, otherwise in `poll()`. Not thread-safe. The destructor waits for pending gathers, unless an
-/// exception is propagating.
+/// All-gathers of buckets that start together and are waited for one by one, when their data are needed. Until then
+/// they advance in a background thread if the backend needs one, otherwise in `poll()`. Not thread-safe. The destructor
+/// waits for pending gathers, unless an exception is propagating.
 template <Backend B>
 class DeferredGather {
 public:
@@ -44,8 +44,8 @@ public:
         if (gather.under_way) {
             const auto begin = watch_->now();
             set_tag(*backend_, tag);
-            gather.work =
-                naming_bucket(b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
+            gather.work = naming_bucket(
+                b, [&] { return backend_->all_gather(shard_of(bucket, backend_->size(), backend_->rank()), bucket); });
             watch_->depart(Activity::gather, b, begin);
         }
         gather.pending = true;

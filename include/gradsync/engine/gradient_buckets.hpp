@@ -8,15 +8,15 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The gradients, and their way into and out of the buckets. The engine decides when. `add_up`, `deposit` and `rebind` may run concurrently
-/// for different gradients; `marked_bucket` for one bucket at a time.
+/// The gradients, and their way into and out of the buckets. The engine decides when. `add_up`, `deposit` and `rebind`
+/// may run concurrently for different gradients; `marked_bucket` for one bucket at a time.
 template <Backend B>
 class GradientBuckets {
 public:
-    /// Plans the buckets without allocating them. `policy` outlives this. Throws Error if parameters, options and policy do not fit
-    /// together.
-    [[gnu::cold]] GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options, const AnyBuckets& policy,
-                                  const Policies<B>& policies)
+    /// Plans the buckets without allocating them. `policy` outlives this. Throws Error if parameters, options and
+    /// policy do not fit together.
+    [[gnu::cold]] GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options,
+                                  const AnyBuckets& policy, const Policies<B>& policies)
         : options_(options),
           halves_(policies.exchange->traits.scatters),
           scattered_(halves_ && !policies.decoupled),
@@ -28,7 +28,8 @@ public:
           parameters_(std::move(parameters)),
           infos_(infos_for(backend, policies.packs)),
           plan_(make_plan(backend)),
-          dealt_(deal_of(options_, size_), policies.sums && B::memory_space == MemorySpace::host && has_several_sums(options_, size_)),
+          dealt_(deal_of(options_, size_),
+                 policies.sums && B::memory_space == MemorySpace::host && has_several_sums(options_, size_)),
           shards_(backend, options_),
           sums_(backend, parameters_.size(), place_of_sums(), dealt_.deal(), dealt_.several() && !pooled()),
           passes_(passes_of(backend)) {
@@ -67,13 +68,13 @@ public:
         return live_here() && parameters_[i].requires_grad ? storage_.written(i) : parameters_[i].gradient;
     }
 
-    // -------------------------------------------------------------------- gradients that are reduced to shards
+    // ---------------------------------------------------------------------------- gradients that are reduced to shards
 
     /// This rank's shard of bucket b, once its collective is complete.
     BufferView shard(std::size_t b) const noexcept { return pooled() ? shards_[b] : own_part(b); }
 
-    /// Do buckets have memory only while they need it? If so, call `obtain` before writing a gradient, and `land` after the collective of
-    /// its bucket.
+    /// Do buckets have memory only while they need it? If so, call `obtain` before writing a gradient, and `land` after
+    /// the collective of its bucket.
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
     /// Records that the trainer asked for gradient i, which has memory.
     void ask_for(std::size_t i) noexcept {
@@ -85,42 +86,50 @@ public:
         std::lock_guard lock(slots_);
         return asked_for_[i] != 0;
     }
-    /// Gives bucket b a slot; false if it should wait for one. With `more` it takes any, or in host memory adds one. For any thread.
+    /// Gives bucket b a slot; false if it should wait for one. With `more` it takes any, or in host memory adds one.
+    /// For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
-        if (storage_.has_slot(b) || storage_.take_slot(b, plan_.bucket(b), !more && B::memory_space != MemorySpace::host)) return true;
+        if (storage_.has_slot(b) ||
+            storage_.take_slot(b, plan_.bucket(b), !more && B::memory_space != MemorySpace::host))
+            return true;
         if constexpr (B::memory_space == MemorySpace::host)
             if (more) return storage_.add_slot(b, plan_.bucket(b)), true;
         return false;
     }
-    /// Call when bucket b is reduced. Adds up its sums, if there are several. Pooled gradients: adds to this rank's shard and frees the
-    /// slot.
+    /// Call when bucket b is reduced. Adds up its sums, if there are several. Pooled gradients: adds to this rank's
+    /// shard and frees the slot.
     void land(std::size_t b) {
         if (!pooled()) {
             if (dealt_.several()) add_up_sums(b);
             return;
         }
         if (dealt_.deal().micro_batches == 0 && !consumed_) shards_.add(b, own_part(b), 0);
-        for (std::size_t k = 0; k < dealt_.now().size() && !consumed_; ++k) shards_.add(b, result(b, k), dealt_.now()[k].leaves);
+        for (std::size_t k = 0; k < dealt_.now().size() && !consumed_; ++k)
+            shards_.add(b, result(b, k), dealt_.now()[k].leaves);
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
-    /// The sums of the ranks' micro-batches that are reduced together. If a step has several, each is reduced separately.
+    /// The sums of the ranks' micro-batches that are reduced together. If a step has several, each is reduced
+    /// separately.
     const DealtSums& dealt() const noexcept { return dealt_; }
-    /// Ends a round of micro-batches, one per rank. With `ends_step` the step is over, and its shards are no longer needed.
+    /// Ends a round of micro-batches, one per rank. With `ends_step` the step is over, and its shards are no longer
+    /// needed.
     void end_round(bool ends_step) {
         if (ends_step) shards_.forget();
         dealt_.set_round(ends_step ? 0 : dealt_.round() + 1);
     }
     /// Does this rank contribute to the sum?
     bool has_part(const DealtSum& sum) const noexcept { return sum.first <= rank_ && rank_ < sum.last; }
-    /// The memory of bucket b in which sum k of the current ones is reduced. It holds this rank's contribution, if it has one.
+    /// The memory of bucket b in which sum k of the current ones is reduced. It holds this rank's contribution, if it
+    /// has one.
     BufferView sum(std::size_t b, std::size_t k) const noexcept {
         const BufferView bucket = storage_.bucket(b);
         if (pooled()) return bucket;
         const ListView<const DealtSum> now = dealt_.now();
-        std::size_t spare = 0;  // sums of other ranks use spare memory, except the first of a round without a sum of this rank
+        std::size_t spare =
+            0;  // sums of other ranks use spare memory, except the first of a round without a sum of this rank
         const auto has_spare = [&](std::size_t i) {
             const bool is_first = i == 0 || now[i - 1].round != now[i].round, has_root = now[i].round < sums_.roots();
             return !has_part(now[i]) && (!is_first || has_root);
@@ -152,14 +161,18 @@ public:
     /// Puts the complete gradient i into its bucket, together with the sums of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
         if (sums_.holds(i) || sums_.leaves_roots()) deposit_sum(i, gradient(i));
-        else if (marks_[i].copied) passes_.copy(pooled() ? storage_.written(i) : marks_[i].gradient, storage_.parameter(i));
+        else if (marks_[i].copied)
+            passes_.copy(pooled() ? storage_.written(i) : marks_[i].gradient, storage_.parameter(i));
     }
     /// The same with the gradient of the last micro-batch, or with {} if the last one did not use it.
-    [[gnu::noinline]] void deposit_sum(std::size_t i, BufferView last) { sums_.add_last(i, last, first_sum(i), storage_.parameter(i)); }
+    [[gnu::noinline]] void deposit_sum(std::size_t i, BufferView last) {
+        sums_.add_last(i, last, first_sum(i), storage_.parameter(i));
+    }
 
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
     [[gnu::noinline]] void clear(std::size_t i) {
-        for (std::size_t image = 0; image < images(); ++image) passes_.clear(storage_.image(storage_.parameter(i), image));
+        for (std::size_t image = 0; image < images(); ++image)
+            passes_.clear(storage_.image(storage_.parameter(i), image));
     }
     /// The same for all of bucket b.
     void clear_bucket(std::size_t b) { passes_.clear(storage_.bucket(b)); }
@@ -171,8 +184,8 @@ public:
             if (is_copied(i) && wanted(i)) passes_.copy(storage_.parameter(i), marks_[i].gradient);
     }
 
-    /// Writes a NaN to the first element of each gradient that will receive results of bucket b, so that nobody trains on stale contents.
-    /// In host memory only.
+    /// Writes a NaN to the first element of each gradient that will receive results of bucket b, so that nobody trains
+    /// on stale contents. In host memory only.
     void spoil(std::size_t b) noexcept {
         if constexpr (B::memory_space == MemorySpace::host)
             for (std::size_t i : plan_.bucket(b))
@@ -202,7 +215,8 @@ public:
         kept_bytes_.clear();
     }
 
-    /// Plans for another order of readiness, and moves values and sums along. Returns true if the plan changed. Collective.
+    /// Plans for another order of readiness, and moves values and sums along. Returns true if the plan changed.
+    /// Collective.
     [[gnu::cold]] bool reorder(B& backend, std::span<const std::uint64_t> order) {
         for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
         BucketPlan plan = make_plan(backend);
@@ -219,9 +233,11 @@ public:
         return true;
     }
 
-    /// Moves the borrowed gradient i, in bucket b, to another memory. Returns false if it cannot leave an arena of device memory.
+    /// Moves the borrowed gradient i, in bucket b, to another memory. Returns false if it cannot leave an arena of
+    /// device memory.
     [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient) {
-        const bool direct = parameters_[i].requires_grad && !marks_[i].copied, leaves = direct && plan_.bucket(b).size() > 1;
+        const bool direct = parameters_[i].requires_grad && !marks_[i].copied,
+                   leaves = direct && plan_.bucket(b).size() > 1;
         if (leaves && B::memory_space != MemorySpace::host) return false;
         parameters_[i].gradient = gradient;
         if (leaves) return some_left_.store(true, std::memory_order_relaxed), true;
@@ -229,8 +245,8 @@ public:
         marks_[i] = mark_of(i);
         return true;
     }
-    /// The memory of bucket b, all of which is marked. If gradients have left the range of the trainer's memory that the bucket was, they
-    /// are copied to memory of its own.
+    /// The memory of bucket b, all of which is marked. If gradients have left the range of the trainer's memory that
+    /// the bucket was, they are copied to memory of its own.
     BufferView marked_bucket(std::size_t b) {
         if (some_left_.load(std::memory_order_relaxed)) move_out(b);
         return bucket(b);
@@ -244,8 +260,8 @@ private:
     };
     Mark mark_of(std::size_t i) const noexcept {
         const BufferView gradient = parameters_[i].gradient;
-        return {gradient,
-                live_here() ? storage_.parameter(i).dtype != storage_.written(i).dtype : storage_.parameter(i).data != gradient.data};
+        return {gradient, live_here() ? storage_.parameter(i).dtype != storage_.written(i).dtype
+                                      : storage_.parameter(i).data != gradient.data};
     }
     [[gnu::cold, gnu::noinline]] void move_out(std::size_t b) {
         const std::span<const std::size_t> all = plan_.bucket(b);
@@ -275,13 +291,16 @@ private:
     std::size_t images() const noexcept {
         return spares() + (sums_.apart() ? 1 : larger<std::size_t>(1, sums_.places() + (sums_.in_place() ? 1 : 0)));
     }
-    std::size_t spares() const noexcept { return sums_.leaves_roots() ? dealt_.now().size() - dealt_.deal().rounds() : 0; }
+    std::size_t spares() const noexcept {
+        return sums_.leaves_roots() ? dealt_.now().size() - dealt_.deal().rounds() : 0;
+    }
     /// Adds up the sums of bucket b.
     [[gnu::cold, gnu::noinline]] void add_up_sums(std::size_t b) {
         inputs_.resize(additions_.size());
         for (std::size_t k = 0; k < inputs_.size(); ++k) inputs_[k] = result(b, k).data;
         const BufferView to = halves_ ? own_part(b) : storage_.bucket(b);
-        const double factor = options_.averaging == Averaging::mean ? 1.0 / static_cast<double>(options_.micro_batches) : 1;
+        const double factor =
+            options_.averaging == Averaging::mean ? 1.0 / static_cast<double>(options_.micro_batches) : 1;
         kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor, additions_});
     }
     [[gnu::cold]] void allocate_shards(B& backend) {
@@ -301,7 +320,9 @@ private:
                 shared = shared && (!p.requires_grad || p.gradient.count == 0 || backend.shares(p.gradient));
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) shared = shared && all;
             least_direct_ = shared != 0 ? 0 : backend.cheaper_alone_from(false);
-            if (!packed) choose_alone(infos, backend.cheaper_alone_from(shared != 0), [&](auto&&... x) { return may_be_direct(x...); });
+            if (!packed)
+                choose_alone(infos, backend.cheaper_alone_from(shared != 0),
+                             [&](auto&&... x) { return may_be_direct(x...); });
         }
         return infos;
     }
@@ -319,7 +340,8 @@ private:
         return plan;
     }
 
-    /// By bucket: the range of the trainer's memory that is this bucket on all ranks; without memory if there is none. Collective.
+    /// By bucket: the range of the trainer's memory that is this bucket on all ranks; without memory if there is none.
+    /// Collective.
     [[gnu::cold]] List<BufferView> direct_buckets(B& backend) const {
         List<BufferView> ranges(plan_.size());
         List<std::uint64_t> places(plan_.size());  // by bucket: digest of the positions of its gradients in the range
@@ -329,7 +351,8 @@ private:
             // Groups with replicas must lay out buckets alike, but each sees only its own memory.
             bool direct = !means_only_ || bucket.size() == 1;
             const void* const arena = parameters_[bucket.front()].arena;
-            // A bucket of several gradients in device memory cannot be detached, so gradients that are adjacent by chance do not form one.
+            // A bucket of several gradients in device memory cannot be detached, so gradients that are adjacent by
+            // chance do not form one.
             const bool by_chance = B::memory_space != MemorySpace::host && bucket.size() > 1 && arena == nullptr;
             for (const std::size_t i : bucket)
                 direct = direct && !by_chance && parameters_[i].arena == arena && may_be_direct(i, infos_[i]);
@@ -356,8 +379,10 @@ private:
 
     [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
         if (pooled()) {
-            const bool unused = B::memory_space != MemorySpace::host && options_.unused == UnusedParameters::find_unused;
-            return BucketStorage<B>::with_slots(backend, plan_, infos_, parameters_, slots_needed(plan_, parameters_, order_, unused));
+            const bool unused =
+                B::memory_space != MemorySpace::host && options_.unused == UnusedParameters::find_unused;
+            return BucketStorage<B>::with_slots(backend, plan_, infos_, parameters_,
+                                                slots_needed(plan_, parameters_, order_, unused));
         }
         const List<BufferView> direct = direct_buckets(backend);
         std::size_t count = 0;
@@ -373,7 +398,8 @@ private:
     bool consumed_;    ///< the exchange consumes the results: no shards are kept
     bool means_only_;  ///< see ExchangeTraits
     int size_, rank_;
-    std::size_t least_direct_ = 0;  ///< bytes from which a range of several gradients in the trainer's memory is used as a bucket
+    std::size_t least_direct_ =
+        0;  ///< bytes from which a range of several gradients in the trainer's memory is used as a bucket
     const AnyBuckets& policy_;
     List<ParameterView> parameters_;
     List<ParameterInfo> infos_;
@@ -392,9 +418,10 @@ private:
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;                    ///< by parameter
     std::atomic<bool> some_left_{false};  ///< some gradients have left the range that was their bucket; see `rebind`
-    List<std::uint8_t> asked_for_ = List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; for pooled gradients
-    List<std::size_t> kept_;                                                 ///< saved gradients, in case no rank used them
-    List<std::uint8_t> kept_bytes_;                                          ///< their contents, one after the other
+    List<std::uint8_t> asked_for_ =
+        List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; for pooled gradients
+    List<std::size_t> kept_;                     ///< saved gradients, in case no rank used them
+    List<std::uint8_t> kept_bytes_;              ///< their contents, one after the other
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -6,32 +6,36 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Exchanges gradients in buckets as they become ready: the engine below Reducer, ShardedOptimizer and ShardedParameters. It plans buckets
-/// once, starts their collectives in the plan's order, and checks that nothing half-reduced reaches an optimizer.
+/// Exchanges gradients in buckets as they become ready: the engine below Reducer, ShardedOptimizer and
+/// ShardedParameters. It plans buckets once, starts their collectives in the plan's order, and checks that nothing
+/// half-reduced reaches an optimizer.
 ///
-/// A step ends in two parts: `close_step` settles the gradients that are not ready and launches the remaining buckets; `complete_step`
-/// waits for the collectives in order and hands out the results of each bucket.
+/// A step ends in two parts: `close_step` settles the gradients that are not ready and launches the remaining buckets;
+/// `complete_step` waits for the collectives in order and hands out the results of each bucket.
 template <class B>
 class GradientEngine final : public Marking<B> {
     using Base = Marking<B>;
-    using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_index, Base::check_limit, Base::check_root,
-        Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_, Base::guard, Base::name, Base::obtain,
-        Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_, Base::refuse, Base::scatters_, Base::set_has_batch,
-        Base::step_, Base::watch_marks;
+    using Base::backend_, Base::background_, Base::bucket_policy_, Base::check_index, Base::check_limit,
+        Base::check_root, Base::check_usable, Base::decoupled_, Base::fail, Base::gathers_, Base::gradients_,
+        Base::guard, Base::name, Base::obtain, Base::options_, Base::overlap_, Base::readiness_, Base::ready_order_,
+        Base::refuse, Base::scatters_, Base::set_has_batch, Base::step_, Base::watch_marks;
 
 public:
-    using Base::between_steps, Base::check_between_steps, Base::check_micro_batches, Base::failed, Base::gradient_view, Base::mark_ready,
-        Base::plan;
+    using Base::between_steps, Base::check_between_steps, Base::check_micro_batches, Base::failed, Base::gradient_view,
+        Base::mark_ready, Base::plan;
 
     /// `owner`: the public object as errors name it. Collective.
-    GRADSYNC_SETUP GradientEngine(const B& backend, const char* owner, List<ParameterView> parameters, const ReducerOptions& options,
-                                  Policies<B> policies)
+    GRADSYNC_SETUP GradientEngine(const B& backend, const char* owner, List<ParameterView> parameters,
+                                  const ReducerOptions& options, Policies<B> policies)
         : Base(backend, owner, std::move(parameters), options, policies) {
         verify(host_of(backend_), gradients_.parameters(), gradients_.plan(),
-               text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ", describe(options_)));
+               text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ",
+                    describe(options_)));
         check_own_memory(host_of(backend_), gradients_.parameters(), options_.gradients == GradientStorage::borrowed);
-        if constexpr (abilities_of<B>.check_reduces)  // after verify(): all ranks ask for the same, so all of them throw or none
-            for (std::size_t b = 0; b < plan().size(); ++b) backend_.check_reduces(infos()[plan().bucket(b).front()].dtype);
+        if constexpr (abilities_of<B>.check_reduces)  // after verify(): all ranks ask for the same, so all of them
+                                                      // throw or none
+            for (std::size_t b = 0; b < plan().size(); ++b)
+                backend_.check_reduces(infos()[plan().bucket(b).front()].dtype);
         gradients_.allocate(backend_);  // collective, so only after verify()
         statistics_.transport = backend_.describe();
         adopt_plan();
@@ -42,13 +46,15 @@ public:
         }
         overlap_.attach(background_);
     }
-    /// If an exception ended a step, or buckets were launched without a `finish()`, the communicator fails on every rank, because the
-    /// others would wait for the rest of the step. It fails even if all ranks do the same: no rank can tell whether the others did.
+    /// If an exception ended a step, or buckets were launched without a `finish()`, the communicator fails on every
+    /// rank, because the others would wait for the rest of the step. It fails even if all ranks do the same: no rank
+    /// can tell whether the others did.
     ~GradientEngine() {
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
         if (!failed() && !step_.is_single_rank() && (step_.launched() != 0 || (unwinds && !between_steps())))
-            backend_.fail(unwinds ? "an exception ended its step" : "its Reducer was destroyed during a step; call finish() first");
+            backend_.fail(unwinds ? "an exception ended its step"
+                                  : "its Reducer was destroyed during a step; call finish() first");
         if (decoupled_ && failed()) gathers_.drop();
     }
 
@@ -68,10 +74,13 @@ public:
         check_usable("mark_ready");
         const BufferView own = gradients_.gradient(i);
         if (!may_replace(gradient, own))
-            refuse("mark_ready", text("the gradient of '", name(i), "' has another count, type or space now, or no memory"), name(i));
-        const bool refused = own.data == nullptr || readiness_.remaining(i) == 0 || this->is_arriving(i);  // mark_ready reports it
+            refuse("mark_ready",
+                   text("the gradient of '", name(i), "' has another count, type or space now, or no memory"), name(i));
+        const bool refused =
+            own.data == nullptr || readiness_.remaining(i) == 0 || this->is_arriving(i);  // mark_ready reports it
         if (!refused && gradient.data != own.data &&
-            !(options_.gradients == GradientStorage::borrowed && gradients_.rebind(i, readiness_.bucket_of(i), gradient))) {
+            !(options_.gradients == GradientStorage::borrowed &&
+              gradients_.rebind(i, readiness_.bucket_of(i), gradient))) {
             const auto held = step_.watch().hold(Activity::copy, i);
             passes_of(backend_).copy(gradient, own);
         }
@@ -132,7 +141,8 @@ public:
     BufferView acquire_average(std::size_t i, std::uint64_t step) {
         check_index(i, gradients_.parameters().size(), "acquire");
         check_usable("acquire");
-        if (step != statistics_.steps) refuse("acquire", "these averages are of an earlier step; use what the last finish() returned");
+        if (step != statistics_.steps)
+            refuse("acquire", "these averages are of an earlier step; use what the last finish() returned");
         if (gradients_.parameter(i).requires_grad) land_gather(readiness_.bucket_of(i), "acquire");
         return gradients_.gradient(i);
     }
@@ -150,10 +160,12 @@ public:
         check_averaged("gradient_norm");
         return guard([&] {
             if (norm_ == std::nullopt) prepare_norm();
-            return norm_->compute(backend_, [&](std::size_t i, std::size_t first, std::size_t count, std::size_t b, std::size_t offset) {
-                if (scatters_ || (decoupled_ && gathers_.pending(b))) return gradients_.shard(b).subview(offset, count);
-                return gradients_.gradient(i).subview(first, count);
-            });
+            return norm_->compute(
+                backend_, [&](std::size_t i, std::size_t first, std::size_t count, std::size_t b, std::size_t offset) {
+                    if (scatters_ || (decoupled_ && gathers_.pending(b)))
+                        return gradients_.shard(b).subview(offset, count);
+                    return gradients_.gradient(i).subview(first, count);
+                });
         });
     }
 
@@ -192,8 +204,8 @@ public:
         watch_marks();
     }
 
-    /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between parameters. Pooled
-    /// shards have memory of their own, in the accumulator's type.
+    /// If the exchange scatters: this rank's part (`shard_range`) of the averages of bucket b, with the gaps between
+    /// parameters. Pooled shards have memory of their own, in the accumulator's type.
     BufferView gradient_shard(std::size_t b) const noexcept { return gradients_.shard(b); }
     BufferView bucket(std::size_t b) const noexcept { return gradients_.bucket(b); }
     /// Does a bucket have several sums in a step?
@@ -205,8 +217,8 @@ public:
     bool launch_before_wait() { return step_.launch_before_wait(readiness_); }
     const Deal& deal() const noexcept { return gradients_.dealt().deal(); }
     void end_round(bool ends_step) { gradients_.end_round(ends_step); }  ///< see GradientBuckets
-    /// Did any rank use parameter i in the last step, or in the micro-batches that were added up to shards? Always true without
-    /// UnusedParameters::find_unused.
+    /// Did any rank use parameter i in the last step, or in the micro-batches that were added up to shards? Always true
+    /// without UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {
         check_index(i, gradients_.parameters().size(), "was_used");
         return used_.empty() || used_[i] != 0;
@@ -217,7 +229,7 @@ public:
     const ReducerOptions& options() const noexcept { return options_; }       ///< as the engine understands them
     CollectiveTag tag(std::size_t b) const noexcept { return step_.tag(b); }  ///< of bucket b's collectives
     Watch& watch() noexcept { return step_.watch(); }                         ///< the stopwatch behind the statistics
-    std::size_t bytes() const noexcept { return gradients_.bytes(); }         ///< of gradient memory that the library owns
+    std::size_t bytes() const noexcept { return gradients_.bytes(); }  ///< of gradient memory that the library owns
     const Statistics& statistics() const noexcept { return statistics_; }
     AnyExchange<B>& exchange() noexcept { return step_.exchange(); }
 
@@ -252,12 +264,13 @@ private:
         gradients_.hand_out(b, [](std::size_t) { return true; });
     }
 
-    // ------------------------------------------------------------------------------------------- the end of a step
+    // ----------------------------------------------------------------------------------------------- the end of a step
     /// Settles the gradients that are not ready and launches the remaining buckets. No marks may follow.
     void close_step() {
         if (closed_) return;
         settle_marks();
-        for (std::size_t b = step_.launched(); this->written_.checked() && b < plan().size(); ++b) this->check_written(b, "finish");
+        for (std::size_t b = step_.launched(); this->written_.checked() && b < plan().size(); ++b)
+            this->check_written(b, "finish");
         this->written_.reset();
         step_.launch_full_buckets(false, true);
         List<std::uint8_t>& used = readiness_.used();
@@ -265,8 +278,8 @@ private:
         used.back() = this->skips_.exchange(false, std::memory_order_relaxed) && step_.has_batch();
         const bool finds_unused = options_.unused == UnusedParameters::find_unused && backend_.size() > 1;
         if (finds_unused || options_.non_finite == NonFinite::skip)
-            agreement_ = host_of(backend_).all_reduce(finds_unused ? BufferView(used.data(), used.size()) : BufferView(&used.back(), 1),
-                                                      ReduceOp::max);
+            agreement_ = host_of(backend_).all_reduce(
+                finds_unused ? BufferView(used.data(), used.size()) : BufferView(&used.back(), 1), ReduceOp::max);
         closed_ = true;
     }
 
@@ -281,7 +294,8 @@ private:
         check_usable(operation);
         check_gathered(operation);
         this->check_micro_batches(operation);
-        for (std::size_t i = 0; this->tracks_ && i < gradients_.parameters().size(); ++i) this->check_place(i, operation);
+        for (std::size_t i = 0; this->tracks_ && i < gradients_.parameters().size(); ++i)
+            this->check_place(i, operation);
         return {*this, operation};
     }
 
@@ -301,7 +315,8 @@ private:
             const std::uint32_t remaining = readiness_.remaining(i);
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
-            if (!only_names && readiness_.used()[i] && !partly_marked) {  // its gradient comes from earlier micro-batches
+            if (!only_names && readiness_.used()[i] &&
+                !partly_marked) {  // its gradient comes from earlier micro-batches
                 if (gradients_.sums().holds(i)) gradients_.deposit_sum(i, {});
                 else if (gradients_.is_copied(i)) gradients_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {
@@ -319,7 +334,8 @@ private:
             readiness_.settle(i);
         }
         if (!missing.empty())
-            this->fail_at(missing[0], "finish", not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_),
+            this->fail_at(missing[0], "finish",
+                          not_ready(missing, gradients_.order().size(), gradients_.parameters(), readiness_),
                           Errc::gradient_not_ready);
     }
 
@@ -342,7 +358,8 @@ private:
             used_.resize(gradients_.parameters().size());
             for (std::size_t i = 0; i < gradients_.parameters().size(); ++i) used_[i] |= readiness_.used()[i];
             if (!scatters_) {
-                for (std::size_t b = plan().size(); decoupled_ && b-- > 0;) gathers_.wait(b);  // they overwrite what is restored
+                for (std::size_t b = plan().size(); decoupled_ && b-- > 0;)
+                    gathers_.wait(b);  // they overwrite what is restored
                 for (std::size_t b = 0; b < plan().size(); ++b)
                     gradients_.hand_out(b, [&](std::size_t i) { return readiness_.used()[i] != 0; });
                 gradients_.restore([&](std::size_t i) { return readiness_.used()[i] == 0; });
@@ -371,14 +388,15 @@ private:
     void check_averaged(const char* operation) const {
         check_usable(operation);
         check_between_steps(operation);
-        if (statistics_.steps == 0 || readiness_.any_used()) refuse(operation, "gradients are not averaged yet; call finish() first");
+        if (statistics_.steps == 0 || readiness_.any_used())
+            refuse(operation, "gradients are not averaged yet; call finish() first");
     }
     /// With OverlapForward, averages that were not waited for would be lost.
     void check_gathered(const char* operation) const {
         if (!closed_ && gathers_.pending() != 0)
             refuse(operation,
-                   "averages of the last step were not waited for; call acquire(i) on what finish() returned before parameter i is "
-                   "stepped and used, or wait()");
+                   "averages of the last step were not waited for; call acquire(i) on what finish() returned before "
+                   "parameter i is stepped and used, or wait()");
     }
 
     void for_gradients(auto&& use) {

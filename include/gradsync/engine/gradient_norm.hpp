@@ -6,9 +6,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The factor that scales gradients down to a norm of at most `max_norm`, for optimizers that take a factor and save the clipping pass. 1
-/// if the norm is small enough, infinite or NaN: one bad element must not spoil all others. Throws Error(invalid_argument) if `max_norm` is
-/// negative or NaN.
+/// The factor that scales gradients down to a norm of at most `max_norm`, for optimizers that take a factor and save
+/// the clipping pass. 1 if the norm is small enough, infinite or NaN: one bad element must not spoil all others. Throws
+/// Error(invalid_argument) if `max_norm` is negative or NaN.
 inline double clip_factor(double norm, double max_norm) {
     if (!(max_norm >= 0)) detail::refuse("clip_factor", detail::text("a limit must be 0 or more, not ", max_norm));
     return norm > max_norm && detail::is_finite(norm) ? max_norm / norm : 1;
@@ -18,11 +18,12 @@ inline double clip_factor(double norm, double max_norm) {
 
 namespace gradsync::inline v0_2::detail {
 
-/// The global L2 norm of gradients. Each rank reads only its part. Squares are summed over fixed blocks, counted from each parameter's
-/// first element, and the sums of blocks are added up in a fixed order. So the bits depend neither on bucket layout, rank nor world size,
-/// nor on whether gradients are whole or sharded.
+/// The global L2 norm of gradients. Each rank reads only its part. Squares are summed over fixed blocks, counted from
+/// each parameter's first element, and the sums of blocks are added up in a fixed order. So the bits depend neither on
+/// bucket layout, rank nor world size, nor on whether gradients are whole or sharded.
 ///
-/// A block that a shard boundary cuts is put together first: each owner adds its elements to zeros, in the same collective as the sums.
+/// A block that a shard boundary cuts is put together first: each owner adds its elements to zeros, in the same
+/// collective as the sums.
 class GradientNorm {
 public:
     /// For whole gradients: `counts[i]` elements of gradient i, 0 if it does not count.
@@ -50,13 +51,14 @@ public:
                 if (r == rank) pieces_.push_back({s.parameter, s.first, s.count, s.offset, s.bucket});
                 for (const std::size_t edge : {s.first, s.first + s.count})
                     if (edge % block != 0 && edge != counts[s.parameter])
-                        if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole) place = splits_++;
+                        if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole)
+                            place = splits_++;
             }
         values_.resize(blocks_ + splits_ * block);
     }
 
-    /// Computes the norm. `part(i, first, count, bucket, offset)` returns the view of `count` elements of gradient i from element `first`.
-    /// Sharded gradients lie at `offset` in this rank's shard of `bucket`. Collective.
+    /// Computes the norm. `part(i, first, count, bucket, offset)` returns the view of `count` elements of gradient i
+    /// from element `first`. Sharded gradients lie at `offset` in this rank's shard of `bucket`. Collective.
     template <Backend B, class Part>
     double compute(B& backend, Part&& part) {
         kernel::register_kernels<DType::f64>();  // parts of gradients become f64 before a view of them is made
@@ -66,7 +68,8 @@ public:
         for (const Piece& piece : pieces_) {
             for (std::size_t done = 0; done < piece.count;) {
                 const std::size_t first = piece.first + done, in_block = first % block;
-                const std::size_t n = smaller(block - in_block, piece.count - done), k = first_block_[piece.parameter] + first / block;
+                const std::size_t n = smaller(block - in_block, piece.count - done),
+                                  k = first_block_[piece.parameter] + first / block;
                 const ConstBufferView elements = part(piece.parameter, first, n, piece.bucket, piece.offset + done);
                 if (splits_ == 0 || split_[k] == whole) sums.add(elements, values_[k]);
                 else read_part(passes, elements, values_.data() + blocks_ + split_[k] * block + in_block);
@@ -76,12 +79,14 @@ public:
         sums.finish();
         if (backend.size() > 1) host_of(backend).all_reduce(buffer(values_), ReduceOp::sum).wait();
         for (std::size_t k = 0; splits_ != 0 && k < blocks_; ++k)  // a short last block is padded with zeros
-            if (split_[k] != whole) values_[k] = kernel::sum_of_squares({values_.data() + blocks_ + split_[k] * block, block, DType::f64});
+            if (split_[k] != whole)
+                values_[k] = kernel::sum_of_squares({values_.data() + blocks_ + split_[k] * block, block, DType::f64});
         return square_root(kernel::detail::sum_in_order({values_.data(), blocks_}));
     }
 
 private:
-    /// Elements of a block: few enough to put together at shard boundaries, enough that the sums are small against the gradients.
+    /// Elements of a block: few enough to put together at shard boundaries, enough that the sums are small against the
+    /// gradients.
     static constexpr std::size_t block = 1024;
     static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 
@@ -105,7 +110,9 @@ private:
         }
         values_.resize(blocks_);
     }
-    std::size_t end_block(std::size_t i) const noexcept { return i + 1 < first_block_.size() ? first_block_[i + 1] : blocks_; }
+    std::size_t end_block(std::size_t i) const noexcept {
+        return i + 1 < first_block_.size() ? first_block_[i + 1] : blocks_;
+    }
 
     List<std::size_t> first_block_;  ///< by parameter
     std::size_t blocks_ = 0;

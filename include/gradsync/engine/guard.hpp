@@ -9,7 +9,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Marks synchronise nothing while this lives. `no_sync()` of a Reducer or of a sharded class returns it; that object must outlive it.
+/// Marks synchronise nothing while this lives. `no_sync()` of a Reducer or of a sharded class returns it; that object
+/// must outlive it.
 class [[nodiscard]] NoSync {
 public:
     /// Internal: calls `end(owner, unwinds)` on destruction. `unwinds`: an exception ends the micro-batch.
@@ -28,8 +29,8 @@ private:
 
 namespace detail {
 
-/// The failure handling of one object on one rank. It refuses invalid calls, tells the other ranks of fatal errors, and remembers the first
-/// failure for all later calls. Reducers and engines derive from it. Thread-safe.
+/// The failure handling of one object on one rank. It refuses invalid calls, tells the other ranks of fatal errors, and
+/// remembers the first failure for all later calls. Reducers and engines derive from it. Thread-safe.
 template <class B>
 class Guard {
 public:
@@ -42,9 +43,10 @@ public:
         for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first one starts
             const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
             if (no_memory || buffers[i].space != B::memory_space)
-                refuse("broadcast_buffers", text("buffer ", i, " of ", buffers.size(),
-                                                 no_memory ? " has no memory; give it some"
-                                                           : " lies in another memory space than this backend takes; copy it there first"));
+                refuse("broadcast_buffers",
+                       text("buffer ", i, " of ", buffers.size(),
+                            no_memory ? " has no memory; give it some"
+                                      : " lies in another memory space than this backend takes; copy it there first"));
         }
         guard([&] {
             List<typename B::WorkType> works;
@@ -62,17 +64,19 @@ protected:
 
     /// Throws without any effect: the object stays usable.
     [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const char* operation, std::string_view what,
-                                                       std::string_view parameter = {}, std::ptrdiff_t bucket = -1) const {
+                                                       std::string_view parameter = {},
+                                                       std::ptrdiff_t bucket = -1) const {
         raise(code, text(operation, " on rank ", backend_.rank(), ": ", what),
               {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = parameter});
     }
-    [[noreturn, gnu::cold]] void refuse(const char* operation, std::string_view what, std::string_view parameter = {}) const {
+    [[noreturn, gnu::cold]] void refuse(const char* operation, std::string_view what,
+                                        std::string_view parameter = {}) const {
         refuse(Errc::invalid_argument, operation, what, parameter);
     }
 
     /// Gradients are lost: fails the communicator on all ranks, and throws.
-    [[noreturn, gnu::cold, gnu::noinline]] void fail(Errc code, const char* operation, const std::string& what, std::string_view parameter,
-                                                     std::size_t bucket) {
+    [[noreturn, gnu::cold, gnu::noinline]] void fail(Errc code, const char* operation, const std::string& what,
+                                                     std::string_view parameter, std::size_t bucket) {
         remember(what, code);
         backend_.fail(what);
         refuse(code, operation, what, parameter, static_cast<std::ptrdiff_t>(bucket));
@@ -96,7 +100,8 @@ protected:
         if (i >= size) refuse_index(i, size, operation);
     }
     void check_root(int root, const char* operation) const {
-        if (root < 0 || root >= backend_.size()) refuse(operation, text("there is no rank ", root, " among ", backend_.size()));
+        if (root < 0 || root >= backend_.size())
+            refuse(operation, text("there is no rank ", root, " among ", backend_.size()));
     }
 
     /// Refuses to broadcast weights that have no memory.
@@ -119,7 +124,8 @@ private:
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_use(const char* operation) const {
         refuse(code_, operation, text(owner_, " failed earlier and cannot go on: ", what_));
     }
-    [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(std::size_t i, std::size_t size, const char* operation) const {
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(std::size_t i, std::size_t size,
+                                                             const char* operation) const {
         refuse(operation, text("parameter index ", i, " is out of range [0, ", size, ")"));
     }
 

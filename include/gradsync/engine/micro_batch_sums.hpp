@@ -7,8 +7,9 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Stacks of sums (core/math.hpp), one for each gradient. The caller owns the memory: the open sums of a gradient lie in places 0, 1, ...;
-/// the sum of the first leaves is in place 0. `first` is place 0, in all functions. Different gradients may be added concurrently.
+/// Stacks of sums (core/math.hpp), one for each gradient. The caller owns the memory: the open sums of a gradient lie
+/// in places 0, 1, ...; the sum of the first leaves is in place 0. `first` is place 0, in all functions. Different
+/// gradients may be added concurrently.
 template <Backend B>
 class SumStacks {
 public:
@@ -28,8 +29,9 @@ public:
     bool holds(std::size_t i) const noexcept { return stacks_[i].present != 0; }  ///< Has gradient i a sum?
     void forget() noexcept { stacks_.fill({}); }
 
-    /// Pushes the sum of the next `leaves` leaves, a power of two. A sum without memory stands for missing leaves. If `to` has memory, the
-    /// node that the sum completes is left there instead of in its place; the sum may already be there.
+    /// Pushes the sum of the next `leaves` leaves, a power of two. A sum without memory stands for missing leaves. If
+    /// `to` has memory, the node that the sum completes is left there instead of in its place; the sum may already be
+    /// there.
     void push(std::size_t i, BufferView sum, BufferView first, std::size_t leaves = 1, BufferView to = {}) {
         Stack& stack = stacks_[i];
         std::uint32_t bit = static_cast<std::uint32_t>(leaves);
@@ -77,7 +79,9 @@ private:
         std::uint32_t present = 0;  ///< the open nodes that have a sum
     };
 
-    static std::size_t open(const Stack& stack) noexcept { return static_cast<std::size_t>(std::popcount(stack.leaves)); }
+    static std::size_t open(const Stack& stack) noexcept {
+        return static_cast<std::size_t>(std::popcount(stack.leaves));
+    }
     /// Adds `right`, the sum of what follows, to the open node `bit`, which lies in `left`. A missing sum adds nothing.
     BufferView add(Stack& stack, std::uint32_t bit, BufferView right, BufferView left, BufferView to) {
         if ((stack.present & bit) == 0) return right;
@@ -92,8 +96,8 @@ private:
     List<Stack> stacks_;
 };
 
-/// The sums of gradients over the micro-batches of this rank, by parameter. If their number is known, they are sums of the tree; otherwise
-/// each micro-batch is added to the sum of those before it.
+/// The sums of gradients over the micro-batches of this rank, by parameter. If their number is known, they are sums of
+/// the tree; otherwise each micro-batch is added to the sum of those before it.
 ///
 /// `first` is place 0 of the gradient's sums; `slot` receives the sum of all.
 template <Backend B>
@@ -106,7 +110,8 @@ public:
         gradient,  ///< place 0 is elsewhere, because the gradients are written into the slot
     };
 
-    /// `deal.micro_batches` is 0 if their number is unknown. With `leaves_roots`, the sums of the rounds are not added up: see `root`.
+    /// `deal.micro_batches` is 0 if their number is unknown. With `leaves_roots`, the sums of the rounds are not added
+    /// up: see `root`.
     MicroBatchSums(B& backend, std::size_t count, Place place, const Deal& deal, bool leaves_roots)
         : stacks_(backend, count),
           place_(place),
@@ -158,7 +163,8 @@ public:
         if (leaves_roots()) leave_roots(i, gradient, first, slot);
         else stacks_.fold(i, gradient, first, slot);
     }
-    /// The memory of this rank's sum of round `number`, for a gradient or a bucket. It is free in a round without a sum of this rank.
+    /// The memory of this rank's sum of round `number`, for a gradient or a bucket. It is free in a round without a sum
+    /// of this rank.
     BufferView root(std::size_t number, BufferView first, BufferView slot) const noexcept {
         if (in_place() && number + 1 == roots_) return slot;
         return stacks_.place(first, number - (in_place() && number >= roots_ ? 1 : 0));

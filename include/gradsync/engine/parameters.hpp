@@ -13,8 +13,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Views of a range of parameters. A parameter without a name is named after its index. A missing gradient gets the type and count of the
-/// value, without memory.
+/// Views of a range of parameters. A parameter without a name is named after its index. A missing gradient gets the
+/// type and count of the value, without memory.
 template <MemorySpace space, class Parameters>
 List<ParameterView> view_parameters(Parameters&& parameters) {
     static_assert(Range<std::remove_reference_t<Parameters>>,
@@ -23,19 +23,22 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
     if constexpr (Range<std::remove_reference_t<Parameters>>) {
         using T = range_element_t<std::remove_reference_t<Parameters>>;
         static_assert(require_parameter<T>());
-        if constexpr (!std::is_lvalue_reference_v<Parameters> && (HasBufferTraits<T> || requires { traits_of<T>::is_range; }))
-            static_assert(!owns_memory<Parameters>() || !owns_memory<T>(),
-                          "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
+        if constexpr (!std::is_lvalue_reference_v<Parameters> &&
+                      (HasBufferTraits<T> || requires { traits_of<T>::is_range; }))
+            static_assert(
+                !owns_memory<Parameters>() || !owns_memory<T>(),
+                "gradsync: give this range a name that outlives the object: its gradients are gone with the temporary");
         if constexpr (Parameter<T> && !std::is_lvalue_reference_v<Parameters> && !std::is_copy_constructible_v<T>)
             static_assert(!owns_memory<Parameters>() || std::is_same_v<described_t<T>, T>,
-                          "gradsync: give this range of unique pointers a name that outlives the object: its tensors are gone with the "
-                          "temporary");
+                          "gradsync: give this range of unique pointers a name that outlives the object: its tensors "
+                          "are gone with the temporary");
         if constexpr (Parameter<T>) {
             using Traits = traits_of<described_t<T>>;
             if constexpr (requires { Traits::space; })
-                static_assert(Traits::space == space,
-                              "gradsync: choose a backend for the memory that these tensors lie in, or stage them through "
-                              "the host: parameter_traits<T>::space is not the backend's memory_space");
+                static_assert(
+                    Traits::space == space,
+                    "gradsync: choose a backend for the memory that these tensors lie in, or stage them through the "
+                    "host: parameter_traits<T>::space is not the backend's memory_space");
             if constexpr (requires { parameters.size(); }) views.reserve(parameters.size());
             for (auto&& p : parameters) {
                 views.push_back(parameter_view(p));
@@ -59,10 +62,12 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const List<Par
     for (const ParameterView& p : parameters)
         if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0) by_address.push_back(&p);
     const auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>((p->*part).data); };
-    sort_by(by_address, [&](const ParameterView* one, const ParameterView* other) { return first(one) < first(other); });
+    sort_by(by_address,
+            [&](const ParameterView* one, const ParameterView* other) { return first(one) < first(other); });
     for (std::size_t k = 1; k < by_address.size(); ++k) {
         const ParameterView *one = by_address[k - 1], *other = by_address[k];
-        if (first(other) - first(one) < (one->*part).bytes()) return one < other ? std::pair(one, other) : std::pair(other, one);
+        if (first(other) - first(one) < (one->*part).bytes())
+            return one < other ? std::pair(one, other) : std::pair(other, one);
     }
     return {};
 }
@@ -81,40 +86,50 @@ inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shap
 
 /// Does `other` have what the gradient `own` has, so that it can take its place?
 inline bool may_replace(const BufferView& other, const BufferView& own) noexcept {
-    return other.count == own.count && other.dtype == own.dtype && other.space == own.space && (other.data != nullptr || own.count == 0);
+    return other.count == own.count && other.dtype == own.dtype && other.space == own.space &&
+           (other.data != nullptr || own.count == 0);
 }
 
-/// Sets `cheaper_alone` of the parameters i of at least `least` bytes for which `may(i, info)`. Doubles `least` until they are 256 at most.
+/// Sets `cheaper_alone` of the parameters i of at least `least` bytes for which `may(i, info)`. Doubles `least` until
+/// they are 256 at most.
 template <class May>
 void choose_alone(List<ParameterInfo>& infos, std::size_t least, May&& may) {
     // Limited, so that a rank that is ahead need not wait for the others before it starts another bucket.
     constexpr std::size_t most = 256;
     for (std::size_t alone = most + 1; alone > most; least *= 2) {
         alone = 0;
-        for (std::size_t i = 0; i < infos.size(); ++i) alone += infos[i].cheaper_alone = may(i, infos[i]) && infos[i].bytes() >= least;
+        for (std::size_t i = 0; i < infos.size(); ++i)
+            alone += infos[i].cheaper_alone = may(i, infos[i]) && infos[i].bytes() >= least;
     }
 }
 
 /// Is the view aligned to its element size?
-inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0; }
+inline bool is_aligned(const BufferView& view) noexcept {
+    return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0;
+}
 
-[[noreturn, gnu::cold]] inline void refuse_on(int rank, const char* operation, std::string_view what, std::string_view parameter = {}) {
+[[noreturn, gnu::cold]] inline void refuse_on(int rank, const char* operation, std::string_view what,
+                                              std::string_view parameter = {}) {
     raise(Errc::invalid_argument, text(operation, " on rank ", rank, ": ", what),
           {.operation = operation, .rank = rank, .parameter = parameter});
 }
 
-/// Throws Error(invalid_argument) if the options do not go with the memory or the exchange. `scatters`: this rank gets only its shards.
-/// `plain`: the exchange is AllReduce. `sums`: see Policies.
-[[gnu::cold]] inline void check_options(const ReducerOptions& options, MemorySpace space, bool scatters, bool plain, bool sums, int rank,
-                                        int size) {
+/// Throws Error(invalid_argument) if the options do not go with the memory or the exchange. `scatters`: this rank gets
+/// only its shards. `plain`: the exchange is AllReduce. `sums`: see Policies.
+[[gnu::cold]] inline void check_options(const ReducerOptions& options, MemorySpace space, bool scatters, bool plain,
+                                        bool sums, int rank, int size) {
     const auto refuse = [&](std::string_view what) { refuse_on(rank, "Reducer", what); };
     const bool pooled = options.gradients == GradientStorage::pooled;
     if (options.non_finite != NonFinite::pass && space != MemorySpace::host)
         refuse("NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
     if (options.non_finite == NonFinite::skip && !plain)
-        refuse("NonFinite::skip is for AllReduce; else leave out steps whose gradient_norm() is not finite (with shards: discard())");
-    if (options.check_writes && space != MemorySpace::host) refuse("check_writes reads gradients in host memory only; leave it out");
-    if (pooled && !scatters) refuse("GradientStorage::pooled is for gradients that are reduced to shards (Zero2); use in_buckets");
+        refuse(
+            "NonFinite::skip is for AllReduce; else leave out steps whose gradient_norm() is not finite (with shards: "
+            "discard())");
+    if (options.check_writes && space != MemorySpace::host)
+        refuse("check_writes reads gradients in host memory only; leave it out");
+    if (pooled && !scatters)
+        refuse("GradientStorage::pooled is for gradients that are reduced to shards (Zero2); use in_buckets");
     if (pooled && !sums && has_several_sums(options, size))
         refuse(text("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ", size,
                     ", and the same number on each rank"));
@@ -124,34 +139,45 @@ inline bool is_aligned(const BufferView& view) noexcept { return reinterpret_cas
 inline std::size_t index_of(std::string_view name, ListView<const ParameterView> parameters, int rank) {
     for (std::size_t i = 0; i < parameters.size(); ++i)
         if (parameters[i].name == name) return i;
-    refuse_on(rank, "mark_ready", text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
+    refuse_on(rank, "mark_ready",
+              text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
 }
 
-/// The input of the bucket policy: each parameter with the dtype of its bucket. With `scattered` gradients it also has the dtype of its
-/// value, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient cannot be synchronised with these
-/// options.
-[[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters, const ReducerOptions& options,
-                                                      MemorySpace space, bool scattered, int rank, int size) {
-    const auto refuse = [&](std::string_view what, std::string_view parameter = {}) { refuse_on(rank, "Reducer", what, parameter); };
+/// The input of the bucket policy: each parameter with the dtype of its bucket. With `scattered` gradients it also has
+/// the dtype of its value, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient
+/// cannot be synchronised with these options.
+[[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters,
+                                                      const ReducerOptions& options, MemorySpace space, bool scattered,
+                                                      int rank, int size) {
+    const auto refuse = [&](std::string_view what, std::string_view parameter = {}) {
+        refuse_on(rank, "Reducer", what, parameter);
+    };
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
-    if (!borrowed && ((adds_up && options.micro_batches == 0) || (options.reduce_dtype && options.gradients != GradientStorage::pooled)))
+    if (!borrowed && ((adds_up && options.micro_batches == 0) ||
+                      (options.reduce_dtype && options.gradients != GradientStorage::pooled)))
         refuse(
-            "Accumulation::in_buckets and reduce_dtype are for borrowed gradients (reduce_dtype for pooled ones, too); gradients that live "
-            "in the buckets are added up there by the trainer");
+            "Accumulation::in_buckets and reduce_dtype are for borrowed gradients (reduce_dtype for pooled ones, too); "
+            "gradients that live in the buckets are added up there by the trainer");
     if (options.micro_batches != 0 && options.micro_batches < static_cast<std::size_t>(size))
         refuse(text("micro_batches is the total over all ranks: with ", options.micro_batches, " of them, ",
-                    static_cast<std::size_t>(size) - options.micro_batches, " of the ", size, " ranks would have none"));
+                    static_cast<std::size_t>(size) - options.micro_batches, " of the ", size,
+                    " ranks would have none"));
     if (options.micro_batches > static_cast<std::size_t>(size)) {
         if (!adds_up)
-            refuse("the reducer adds up micro_batches; set Accumulation::in_buckets, too, and let each of them overwrite its gradients");
+            refuse(
+                "the reducer adds up micro_batches; set Accumulation::in_buckets, too, and let each of them overwrite "
+                "its gradients");
         if (options.averaging == Averaging::weighted_mean)
-            refuse("micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses instead");
+            refuse(
+                "micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses "
+                "instead");
     }
     if (is_weighted(options.averaging) && options.micro_batches != 0 && options.gradients == GradientStorage::pooled)
         refuse("with gradients that are sharded, micro_batches goes with Averaging::mean and sum only");
     if (is_weighted(options.averaging) && has_several_sums(options, size))
-        refuse(text("with Averaging::mean_over_count, micro_batches must be ", size, " times a power of two, not ", options.micro_batches));
+        refuse(text("with Averaging::mean_over_count, micro_batches must be ", size, " times a power of two, not ",
+                    options.micro_batches));
     if (options.divisor != JoinDivisor::live_ranks && options.averaging != Averaging::mean)
         refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
@@ -165,19 +191,23 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
         const BufferView& g = p.gradient;
         const auto refuse_it = [&](std::string_view what) { refuse(text("parameter '", p.name, "' ", what), p.name); };
         const std::optional<std::size_t> volume = volume_of(p.shape);
-        if (!volume) refuse_it("has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
-        if (!p.shape.empty() && *volume != g.count) refuse_it(text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
-        if (p.value.data && p.value.count != g.count) refuse_it(text("has ", p.value.count, " values, but a gradient of ", g.count));
+        if (!volume)
+            refuse_it(
+                "has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
+        if (!p.shape.empty() && *volume != g.count)
+            refuse_it(text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
+        if (p.value.data && p.value.count != g.count)
+            refuse_it(text("has ", p.value.count, " values, but a gradient of ", g.count));
         if (p.value.data && p.value.space != space)
             refuse_it(text("has values in ", p.value.space, " memory, but the backend works on ", space, " memory"));
         if (p.uses == 0) refuse_it("has 0 uses; freeze it with requires_grad = false");
         if (p.uses > max_uses)  // a negative number is shown as it was given
-            refuse_it(
-                text("has ", static_cast<std::int32_t>(p.uses), " uses; give it how often a backward marks it, from 1 to ", max_uses));
+            refuse_it(text("has ", static_cast<std::int32_t>(p.uses),
+                           " uses; give it how often a backward marks it, from 1 to ", max_uses));
         const auto check_alignment = [&](const BufferView& view, const char* part) {
             if (!is_aligned(view))
-                refuse_it(text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ", size_of(view.dtype),
-                               "; align it for its element type"));
+                refuse_it(text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ",
+                               size_of(view.dtype), "; align it for its element type"));
         };
         check_alignment(p.value, "value");
         info = {g.count, g.dtype, space};
@@ -185,27 +215,36 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
         if (!p.requires_grad) continue;
 
         if (borrowed && g.data == nullptr && g.count != 0)
-            refuse_it("has no gradient memory; allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)");
-        if (g.count == 0 && !p.may_be_empty)
             refuse_it(
-                p.value == BufferView{} && g == BufferView{}
-                    ? "has no elements, no gradient and no value: a null pointer, or an empty ParameterView; set it, or take it off the "
-                      "list (if it is empty on purpose: set may_be_empty)"
-                    : "has no elements; register it when it has its size, or set may_be_empty if it is empty on purpose");
+                "has no gradient memory; allocate it, or let gradients live in the buckets "
+                "(GradientStorage::in_buckets)");
+        if (g.count == 0 && !p.may_be_empty)
+            refuse_it(p.value == BufferView{} && g == BufferView{}
+                          ? "has no elements, no gradient and no value: a null pointer, or an empty ParameterView; set "
+                            "it, or take it off the list (if it is empty on purpose: set may_be_empty)"
+                          : "has no elements; register it when it has its size, or set may_be_empty if it is empty on "
+                            "purpose");
         check_alignment(g, "gradient");
-        if (const auto distance = reinterpret_cast<std::uintptr_t>(g.data) - reinterpret_cast<std::uintptr_t>(p.value.data);
-            borrowed && g.data != nullptr && p.value.data != nullptr && (distance < p.value.bytes() || -distance < g.bytes()))
+        if (const auto distance =
+                reinterpret_cast<std::uintptr_t>(g.data) - reinterpret_cast<std::uintptr_t>(p.value.data);
+            borrowed && g.data != nullptr && p.value.data != nullptr &&
+            (distance < p.value.bytes() || -distance < g.bytes()))
             refuse_it("has a gradient that shares memory with its value; give each its own");
-        if (g.space != space) refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
+        if (g.space != space)
+            refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
         if (!is_floating(g.dtype)) {
             if (options.averaging != Averaging::sum)
                 refuse_it(text("has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)"));
-            if (adds_up) refuse_it(text("has a gradient of ", g.dtype, ", which buckets do not add up (Accumulation::in_gradients)"));
+            if (adds_up)
+                refuse_it(
+                    text("has a gradient of ", g.dtype, ", which buckets do not add up (Accumulation::in_gradients)"));
         } else if (options.gradients == GradientStorage::in_buckets && adds_up && is_low_precision(g.dtype)) {
-            refuse_it(text("has a gradient of ", g.dtype, " in its bucket, where micro-batches would be rounded; let it be borrowed"));
+            refuse_it(text("has a gradient of ", g.dtype,
+                           " in its bucket, where micro-batches would be rounded; let it be borrowed"));
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;
-        } else if (borrowed && (adds_up || options.micro_batches != 0)) {  // also for one micro-batch per rank: the bits must not differ
+        } else if (borrowed && (adds_up || options.micro_batches !=
+                                               0)) {  // also for one micro-batch per rank: the bits must not differ
             info.dtype = accumulator_of(g.dtype);
         }
         if (space == MemorySpace::host) kernel::require_kernels(g.dtype);
@@ -245,7 +284,8 @@ inline bool any_tracked(const List<ParameterView>& parameters) noexcept {
 [[gnu::cold]] inline List<std::size_t> norm_counts(const List<ParameterView>& parameters) {
     List<std::size_t> counts(parameters.size());
     for (std::size_t i = 0; i < counts.size(); ++i)
-        if (const ParameterView& p = parameters[i]; p.requires_grad && is_floating(p.gradient.dtype)) counts[i] = p.gradient.count;
+        if (const ParameterView& p = parameters[i]; p.requires_grad && is_floating(p.gradient.dtype))
+            counts[i] = p.gradient.count;
     return counts;
 }
 

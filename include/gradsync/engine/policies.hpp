@@ -8,8 +8,8 @@
 #include "../overlap/any_overlap.hpp"
 #include "bucket_layout.hpp"
 
-/// The policies of a Reducer as plain interfaces, so that the engine is compiled once per backend, not once per combination of policies. An
-/// engine calls them per bucket, not per gradient.
+/// The policies of a Reducer as plain interfaces, so that the engine is compiled once per backend, not once per
+/// combination of policies. An engine calls them per bucket, not per gradient.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -24,11 +24,12 @@ public:
     virtual std::string describe() const = 0;
     virtual bool is_single_rank(const B& backend) const noexcept = 0;
     virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
-    virtual std::chrono::nanoseconds progress_time() const = 0;  ///< See ExchangeTraits::reports_progress_time; 0 without it.
+    virtual std::chrono::nanoseconds progress_time()
+        const = 0;  ///< See ExchangeTraits::reports_progress_time; 0 without it.
 
     /// Prepares for a plan and drops what was started. Collective if the traits say so and there are several ranks.
-    virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                            ListView<const ParameterView> parameters) = 0;
+    virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan,
+                            ListView<const ParameterInfo> infos, ListView<const ParameterView> parameters) = 0;
 
     virtual void start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) = 0;
     /// See BackendAbilities::poll.
@@ -48,7 +49,8 @@ public:
 
     std::string describe() const override { return exchange_.describe(); }
     bool is_single_rank(const B& backend) const noexcept override { return exchange_.is_single_rank(backend); }
-    Traffic traffic([[maybe_unused]] const B& backend, [[maybe_unused]] std::size_t b, BufferView bucket) const override {
+    Traffic traffic([[maybe_unused]] const B& backend, [[maybe_unused]] std::size_t b,
+                    BufferView bucket) const override {
         if constexpr (X::traits.reports_traffic) return exchange_.traffic(backend, b, bucket);
         else return {bucket.bytes(), 1};
     }
@@ -90,10 +92,11 @@ struct Policies {
     AnyOverlap overlap;
     std::string exchange_name;
     Owner<AnyExchange<B>> exchange;
-    bool decoupled = false;  ///< the exchange is the first half of an all-reduce; the gathers are pending after `finish()`
-    bool packs = false;      ///< the exchange wants many gradients per bucket, even if they are cheaper alone
-    bool sums = true;        ///< the exchange adds up gradients unchanged
-    bool consumes = false;   ///< the exchange leaves no results
+    bool decoupled =
+        false;           ///< the exchange is the first half of an all-reduce; the gathers are pending after `finish()`
+    bool packs = false;  ///< the exchange wants many gradients per bucket, even if they are cheaper alone
+    bool sums = true;    ///< the exchange adds up gradients unchanged
+    bool consumes = false;  ///< the exchange leaves no results
 };
 
 template <class B, class Buckets, class Overlap, class X>

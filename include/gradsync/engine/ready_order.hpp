@@ -26,8 +26,8 @@ auto stamps_of(B& backend) {
     else return HostStamps(BackendClock(backend));
 }
 
-/// Records the order in which gradients become ready, and the times if the plan needs them (`timed`); then the ranks agree on one order.
-/// `record` is thread-safe; call the rest from one thread, while no thread marks.
+/// Records the order in which gradients become ready, and the times if the plan needs them (`timed`); then the ranks
+/// agree on one order. `record` is thread-safe; call the rest from one thread, while no thread marks.
 template <Backend B>
 class ReadyOrder {
 public:
@@ -59,15 +59,17 @@ public:
         if (--steps_ != 0) forget();
     }
 
-    /// The order by which all ranks plan: by the latest times over all ranks if `timed`, otherwise rank 0's order. `present`: the
-    /// parameters that take part, in the order of the current plan. That order decides among equal times and for gradients that were not
-    /// marked, and stays if nothing was recorded. `share(view)` gives the first group's numbers to all groups that plan alike. Collective.
+    /// The order by which all ranks plan: by the latest times over all ranks if `timed`, otherwise rank 0's order.
+    /// `present`: the parameters that take part, in the order of the current plan. That order decides among equal times
+    /// and for gradients that were not marked, and stays if nothing was recorded. `share(view)` gives the first group's
+    /// numbers to all groups that plan alike. Collective.
     List<std::uint64_t> agree(B& backend, std::span<const std::size_t> present, auto&& share) {
         List<std::uint64_t> order(present.size());
         for (std::size_t k = 0; k < present.size(); ++k) order[k] = present[k];
         if (timed_) {
             List<double> seconds = mean_times();
-            // No time is negative, so they compare as their bits do. A maximum in f64 would compile the loops of f64 into every program.
+            // No time is negative, so they compare as their bits do. A maximum in f64 would compile the loops of f64
+            // into every program.
             List<std::uint64_t> bits(seconds.size());
             for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = std::bit_cast<std::uint64_t>(seconds[i]);
             host_of(backend).all_reduce(BufferView(bits.data(), bits.size()), ReduceOp::max).wait();
@@ -98,8 +100,8 @@ private:
             ++counts_[i];
         }
     }
-    /// By parameter. A gradient that was never recorded gets the time of the last one. The extra element at the end is 1 if anything was
-    /// recorded.
+    /// By parameter. A gradient that was never recorded gets the time of the last one. The extra element at the end is
+    /// 1 if anything was recorded.
     List<double> mean_times() const {
         List<double> times(sums_);
         double last = 0, any = 0;

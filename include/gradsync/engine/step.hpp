@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Reduces the sums of a bucket, each in memory of its own. Ranks outside a sum contribute nothing to it and send nothing. Rarely used, so
-/// it is compiled for size.
+/// Reduces the sums of a bucket, each in memory of its own. Ranks outside a sum contribute nothing to it and send
+/// nothing. Rarely used, so it is compiled for size.
 template <Backend B>
 class DealtExchange {
 public:
@@ -20,7 +20,8 @@ public:
     }
     [[gnu::cold]] Traffic traffic(const GradientBuckets<B>& gradients, std::size_t b) const {
         Traffic all{0, gradients.dealt().now().size()};
-        for (const DealtSum& sum : gradients.dealt().now()) all.bytes += gradients.has_part(sum) ? gradients.bucket(b).bytes() : 0;
+        for (const DealtSum& sum : gradients.dealt().now())
+            all.bytes += gradients.has_part(sum) ? gradients.bucket(b).bytes() : 0;
         return all;
     }
     [[gnu::cold]] void start(B& backend, const GradientBuckets<B>& gradients, std::size_t b, Contribution own) {
@@ -28,12 +29,14 @@ public:
         for (const DealtSum& sum : gradients.dealt().now()) {
             const Contribution part{gradients.has_part(sum) ? own.scale : 0, own.weight};
             const BufferView memory = gradients.sum(b, k);
-            works_[b * each_ + k] = gradients.halves() ? backend.reduce_scatter(memory, gradients.result(b, k), ReduceOp::mean, part)
-                                                       : backend.all_reduce(memory, ReduceOp::mean, part);
+            works_[b * each_ + k] = gradients.halves()
+                                        ? backend.reduce_scatter(memory, gradients.result(b, k), ReduceOp::mean, part)
+                                        : backend.all_reduce(memory, ReduceOp::mean, part);
             ++k;
         }
     }
-    /// See AnyExchange. If a round uses fewer works than exist, the others are complete from an earlier round, or empty.
+    /// See AnyExchange. If a round uses fewer works than exist, the others are complete from an earlier round, or
+    /// empty.
     [[gnu::cold]] bool poll(std::size_t b) {
         for (std::size_t k = 0; k < each_; ++k)
             if (!poll_work(works_[b * each_ + k])) return false;
@@ -56,13 +59,14 @@ private:
 /// The order in which the collectives of buckets start.
 enum class LaunchOrder : bool { of_plan, reverse };
 
-/// Decides which buckets are launched together. With most backends each bucket is launched alone; a backend with groups takes small
-/// consecutive buckets at once. The groups depend on the plan only, not on the order of readiness, because all ranks must form the same
-/// ones: a bucket waits for the others of its group.
+/// Decides which buckets are launched together. With most backends each bucket is launched alone; a backend with groups
+/// takes small consecutive buckets at once. The groups depend on the plan only, not on the order of readiness, because
+/// all ranks must form the same ones: a bucket waits for the others of its group.
 template <Backend B>
 class LaunchGroups {
 public:
-    /// Forms the groups of a plan. Pooled buckets are not grouped: they free memory as they leave, so none may wait for another.
+    /// Forms the groups of a plan. Pooled buckets are not grouped: they free memory as they leave, so none may wait for
+    /// another.
     void adopt([[maybe_unused]] const B& backend, [[maybe_unused]] const GradientBuckets<B>& buckets) {
         if constexpr (grouped) {
             ends_.clear();
@@ -131,23 +135,28 @@ public:
 
 private:
     static constexpr bool grouped = abilities_of<B>.groups;
-    /// The largest group. A larger one saves nothing, delays other buckets, and backends have room for a limited number of calls.
+    /// The largest group. A larger one saves nothing, delays other buckets, and backends have room for a limited number
+    /// of calls.
     static constexpr std::size_t max_buckets = 32;
 
     List<std::size_t> ends_;  ///< by bucket: one past the last of its group; only if buckets are grouped
 };
 
-/// The buckets of a step in flight. Starts their collectives in the plan's order as they fill, advances them, waits for them, and measures
-/// the time that this adds to the step. `Readiness` tells which buckets are full.
+/// The buckets of a step in flight. Starts their collectives in the plan's order as they fill, advances them, waits for
+/// them, and measures the time that this adds to the step. `Readiness` tells which buckets are full.
 template <Backend B>
 class Step {
 public:
     using Time = Observer::Time;
 
     /// The arguments passed by reference outlive this; `backend` is copied. `exchange` holds the collectives in flight.
-    [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients, const Readiness& readiness,
-                       Owner<AnyExchange<B>> exchange)
-        : backend_(backend), options_(options), gradients_(gradients), readiness_(readiness), exchange_(std::move(exchange)) {}
+    [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients,
+                       const Readiness& readiness, Owner<AnyExchange<B>> exchange)
+        : backend_(backend),
+          options_(options),
+          gradients_(gradients),
+          readiness_(readiness),
+          exchange_(std::move(exchange)) {}
     Step& operator=(Step&&) = delete;
 
     /// Adapts to a new plan, whose buckets are allocated. Call between steps.
@@ -165,12 +174,15 @@ public:
         watch_.observer()->plan(plan, bytes, names);
     }
 
-    // ------------------------------------------------------------------------------------------ this rank's contribution
+    // ----------------------------------------------------------------------------------------------------- this rank's
+    // contribution
 
     void set_weight(double weight) noexcept { weight_ = weight; }
     void forget_weight() noexcept { weight_.reset(); }
     /// `some_have_none`: other ranks may have no batch.
-    void set_has_batch(bool has_batch, bool some_have_none) noexcept { has_batch_ = has_batch, some_have_none_ = some_have_none; }
+    void set_has_batch(bool has_batch, bool some_have_none) noexcept {
+        has_batch_ = has_batch, some_have_none_ = some_have_none;
+    }
     bool has_batch() const noexcept { return has_batch_; }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
@@ -178,28 +190,32 @@ public:
     bool is_single_rank() const noexcept { return single_rank_; }
     AnyExchange<B>& exchange() noexcept { return *exchange_.get(); }
 
-    // ------------------------------------------------------------------------------------------------- for any thread
+    // -------------------------------------------------------------------------------------------------- for any thread
 
     Watch& watch() noexcept { return watch_; }
-    /// The number of buckets that were started, and of those known to be complete. Both count from the start of the plan.
+    /// The number of buckets that were started, and of those known to be complete. Both count from the start of the
+    /// plan.
     std::size_t launched() const noexcept { return started_.load(std::memory_order_acquire); }
     std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
     bool in_flight() const noexcept { return completed() < launched(); }
 
-    /// Starts the full buckets that are next in the plan's order. `in_hook`: the time of the call counts as exposed. `ends`: the backward
-    /// is over; before that, some may be left for a later call (see `most_ahead`).
+    /// Starts the full buckets that are next in the plan's order. `in_hook`: the time of the call counts as exposed.
+    /// `ends`: the backward is over; before that, some may be left for a later call (see `most_ahead`).
     void launch_full_buckets(bool in_hook, bool ends = false) {
         std::lock_guard lock(launching_);
-        const bool waits = !ends && gradients_.halves() && (some_have_none_ || options_.unused == UnusedParameters::find_unused);
+        const bool waits =
+            !ends && gradients_.halves() && (some_have_none_ || options_.unused == UnusedParameters::find_unused);
         const auto next = [&](std::size_t b) {
-            return b < times_.size() && groups_.full(b, readiness_) && (!waits || groups_.continues(b) || b - completed() < most_ahead);
+            return b < times_.size() && groups_.full(b, readiness_) &&
+                   (!waits || groups_.continues(b) || b - completed() < most_ahead);
         };
         std::size_t b = launched();
         if (!next(b)) return;
         const bool travels = !is_single_rank();
         const Time first = watch_.now();
         Time last = first;
-        compare_weights(b == 0 && gradients_.consumed());  // no rank steps weights in its backward before all have launched
+        compare_weights(b == 0 &&
+                        gradients_.consumed());  // no rank steps weights in its backward before all have launched
         typename LaunchGroups<B>::Launch group(groups_, backend_);
         for (; next(b); ++b) {
             times_[b].launch = last;
@@ -227,15 +243,16 @@ public:
         const std::size_t every = options_.compare_weights_every;
         return !is_single_rank() && every != gradsync::never && (steps_ == 0 || (every != 0 && steps_ % every == 0));
     }
-    /// If this step compares weights: those that parameters have no address of are `value_of(i)`. See WeightComparison::give.
+    /// If this step compares weights: those that parameters have no address of are `value_of(i)`. See
+    /// WeightComparison::give.
     template <class ValueOf>
     void give_weights(ValueOf&& value_of) {
         if (compares_weights()) weights_.give(passes_of(backend_), gradients_.parameters().size(), value_of);
     }
 
-    /// Starts the gathers of all buckets, once all collectives of the step are complete. The last bucket goes first, because the next
-    /// forward starts with the parameters whose gradients came last. The launch groups are those of the buckets. All gathers start before
-    /// any is waited for, so its own group at most delays a gather.
+    /// Starts the gathers of all buckets, once all collectives of the step are complete. The last bucket goes first,
+    /// because the next forward starts with the parameters whose gradients came last. The launch groups are those of
+    /// the buckets. All gathers start before any is waited for, so its own group at most delays a gather.
     void start_gathers(DeferredGather<B>& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
         for (std::size_t b = times_.size(); b-- > 0;) group(b, [&] { gathers.start(b, gradients_.bucket(b), tag(b)); });
@@ -256,8 +273,9 @@ public:
         watch_.end(Activity::progress, Observer::no_index, now);
     }
 
-    /// Before a wait for others outside of `finish`: launches the pooled buckets that are full, whatever the overlap policy, because ranks
-    /// with less memory may wait for them; without a batch, those that get memory. Never blocks. False once there is nothing to do.
+    /// Before a wait for others outside of `finish`: launches the pooled buckets that are full, whatever the overlap
+    /// policy, because ranks with less memory may wait for them; without a batch, those that get memory. Never blocks.
+    /// False once there is nothing to do.
     bool launch_before_wait(Readiness& readiness) {
         if (!gradients_.pooled() || launched() == times_.size()) return false;
         if (has_batch_) return launch_full_buckets(true), false;
@@ -277,7 +295,8 @@ public:
         return true;
     }
 
-    // ------------------------------------------------------------------------------------------ for the thread that finishes
+    // --------------------------------------------------------------------------------------------- for the thread that
+    // finishes
 
     /// A lock that keeps other threads from advancing collectives. Hold it for the calls below, except `try_test`.
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
@@ -293,8 +312,8 @@ public:
         if (const std::size_t b = completed(); b < launched())
             naming_bucket(b, [&] { return several_ ? dealt_.test(b) : exchange_->test(b); });
     }
-    /// The same while marks are missing, but a no-op if another thread is advancing collectives. Calls `on_limit()` if no bucket was
-    /// launched for twice the time limit: by then ranks that wait for these marks have thrown.
+    /// The same while marks are missing, but a no-op if another thread is advancing collectives. Calls `on_limit()` if
+    /// no bucket was launched for twice the time limit: by then ranks that wait for these marks have thrown.
     template <class OnLimit>
     void try_test(OnLimit&& on_limit) {
         if (const std::unique_lock lock(polling_, std::try_to_lock); lock) test();
@@ -313,15 +332,19 @@ public:
         StepStatistics step;
         step.exposed_seconds = watch_.take_exposed_seconds();
         if (!is_single_rank()) {
-            const auto since_first = [&](Time at) { return std::chrono::duration<double>(at - times_[0].launch).count(); };
+            const auto since_first = [&](Time at) {
+                return std::chrono::duration<double>(at - times_[0].launch).count();
+            };
             for (std::size_t b = 0; b < times_.size(); ++b) {
                 const BufferView bucket = gradients_.bucket(b);
                 buckets[b] = {bucket.bytes(), since_first(times_[b].launch), since_first(times_[b].end)};
-                const Traffic traffic = several_ ? dealt_.traffic(gradients_, b) : exchange_->traffic(backend_, b, bucket);
+                const Traffic traffic =
+                    several_ ? dealt_.traffic(gradients_, b) : exchange_->traffic(backend_, b, bucket);
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
-            if (options_.unused == UnusedParameters::find_unused || options_.non_finite == NonFinite::skip) ++step.collectives;
+            if (options_.unused == UnusedParameters::find_unused || options_.non_finite == NonFinite::skip)
+                ++step.collectives;
             step.communication_seconds = watch_.take_covered_seconds();
         }
         started_.store(0, std::memory_order_relaxed);
@@ -333,8 +356,8 @@ public:
     }
 
 private:
-    /// The most buckets in flight, if ranks may join the first as late as in `finish()`. With more a start would block (over NCCL: with 128;
-    /// a group has 32), and they need this rank's gathers to get there.
+    /// The most buckets in flight, if ranks may join the first as late as in `finish()`. With more a start would block
+    /// (over NCCL: with 128; a group has 32), and they need this rank's gathers to get there.
     static constexpr std::size_t most_ahead = 96;
 
     struct Times {
@@ -366,8 +389,10 @@ private:
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
         const double divisor = larger(several_ ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
-        const auto count = static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.dealt().deal().count(backend_.rank()));
-        const Contribution own = contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, divisor);
+        const auto count =
+            static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.dealt().deal().count(backend_.rank()));
+        const Contribution own =
+            contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, divisor);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         if (several_) dealt_.start(backend_, gradients_, b, own);
         else exchange_->start(backend_, b, bucket, ReduceOp::mean, own);

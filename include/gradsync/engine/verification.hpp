@@ -6,7 +6,8 @@
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 
-/// The checks at construction: the bucket policy made a valid plan, and all ranks synchronise the same parameters in the same way.
+/// The checks at construction: the bucket policy made a valid plan, and all ranks synchronise the same parameters in
+/// the same way.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -27,7 +28,9 @@ private:
 };
 
 /// Does the dtype of the values differ from that of the gradient?
-inline bool has_other_values(const ParameterView& p) noexcept { return p.value.count != 0 && p.value.dtype != p.gradient.dtype; }
+inline bool has_other_values(const ParameterView& p) noexcept {
+    return p.value.count != 0 && p.value.dtype != p.gradient.dtype;
+}
 
 inline std::uint64_t digest_of(const ParameterView& p) noexcept {
     Digest digest;
@@ -52,28 +55,31 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 
 /// "'fc.weight' f32 [10, 20]"
 [[gnu::cold, gnu::noinline]] inline std::string describe(const ParameterView& p) {
-    return text("'", p.name, "' ", p.gradient.dtype, " [", p.shape.empty() ? text(p.gradient.count) : joined(p.shape), "]",
-                has_other_values(p) ? ", values of " : "", has_other_values(p) ? name_of(p.value.dtype) : "",
+    return text("'", p.name, "' ", p.gradient.dtype, " [", p.shape.empty() ? text(p.gradient.count) : joined(p.shape),
+                "]", has_other_values(p) ? ", values of " : "", has_other_values(p) ? name_of(p.value.dtype) : "",
                 p.requires_grad ? "" : ", frozen", p.uses == 1 ? "" : text(", used ", p.uses, " times"));
 }
 
 /// Refuses an invalid plan: each trainable parameter must be in exactly one bucket, and a bucket must have one dtype.
-[[gnu::cold]] inline void check_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos, ListView<const ParameterView> parameters,
-                                     const std::string& policy, int rank) {
+[[gnu::cold]] inline void check_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos,
+                                     ListView<const ParameterView> parameters, const std::string& policy, int rank) {
     const auto refuse = [&](std::size_t i, std::ptrdiff_t b, std::string_view what) {
         const std::string name = i < parameters.size() ? parameters[i].name : text(i);
-        raise(Errc::invalid_argument,
-              text("Reducer on rank ", rank, ": the bucket policy ", policy, " put parameter '", name, "' in ",
-                   b < 0 ? "no bucket" : text("bucket ", b), what,
-                   "; a policy puts each trainable parameter in exactly one bucket, and one kind() of parameters in each"),
-              {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name});
+        raise(
+            Errc::invalid_argument,
+            text(
+                "Reducer on rank ", rank, ": the bucket policy ", policy, " put parameter '", name, "' in ",
+                b < 0 ? "no bucket" : text("bucket ", b), what,
+                "; a policy puts each trainable parameter in exactly one bucket, and one kind() of parameters in each"),
+            {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name});
     };
     List<bool> seen(parameters.size());
     for (std::size_t at = 0; at < plan.size(); ++at) {
         const auto b = static_cast<std::ptrdiff_t>(at);
         const std::span<const std::size_t> bucket = plan.bucket(at);
         if (bucket.empty())
-            raise(Errc::invalid_argument, text("Reducer on rank ", rank, ": the bucket policy ", policy, " left bucket ", b, " empty"),
+            raise(Errc::invalid_argument,
+                  text("Reducer on rank ", rank, ": the bucket policy ", policy, " left bucket ", b, " empty"),
                   {.operation = "Reducer", .rank = rank, .bucket = b});
         for (std::size_t i : bucket) {
             if (i >= parameters.size()) refuse(i, b, ", but there is no such parameter");
@@ -82,7 +88,8 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
             const ParameterInfo &own = infos[i], &first = infos[bucket.front()];
             if (own.kind() != first.kind() && own.dtype == first.dtype && own.space == first.space)
                 refuse(i, b, text(" beside values of ", first.value_dtype, ", but its own are of ", own.value_dtype));
-            if (own.kind() != first.kind()) refuse(i, b, text(" of ", first.dtype, ", but its gradient travels as ", own.dtype));
+            if (own.kind() != first.kind())
+                refuse(i, b, text(" of ", first.dtype, ", but its gradient travels as ", own.dtype));
             seen[i] = true;
         }
     }
@@ -92,7 +99,8 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 
 /// Writes a plan to the debug log.
 [[gnu::cold, gnu::noinline]] inline void debug_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos,
-                                                    ListView<const ParameterView> parameters, const std::string& policy, int rank) {
+                                                    ListView<const ParameterView> parameters, const std::string& policy,
+                                                    int rank) {
     std::size_t all = 0, gradients = 0;
     for (std::size_t b = 0; b < plan.size(); ++b) {
         const std::span<const std::size_t> bucket = plan.bucket(b);
@@ -100,8 +108,9 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
         for (const std::size_t i : bucket) bytes += infos[i].bytes();
         all += bytes;
         gradients += bucket.size();
-        debug(DebugLevel::trace, rank, "bucket ", b, ": ", bytes, " bytes of ", infos[bucket.front()].dtype, ", ", bucket.size(),
-              " gradients, from '", parameters[bucket.front()].name, "' to '", parameters[bucket.back()].name, "'");
+        debug(DebugLevel::trace, rank, "bucket ", b, ": ", bytes, " bytes of ", infos[bucket.front()].dtype, ", ",
+              bucket.size(), " gradients, from '", parameters[bucket.front()].name, "' to '",
+              parameters[bucket.back()].name, "'");
     }
     debug(DebugLevel::info, rank, policy, " puts ", gradients, " gradients of ", all, " bytes into ", plan.size(),
           plan.size() == 1 ? " bucket" : " buckets");
@@ -129,10 +138,12 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
     return result;
 }
 
-/// Compares parameters, settings and plan over all ranks. If they differ, every rank throws Error(parameter_mismatch) with the same text,
-/// which names the first parameter or setting that differs. The communicator stays usable. Collective.
+/// Compares parameters, settings and plan over all ranks. If they differ, every rank throws Error(parameter_mismatch)
+/// with the same text, which names the first parameter or setting that differs. The communicator stays usable.
+/// Collective.
 template <Backend B>
-[[gnu::cold]] void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan, const std::string& settings) {
+[[gnu::cold]] void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan,
+                          const std::string& settings) {
     debug(DebugLevel::info, backend.rank(), "synchronises ", parameters.size(), " parameters: ", settings);
     if (backend.size() == 1) return;
     List<std::uint64_t> digests;
@@ -156,15 +167,15 @@ template <Backend B>
     }
     if (equal) return;
 
-    const auto report = [&](std::string_view what, std::string_view remedy, std::string_view mine, std::string_view parameter,
-                            bool whole = true) {
+    const auto report = [&](std::string_view what, std::string_view remedy, std::string_view mine,
+                            std::string_view parameter, bool whole = true) {
         const List<std::string> texts = gather_texts(backend, mine);
         std::size_t r = 1;
         while (r < texts.size() && texts[r] == texts[0]) ++r;
         if (r == texts.size()) return;
         raise(Errc::parameter_mismatch,
-              text(what, " differs: rank 0 has ", whole ? texts[0] : differing_parts(texts[0], texts[r]), ", rank ", r, " has ",
-                   whole ? texts[r] : differing_parts(texts[r], texts[0]), "; ", remedy),
+              text(what, " differs: rank 0 has ", whole ? texts[0] : differing_parts(texts[0], texts[r]), ", rank ", r,
+                   " has ", whole ? texts[r] : differing_parts(texts[r], texts[0]), "; ", remedy),
               {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = parameter});
     };
 
@@ -178,10 +189,12 @@ template <Backend B>
     }
     const bool more = parameters.size() > common;
     report("the number of parameters", same_order,
-           text(parameters.size(), " parameters", more ? text(", of which ", describe(parameters[common]), " is the first extra") : ""),
+           text(parameters.size(), " parameters",
+                more ? text(", of which ", describe(parameters[common]), " is the first extra") : ""),
            more ? parameters[common].name : "");
     report("a setting", "all ranks must construct it with the same policies and options", settings, {}, false);
-    report("the bucket plan", "a bucket policy must plan alike on all ranks", text("the plan with the digest ", digest_of(plan)), {});
+    report("the bucket plan", "a bucket policy must plan alike on all ranks",
+           text("the plan with the digest ", digest_of(plan)), {});
 }
 
 }  // namespace gradsync::inline v0_2::detail

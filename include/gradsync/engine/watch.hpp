@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A stopwatch on the backend's clock. It sums up the time that a step was held up, and the time that anything was in flight; overlapping
-/// spans count once. It also forwards events to the observer, if there is one. Thread-safe.
+/// A stopwatch on the backend's clock. It sums up the time that a step was held up, and the time that anything was in
+/// flight; overlapping spans count once. It also forwards events to the observer, if there is one. Thread-safe.
 class Watch {
 public:
     using Time = Observer::Time;
@@ -43,7 +43,8 @@ public:
         return at;
     }
 
-    /// Counts a span in which any thread of the step was held up. The part before the end of the last span counts already.
+    /// Counts a span in which any thread of the step was held up. The part before the end of the last span counts
+    /// already.
     void add(Time begin, Time end) noexcept {
         const Time::rep from = begin.time_since_epoch().count(), to = end.time_since_epoch().count();
         Time::rep counted = held_until_.load(std::memory_order_relaxed);
@@ -89,7 +90,9 @@ public:
     Span tell(Activity activity, std::size_t index, Time begin) { return Span(*this, activity, index, begin, false); }
 
     /// Seconds that the step was held up since the last call.
-    double take_exposed_seconds() noexcept { return seconds(Time::duration(held_.exchange(0, std::memory_order_relaxed))); }
+    double take_exposed_seconds() noexcept {
+        return seconds(Time::duration(held_.exchange(0, std::memory_order_relaxed)));
+    }
     /// Seconds since the last call in which anything was in flight.
     double take_covered_seconds() {
         std::lock_guard lock(lock_);
@@ -100,7 +103,8 @@ public:
 private:
     static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
-    /// Records that one fewer is in flight. Reads the time under the lock, so that it is ordered with `depart` in other threads.
+    /// Records that one fewer is in flight. Reads the time under the lock, so that it is ordered with `depart` in other
+    /// threads.
     Time leave() {
         std::lock_guard lock(lock_);
         const Time at = now();
@@ -115,7 +119,8 @@ private:
 
     BackendClock clock_;
     Observer* observer_;
-    std::atomic<Time::rep> held_until_{0}, held_{0};  ///< time that the step was held up: end of the counted part, and sum
+    std::atomic<Time::rep> held_until_{0},
+        held_{0};  ///< time that the step was held up: end of the counted part, and sum
     std::mutex lock_;
     std::size_t under_way_ = 0;
     Time counted_until_{};      ///< end of the counted part of the time in flight

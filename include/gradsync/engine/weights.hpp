@@ -13,8 +13,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Continues a digest with `bytes` bytes, at about the speed of memory. Words go in turn through eight chains, each of which is one to one
-/// in its last word; so data that differ in one word never have the same digest.
+/// Continues a digest with `bytes` bytes, at about the speed of memory. Words go in turn through eight chains, each of
+/// which is one to one in its last word; so data that differ in one word never have the same digest.
 inline std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::uint64_t seed) noexcept {
     constexpr std::size_t chains = 8, word = sizeof(std::uint64_t);
     constexpr std::uint64_t prime = 0x9e3779b185ebca87u;  // one of xxHash's
@@ -34,8 +34,8 @@ inline std::uint64_t digest_of(const std::byte* data, std::size_t bytes, std::ui
     return all;
 }
 
-/// A number that changes when host memory is written, taken away or given; its last bit is `whole`. With `whole` it reads all of the memory,
-/// otherwise 8 bytes in the middle, which change if all elements are scaled or replaced.
+/// A number that changes when host memory is written, taken away or given; its last bit is `whole`. With `whole` it
+/// reads all of the memory, otherwise 8 bytes in the middle, which change if all elements are scaled or replaced.
 inline std::uint64_t trace_of(const ConstBufferView& view, bool whole) noexcept {
     std::uint64_t word = 0;
     if (view.data != nullptr && view.space == MemorySpace::host) {
@@ -48,7 +48,8 @@ inline std::uint64_t trace_of(const ConstBufferView& view, bool whole) noexcept 
     return split_mix(word) << 1 | std::uint64_t{whole};
 }
 
-/// Checksums of gradients at their marks: see ReducerOptions::check_writes. Different gradients may be used concurrently.
+/// Checksums of gradients at their marks: see ReducerOptions::check_writes. Different gradients may be used
+/// concurrently.
 class WrittenGradients {
 public:
     /// Does the environment ask for it?
@@ -56,7 +57,8 @@ public:
         const char* const value = std::getenv("GRADSYNC_CHECKS");
         const std::string_view name = value == nullptr ? "" : value;
         if (name.size() > 1 || (name.size() == 1 && name != "0" && name != "1"))
-            write_debug_line(DebugLevel::info, -1, {"GRADSYNC_CHECKS=", value, " is neither 1 nor 0; set it to 1 to check marks"});
+            write_debug_line(DebugLevel::info, -1,
+                             {"GRADSYNC_CHECKS=", value, " is neither 1 nor 0; set it to 1 to check marks"});
         return name == "1";
     }
     /// `parameters`: their number, or 0 to check nothing.
@@ -65,16 +67,21 @@ public:
     bool checked() const noexcept { return !checksums_.empty(); }
     void mark(std::size_t i, BufferView gradient) noexcept { checksums_[i] = checksum(gradient); }
     /// Was gradient i written since its mark in this step?
-    bool since_mark(std::size_t i, BufferView gradient) const noexcept { return checksums_[i] != 0 && checksums_[i] != checksum(gradient); }
+    bool since_mark(std::size_t i, BufferView gradient) const noexcept {
+        return checksums_[i] != 0 && checksums_[i] != checksum(gradient);
+    }
     void reset() noexcept { checksums_.fill(0); }
 
 private:
-    static std::uint64_t checksum(BufferView g) noexcept { return digest_of(static_cast<const std::byte*>(g.data), g.bytes(), 0); }
+    static std::uint64_t checksum(BufferView g) noexcept {
+        return digest_of(static_cast<const std::byte*>(g.data), g.bytes(), 0);
+    }
 
     List<std::uint64_t> checksums_;  ///< by parameter; 0: no mark yet
 };
 
-/// Compares the weights of all ranks. Nothing blocks between `start` and `finish`. A step that called `start` must call `finish`.
+/// Compares the weights of all ranks. Nothing blocks between `start` and `finish`. A step that called `start` must call
+/// `finish`.
 template <Backend Host>
 class WeightComparison {
 public:
@@ -100,10 +107,12 @@ public:
         for (std::size_t i = 0; i < count; ++i) given_.push_back(digest_of_value(passes, value_of(i)));
     }
     bool test() { return work_.test() && groups_work_.test(); }
-    /// Also compares the groups of a hybrid sharding from now on. `replicas`: one rank of each group; nobody else uses this handle.
+    /// Also compares the groups of a hybrid sharding from now on. `replicas`: one rank of each group; nobody else uses
+    /// this handle.
     void compare_groups(Host replicas) { groups_.emplace(std::move(replicas)); }
 
-    /// Throws Error(parameter_mismatch), with the same text on every rank, if their weights differ. No-op without a `start`.
+    /// Throws Error(parameter_mismatch), with the same text on every rank, if their weights differ. No-op without a
+    /// `start`.
     void finish(Host& backend, ListView<const ParameterView> parameters) {
         if (all_.empty()) return;
         work_.wait();
@@ -126,7 +135,8 @@ private:
     void compare(Host& ranks, Host& backend, ListView<const ParameterView> parameters, const char* name) {
         const List<std::uint64_t> table = gather_values(ranks, own_);
         for (std::size_t i = 0; i < own_.size(); ++i)
-            if (const std::string who = minority(table, i, static_cast<std::size_t>(ranks.size()), name); !who.empty()) {
+            if (const std::string who = minority(table, i, static_cast<std::size_t>(ranks.size()), name);
+                !who.empty()) {
                 // The first rank to throw fails its communicators, so all must have the table by then.
                 try {
                     backend.barrier().wait();
@@ -135,8 +145,8 @@ private:
                 }
                 raise(Errc::parameter_mismatch,
                       text("the weights of '", parameters[i].name, "' differ: ", who,
-                           "; call broadcast_parameters() before the first step, and step alike on all ranks (if they differ on "
-                           "purpose: ReducerOptions::compare_weights_every = gs::never)"),
+                           "; call broadcast_parameters() before the first step, and step alike on all ranks (if they "
+                           "differ on purpose: ReducerOptions::compare_weights_every = gs::never)"),
                       {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name});
             }
     }
@@ -145,7 +155,8 @@ private:
     static std::uint64_t digest_of_value(Passes& passes, const BufferView& value) {
         constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // copied from a device at a time
         if (value.data == nullptr || value.count == 0) return 0;   // some ranks may have an address for an empty one
-        if (value.space == MemorySpace::host) return digest_of(static_cast<const std::byte*>(value.data), value.bytes(), 0);
+        if (value.space == MemorySpace::host)
+            return digest_of(static_cast<const std::byte*>(value.data), value.bytes(), 0);
         std::uint64_t digest = 0;
         const std::size_t count = piece_bytes / size_of(value.dtype);
         List<std::byte> piece(piece_bytes);
@@ -157,8 +168,10 @@ private:
         return digest;
     }
 
-    /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal. `name`: what a rank stands for.
-    [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks, const char* name) const {
+    /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal. `name`: what a rank
+    /// stands for.
+    [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks,
+                                       const char* name) const {
         const auto of = [&](std::size_t r) { return table[r * own_.size() + i]; };
         std::size_t usual = 0, most = 0;
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -188,9 +201,9 @@ private:
     return program + static_cast<std::uint64_t>(::getpid());  // a fork keeps `program`
 }
 
-/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient (if gradients are `borrowed`)
-/// or trainable weights. If there are very many parameters and ranks, it looks at the first parameters only. Parameters are known to be
-/// alike on all ranks. Collective.
+/// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient (if
+/// gradients are `borrowed`) or trainable weights. If there are very many parameters and ranks, it looks at the first
+/// parameters only. Parameters are known to be alike on all ranks. Collective.
 template <Backend Host>
 [[gnu::cold]] void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
     const auto ranks = static_cast<std::size_t>(backend.size());
@@ -208,11 +221,12 @@ template <Backend Host>
                 const std::uint64_t *one = &all[r * own.size()], *two = &all[other * own.size()];
                 if (one[k] == 0 || one[k] != two[k] || one[0] != two[0]) continue;
                 const std::string& name = seen[(k - 1) / 2].name;
-                raise(Errc::invalid_argument,
-                      text("ranks ", other, " and ", r, " share the ", k % 2 == 1 ? "gradient" : "weights", " of '", name,
-                           "': each rank needs a model of its own; make it in the function that run_threads() calls, and capture none "
-                           "by reference"),
-                      {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
+                raise(
+                    Errc::invalid_argument,
+                    text("ranks ", other, " and ", r, " share the ", k % 2 == 1 ? "gradient" : "weights", " of '", name,
+                         "': each rank needs a model of its own; make it in the function that run_threads() calls, and "
+                         "capture none by reference"),
+                    {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
             }
 }
 

@@ -7,9 +7,8 @@
 
 #include "pointer.hpp"
 
-/// @file
-/// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks must be contiguous, such as
-/// `m.middleCols(2, 3)` of a column-major matrix.
+/// @file Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks
+/// must be contiguous, such as `m.middleCols(2, 3)` of a column-major matrix.
 
 namespace gradsync::inline v0_2 {
 
@@ -37,20 +36,23 @@ struct buffer_traits<T> {
         else return std::array{static_cast<std::size_t>(t.rows()), static_cast<std::size_t>(t.cols())};
     }
 
-    /// The view is read-only if Eigen gives a pointer to const. Throws Error(invalid_argument) if a block or map has gaps.
+    /// The view is read-only if Eigen gives a pointer to const. Throws Error(invalid_argument) if a block or map has
+    /// gaps.
     template <class Dense>
     static auto view(Dense& t) {
         using Scalar = typename T::Scalar;
         constexpr bool has_memory = (Eigen::internal::traits<T>::Flags & Eigen::DirectAccessBit) != 0;
-        static_assert(has_memory, "gradsync: evaluate this Eigen expression into a matrix first: it has no memory of its own");
+        static_assert(has_memory,
+                      "gradsync: evaluate this Eigen expression into a matrix first: it has no memory of its own");
         static_assert(Element<Scalar>,
-                      "gradsync: use float, double, Eigen::half, Eigen::bfloat16, or an integer of 1, 4 or 8 bytes: this scalar type is "
-                      "not supported");
+                      "gradsync: use float, double, Eigen::half, Eigen::bfloat16, or an integer of 1, 4 or 8 bytes: "
+                      "this scalar type is not supported");
         if constexpr (has_memory && Element<Scalar>) {
             if (!is_contiguous(t))
-                detail::raise(Errc::invalid_argument, detail::text("an Eigen block of ", t.rows(), " x ", t.cols(),
-                                                                   " is not contiguous (inner stride ", t.innerStride(), ", outer stride ",
-                                                                   t.outerStride(), "): copy it into a matrix, or pass the whole matrix"));
+                detail::raise(Errc::invalid_argument,
+                              detail::text("an Eigen block of ", t.rows(), " x ", t.cols(),
+                                           " is not contiguous (inner stride ", t.innerStride(), ", outer stride ",
+                                           t.outerStride(), "): copy it into a matrix, or pass the whole matrix"));
             return host_buffer(t.data(), static_cast<std::size_t>(t.size()));
         } else {
             return BufferView{};

@@ -17,9 +17,9 @@ inline void destroy_nvtx_domain(nvtxDomainHandle_t domain) noexcept { nvtxDomain
 
 }  // namespace detail
 
-/// Shows the work of a Reducer in Nsight Systems and other NVTX tools, as this rank sees it. The domain "gradsync" has a mark for each
-/// gradient that becomes ready, ranges for the threads that launch, copy, wait and finish, and a range for each bucket in flight. It costs
-/// next to nothing while no tool is attached.
+/// Shows the work of a Reducer in Nsight Systems and other NVTX tools, as this rank sees it. The domain "gradsync" has
+/// a mark for each gradient that becomes ready, ranges for the threads that launch, copy, wait and finish, and a range
+/// for each bucket in flight. It costs next to nothing while no tool is attached.
 ///
 ///     gs::NvtxObserver nvtx;
 ///     gs::Reducer<gs::NcclBackend> sync(comm, parameters, {.observer = &nvtx});
@@ -29,7 +29,8 @@ class NvtxObserver final : public Observer {
 public:
     NvtxObserver() : domain_(nvtxDomainCreateA("gradsync")) {}
 
-    void plan(const BucketPlan& plan, std::span<const std::size_t> bytes, std::span<const std::string_view> names) override {
+    void plan(const BucketPlan& plan, std::span<const std::size_t> bytes,
+              std::span<const std::string_view> names) override {
         for (std::size_t a = 0; a < activity_count; ++a) {
             const auto activity = static_cast<Activity>(a);
             Labels& labels = labels_[a];
@@ -56,7 +57,8 @@ public:
     void begin(Activity activity, std::size_t index, Time) noexcept override {
         if (activity == Activity::progress) return;  // reported only when it is over
         const nvtxEventAttributes_t attributes = attributes_of(labels_[static_cast<std::size_t>(activity)].of(index));
-        if (nvtxRangeId_t* const range = range_of(activity, index)) *range = nvtxDomainRangeStartEx(domain_.get(), &attributes);
+        if (nvtxRangeId_t* const range = range_of(activity, index))
+            *range = nvtxDomainRangeStartEx(domain_.get(), &attributes);
         else nvtxDomainRangePushEx(domain_.get(), &attributes);
     }
     /// See Observer.
@@ -71,7 +73,9 @@ private:
         std::vector<std::string> by_index;
         std::string other;
 
-        const char* of(std::size_t index) const noexcept { return (index < by_index.size() ? by_index[index] : other).c_str(); }
+        const char* of(std::size_t index) const noexcept {
+            return (index < by_index.size() ? by_index[index] : other).c_str();
+        }
     };
 
     /// The stored range of an activity that may end on another thread; null for other activities.

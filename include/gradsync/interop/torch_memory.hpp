@@ -19,10 +19,12 @@ namespace gradsync::inline v0_2::detail {
 /// Memory that the ranks of a machine share, in slots of the sizes of gradients. Thread-safe.
 class TorchArena {
 public:
-    static constexpr std::size_t least = std::size_t{64} << 10;  ///< bytes; smaller gradients travel in common buckets, as copies
+    static constexpr std::size_t least = std::size_t{64}
+                                         << 10;  ///< bytes; smaller gradients travel in common buckets, as copies
 
-    /// The bytes of an arena for gradients of these sizes. Each large size has a spare slot, because the last step's gradients stay until
-    /// new ones replace them. A size that several gradients have gets one more, for other results of that size.
+    /// The bytes of an arena for gradients of these sizes. Each large size has a spare slot, because the last step's
+    /// gradients stay until new ones replace them. A size that several gradients have gets one more, for other results
+    /// of that size.
     static std::size_t bytes(std::vector<std::size_t> sizes) {
         std::size_t total = 0;
         for (const std::size_t size : with_spares(sizes)) total += stride(size);
@@ -36,7 +38,8 @@ public:
         }
     }
 
-    /// Takes a slot of exactly `size` bytes. Returns null if none is free, and in a forked child, because its parent writes here.
+    /// Takes a slot of exactly `size` bytes. Returns null if none is free, and in a forked child, because its parent
+    /// writes here.
     void* take(std::size_t size) {
         if (!maker_.is_here()) return nullptr;
         const std::lock_guard lock(mutex_);
@@ -69,8 +72,8 @@ private:
     std::map<std::size_t, std::vector<void*>> free_;
 };
 
-/// An allocator of libtorch's host tensors, in front of the previous one. In a backward it puts results of the size of a gradient into
-/// arenas while there is room, so that autograd makes gradients in memory that the ranks share.
+/// An allocator of libtorch's host tensors, in front of the previous one. In a backward it puts results of the size of
+/// a gradient into arenas while there is room, so that autograd makes gradients in memory that the ranks share.
 class TorchAllocator final : public c10::Allocator {
 public:
     /// Allocates from `arena` while the returned pointer lives.

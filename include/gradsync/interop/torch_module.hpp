@@ -14,29 +14,33 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The tensors to train: the parameters and buffers of a module, or a list of them, such as Python's `named_parameters()`. A parameter that
-/// occurs several times is listed once, under its first name.
+/// The tensors to train: the parameters and buffers of a module, or a list of them, such as Python's
+/// `named_parameters()`. A parameter that occurs several times is listed once, under its first name.
 struct TorchParameters {
     /// Takes all parameters and buffers of a module.
     TorchParameters(const torch::nn::Module& module) : buffers(module.buffers()) {
         for (const auto& item : module.named_parameters()) add(item.key(), item.value());
     }
     /// Takes named tensors, and buffers if there are any.
-    TorchParameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters, std::vector<at::Tensor> buffers_ = {})
+    TorchParameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+                    std::vector<at::Tensor> buffers_ = {})
         : buffers(std::move(buffers_)) {
         for (const auto& [name, tensor] : parameters) add(name, tensor);
     }
 
-    /// Returns the tensors as a Reducer takes them. Throws Error(invalid_argument) for a tensor that is no leaf of autograd's graph.
+    /// Returns the tensors as a Reducer takes them. Throws Error(invalid_argument) for a tensor that is no leaf of
+    /// autograd's graph.
     std::vector<ParameterView> views() const {
         std::vector<ParameterView> result;
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             try {
                 if (!tensors[i].is_leaf())
-                    detail::raise(Errc::invalid_argument, "autograd leaves no gradient in the result of an operation: pass a leaf");
+                    detail::raise(Errc::invalid_argument,
+                                  "autograd leaves no gradient in the result of an operation: pass a leaf");
                 result.push_back(parameter_view(tensors[i]));
             } catch (const Error& e) {
-                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()), {.parameter = names[i]});
+                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()),
+                              {.parameter = names[i]});
             }
             result.back().name = names[i];
         }
@@ -53,13 +57,15 @@ struct TorchParameters {
     /// Throws if tensor i is no longer at `place`, where this library reads and writes it.
     void check_place(std::size_t i, const void* place) const {
         if (tensors[i].numel() != 0 && tensors[i].data_ptr() != place)
-            detail::raise(Errc::invalid_argument,
-                          detail::text("parameter '", names[i], "' has other memory than at construction, as after torch::load ",
-                                       "or set_data; load weights before this object is made"),
-                          {.parameter = names[i]});
+            detail::raise(
+                Errc::invalid_argument,
+                detail::text("parameter '", names[i], "' has other memory than at construction, as after torch::load ",
+                             "or set_data; load weights before this object is made"),
+                {.parameter = names[i]});
     }
 
-    /// The unit of each parameter, for units that are submodules. Parameters outside of all of them get the next number.
+    /// The unit of each parameter, for units that are submodules. Parameters outside of all of them get the next
+    /// number.
     std::vector<std::size_t> units_of(const std::vector<std::string>& units) const {
         std::vector<std::size_t> unit_of(names.size(), units.size());
         for (std::size_t k = 0; k < units.size(); ++k) {
@@ -67,12 +73,13 @@ struct TorchParameters {
             for (std::size_t i = 0; i < names.size(); ++i) {
                 if (!names[i].starts_with(units[k] + ".")) continue;
                 if (unit_of[i] != units.size())
-                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '", units[unit_of[i]],
-                                                                   "' and '", units[k], "'"));
+                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '",
+                                                                   units[unit_of[i]], "' and '", units[k], "'"));
                 unit_of[i] = k, ++found;
             }
             if (found == 0)
-                detail::refuse("TorchFullyShard", detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
+                detail::refuse("TorchFullyShard",
+                               detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
         }
         return unit_of;
     }
@@ -93,9 +100,11 @@ private:
 namespace detail {
 
 /// A tensor like `t` in memory of another owner. `move_storage` gives it memory.
-inline at::Tensor alias(const at::Tensor& t) { return at::from_blob(nullptr, t.sizes(), t.strides(), t.options().requires_grad(false)); }
-/// Gives the storage of `t` other memory. It applies to all tensors that share the storage: views that autograd saves, and results of
-/// `detach()`.
+inline at::Tensor alias(const at::Tensor& t) {
+    return at::from_blob(nullptr, t.sizes(), t.strides(), t.options().requires_grad(false));
+}
+/// Gives the storage of `t` other memory. It applies to all tensors that share the storage: views that autograd saves,
+/// and results of `detach()`.
 inline at::DataPtr move_storage(const at::Tensor& t, at::DataPtr memory) {
     at::Storage storage = t.storage();
     return storage.set_data_ptr(std::move(memory));

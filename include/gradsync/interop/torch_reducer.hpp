@@ -20,7 +20,8 @@ protected:
         const bool borrows = (plain && options.unused == UnusedParameters::error) || options.reduce_dtype ||
                              options.accumulation == Accumulation::in_buckets;
         options_ = with_storage(options, borrows ? GradientStorage::borrowed : GradientStorage::in_buckets);
-        for (const ParameterView& p : views()) weights_.push_back(p.value.data);  // throws for tensors that are not dense
+        for (const ParameterView& p : views())
+            weights_.push_back(p.value.data);  // throws for tensors that are not dense
         if constexpr (abilities_of<B>.cheaper_alone) share_memory(comm);
         for (std::size_t i = 0; !in_buckets() && i < tensors.size(); ++i)
             if (tensors[i].requires_grad()) tensors[i].mutable_grad() = homes_[i] = home(tensors[i]);
@@ -59,7 +60,8 @@ protected:
             check_place(i, weights_[i]);
             if (tensors[i].requires_grad() && !homes_[i].defined())
                 raise(Errc::invalid_argument,
-                      text("parameter '", names[i], "' was frozen at construction; make a new TorchReducer after it was unfrozen"),
+                      text("parameter '", names[i],
+                           "' was frozen at construction; make a new TorchReducer after it was unfrozen"),
                       {.parameter = names[i]});
         }
     }
@@ -93,7 +95,8 @@ private:
         if (slot == nullptr && gradient.defined() && gradient.strides() == t.strides()) return gradient;
         const auto give_back = [arena = arena_, bytes = t.nbytes()](void* data) { arena->give_back(data, bytes); };
         at::Tensor result =
-            slot == nullptr ? at::empty_like(t) : at::from_blob(slot, t.sizes(), t.strides(), give_back, t.options().requires_grad(false));
+            slot == nullptr ? at::empty_like(t)
+                            : at::from_blob(slot, t.sizes(), t.strides(), give_back, t.options().requires_grad(false));
         return gradient.defined() ? result.copy_(gradient) : result.zero_();
     }
 
@@ -115,45 +118,52 @@ private:
 ///         optimizer.step();
 ///     }
 ///
-/// - GradientStorage::borrowed, the default: large gradients have a bucket of their own, and are averaged where autograd puts them.
-///   Processes of one machine share memory for them: while a TorchReducer lives, an allocator in front of libtorch's puts results of a
-///   backward there that are as large as one of its gradients. Smaller gradients are copied into buckets and back.
-/// - GradientStorage::in_buckets, the default with UnusedParameters::find_unused, with a compressor, and in device memory: `.grad()` is a
-///   view of its bucket. `zero_grad()` drops the view, which costs a copy in the next backward; `zero_grad(false)` keeps it.
+/// - GradientStorage::borrowed, the default: large gradients have a bucket of their own, and are averaged where
+///   autograd puts them. Processes of one machine share memory for them: while a TorchReducer lives, an allocator in
+///   front of libtorch's puts results of a backward there that are as large as one of its gradients. Smaller gradients
+///   are copied into buckets and back.
+/// - GradientStorage::in_buckets, the default with UnusedParameters::find_unused, with a compressor, and in device
+///   memory: `.grad()` is a view of its bucket. `zero_grad()` drops the view, which costs a copy in the next backward;
+///   `zero_grad(false)` keeps it.
 ///
-/// With Accumulation::in_buckets a backward clears `.grad()`, so that autograd does not add up micro-batches too; `finish()` restores it.
+/// With Accumulation::in_buckets a backward clears `.grad()`, so that autograd does not add up micro-batches too;
+/// `finish()` restores it.
 ///
 /// A weight that occurs several times in the module is one parameter, ready when all its uses are accumulated.
 ///
-/// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused, ranks that did not use a
-/// parameter contribute zeros to its average. If no rank used it, its gradient stays as it was, or becomes zero if there was none;
-/// `was_used(i)` tells.
+/// `finish()` throws an error that names the parameters without a gradient. With UnusedParameters::find_unused, ranks
+/// that did not use a parameter contribute zeros to its average. If no rank used it, its gradient stays as it was, or
+/// becomes zero if there was none; `was_used(i)` tells.
 ///
-/// OverlapForward does not compile: libtorch's optimizers step all parameters at once, so they would wait for all averages before the
-/// forward.
+/// OverlapForward does not compile: libtorch's optimizers step all parameters at once, so they would wait for all
+/// averages before the forward.
 ///
-/// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it lives.
-/// `broadcast_parameters()` and `finish()` throw Error(invalid_argument) if a weight was unfrozen or has other memory, as after
-/// `torch::load`. It owns gradients in buckets: their `.grad()` is undefined after its destruction. It can be neither moved nor copied.
+/// Collective calls, threads and errors are as for Reducer. Do not add, replace, freeze or unfreeze parameters while it
+/// lives. `broadcast_parameters()` and `finish()` throw Error(invalid_argument) if a weight was unfrozen or has other
+/// memory, as after `torch::load`. It owns gradients in buckets: their `.grad()` is undefined after its destruction. It
+/// can be neither moved nor copied.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
     using Base = Reducer<B, Buckets, Overlap, Exchange>;
     using Role = detail::Role;
     static_assert(!detail::gathers_in_forward<Overlap>(),
-                  "gradsync: OverlapForward steps one parameter at a time, and libtorch's optimizers cannot; use OverlapBackward");
+                  "gradsync: OverlapForward steps one parameter at a time, and libtorch's optimizers cannot; use "
+                  "OverlapBackward");
     static constexpr bool plain = std::is_same_v<Exchange, AllReduce> && B::memory_space == MemorySpace::host;
 
 public:
-    /// Synchronises the parameters of a module, in the order of their registration, or those of a list of names and tensors. After them come
-    /// options, policies and an exchange, in any order, as for Reducer. Collective. Throws as Reducer's constructor does, and
-    /// Error(invalid_argument), naming the tensor, if one cannot be synchronised.
+    /// Synchronises the parameters of a module, in the order of their registration, or those of a list of names and
+    /// tensors. After them come options, policies and an exchange, in any order, as for Reducer. Collective. Throws as
+    /// Reducer's constructor does, and Error(invalid_argument), naming the tensor, if one cannot be synchronised.
     template <class First = ReducerOptions, class... More>
     TorchReducer(B comm, const TorchParameters& trained, First first = {}, More... more)
         : TorchGradients(comm, trained, detail::choose<ReducerOptions, Role::other, B>(first, more...), plain),
           Base(comm, this->views(), this->options_, detail::choose<Buckets, Role::buckets, B>(first, more...),
-               detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)),
+               detail::choose<Overlap, Role::overlap, B>(first, more...),
+               detail::choose<Exchange, Role::exchange, B>(first, more...)),
           hooks_(tensors, [this](std::size_t i) { mark(i); }) {
-        static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange>::template check<First, More...>());
+        static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap,
+                                      Role::exchange>::template check<First, More...>());
         if (in_buckets()) move_into_buckets();
     }
     /// Takes gradients that are in buckets from the module.
@@ -165,9 +175,9 @@ public:
         }
     }
 
-    using Base::backend, Base::begin_step, Base::clip_gradients_by_norm, Base::clip_gradients_by_value, Base::discard, Base::exchange,
-        Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order, Base::set_weight, Base::statistics,
-        Base::was_used;
+    using Base::backend, Base::begin_step, Base::clip_gradients_by_norm, Base::clip_gradients_by_value, Base::discard,
+        Base::exchange, Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order,
+        Base::set_weight, Base::statistics, Base::was_used;
 
     /// The same as in Reducer.
     void broadcast_parameters(int root = 0) {
@@ -176,13 +186,14 @@ public:
     }
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) { Base::broadcast_buffers(this->buffer_bytes(), root); }
-    /// Replaces floating buffers by their mean over the ranks, and others, such as counts of batches, by rank 0's. Call it before an
-    /// evaluation or a checkpoint. Collective.
+    /// Replaces floating buffers by their mean over the ranks, and others, such as counts of batches, by rank 0's. Call
+    /// it before an evaluation or a checkpoint. Collective.
     void average_buffers() {
         List<BufferView> floating;
         for (const at::Tensor& b : buffers)
             if (b.is_floating_point()) floating.push_back(buffer(b));
-        if (!floating.empty()) detail::all_reduce_together(backend(), ListView<const BufferView>(floating), ReduceOp::mean);
+        if (!floating.empty())
+            detail::all_reduce_together(backend(), ListView<const BufferView>(floating), ReduceOp::mean);
         Base::broadcast_buffers(this->buffer_bytes(false));
     }
 

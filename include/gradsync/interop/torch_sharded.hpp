@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Stands for your own optimizer: you step `shards()` with `torch::optim::Adam`, or another optimizer that works element by element, and
-/// call `stepped()`. LAMB and Muon need whole tensors and do not fit.
+/// Stands for your own optimizer: you step `shards()` with `torch::optim::Adam`, or another optimizer that works
+/// element by element, and call `stepped()`. LAMB and Muon need whole tensors and do not fit.
 struct ExternalOptimizer {
     std::size_t state_count() const noexcept { return 0; }
     void begin_step() noexcept {}
@@ -19,18 +19,21 @@ struct ExternalOptimizer {
 
 namespace detail {
 
-/// The common part of TorchShardedOptimizer and TorchFullyShard, which are a ShardedOptimizer and a ShardedParameters of tensors.
+/// The common part of TorchShardedOptimizer and TorchFullyShard, which are a ShardedOptimizer and a ShardedParameters
+/// of tensors.
 template <class B, class Sharded>
 class TorchSharded : protected Sharded {
 protected:
     static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
-    static_assert(!external || !Sharded::steps_inside, "gradsync: your optimizer steps after the reduction; use Zero1 or Zero2");
+    static_assert(!external || !Sharded::steps_inside,
+                  "gradsync: your optimizer steps after the reduction; use Zero1 or Zero2");
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
-    using Sharded::array_count, Sharded::backend, Sharded::begin_step, Sharded::collect_state, Sharded::distribute_state, Sharded::flush,
-        Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer, Sharded::parameters,
-        Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight, Sharded::statistics, Sharded::with_replicas;
+    using Sharded::array_count, Sharded::backend, Sharded::begin_step, Sharded::collect_state,
+        Sharded::distribute_state, Sharded::flush, Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory,
+        Sharded::no_sync, Sharded::optimizer, Sharded::parameters, Sharded::plan, Sharded::publish, Sharded::replica,
+        Sharded::set_weight, Sharded::statistics, Sharded::with_replicas;
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) { Sharded::broadcast_buffers(trained_.buffer_bytes(), root); }
@@ -62,21 +65,24 @@ public:
         forget_gradients();
     }
 
-    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; see ShardedOptimizer::step. Clears `.grad()`.
-    /// Collective, after `finish()`.
+    /// The optimizer steps this rank's shards with the gradients times `gradient_scale`; see ShardedOptimizer::step.
+    /// Clears `.grad()`. Collective, after `finish()`.
     void step(double gradient_scale = 1) {
         static_assert(!external, "gradsync: step the shards with your optimizer, then call stepped()");
         Sharded::step(gradient_scale);
         end_graphs();
     }
 
-    /// This rank's slices of the master weights: for each parameter a flat tensor of f32 (f64 for f64) in memory of this object. It is empty
-    /// if this rank has none of its elements. It has no `.grad()` if no rank used the parameter (UnusedParameters::find_unused).
+    /// This rank's slices of the master weights: for each parameter a flat tensor of f32 (f64 for f64) in memory of
+    /// this object. It is empty if this rank has none of its elements. It has no `.grad()` if no rank used the
+    /// parameter (UnusedParameters::find_unused).
     const std::vector<at::Tensor>& shards() const noexcept {
-        static_assert(external, "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
+        static_assert(external,
+                      "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
         return shards_;
     }
-    /// Scales the gradients of `shards()`, once after `finish()`; see Reducer::clip_gradients_by_norm. Collective without `total`.
+    /// Scales the gradients of `shards()`, once after `finish()`; see Reducer::clip_gradients_by_norm. Collective
+    /// without `total`.
     double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
         static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), max_norm)");
         const double norm = total ? *total : gradient_norm();
@@ -84,31 +90,34 @@ public:
             if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, max_norm));
         return norm;
     }
-    /// Call it after you have stepped `shards()`: every rank gets the new weights. Clears `.grad()`. Collective, after `finish()`.
+    /// Call it after you have stepped `shards()`: every rank gets the new weights. Clears `.grad()`. Collective, after
+    /// `finish()`.
     void stepped() {
         static_assert(external, "gradsync: call step(), which steps the optimizer");
         Sharded::step();
         end_graphs();
     }
 
-    /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the optimizer's k-th array,
-    /// from 1, under the name and ":k". Frozen parameters and buffers are not included, because every rank has them. With a root only the
-    /// root gets the state, otherwise every rank. Collective, between steps.
+    /// All state as whole tensors of f32 (f64 for f64): the master weights under the parameters' names, and the
+    /// optimizer's k-th array, from 1, under the name and ":k". Frozen parameters and buffers are not included, because
+    /// every rank has them. With a root only the root gets the state, otherwise every rank. Collective, between steps.
     std::map<std::string, at::Tensor> state_dict(std::optional<int> root = {}) {
         std::map<std::string, at::Tensor> state;
         const auto sink = [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
             at::Tensor& whole = state[key(i, a)];
             if (first == 0) whole = like(i, piece.dtype);
-            std::memcpy(static_cast<std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.data, piece.bytes());
+            std::memcpy(static_cast<std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.data,
+                        piece.bytes());
         };
         if (root) collect_state(*root, sink);
         else Sharded::collect_everywhere(sink);
         return state;
     }
 
-    /// Sets all state to the root's `state`, of any floating types, and the weights accordingly. The `state` of other ranks is ignored.
-    /// Missing arrays of the optimizer become zero, so the f32 weights of a module, taken before a cast, are a valid state. Throws on every
-    /// rank if a trainable parameter is missing or has another shape. Collective, between steps.
+    /// Sets all state to the root's `state`, of any floating types, and the weights accordingly. The `state` of other
+    /// ranks is ignored. Missing arrays of the optimizer become zero, so the f32 weights of a module, taken before a
+    /// cast, are a valid state. Throws on every rank if a trainable parameter is missing or has another shape.
+    /// Collective, between steps.
     void load_state_dict(const std::map<std::string, at::Tensor>& state, int root = 0) {
         at::Tensor whole;
         distribute_state(root, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
@@ -116,10 +125,12 @@ public:
             const auto found = state.find(key(i, a));
             const bool here = found != state.end();
             if (here ? found->second.sizes() != tensors_[i].sizes() : a == 0)
-                raise(Errc::invalid_argument, text("the state ", here ? "has a wrong shape for '" : "lacks '", key(i, a), "'"),
+                raise(Errc::invalid_argument,
+                      text("the state ", here ? "has a wrong shape for '" : "lacks '", key(i, a), "'"),
                       {.operation = "load_state_dict", .rank = root, .parameter = parameters()[i].name});
             if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
-            std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.bytes());
+            std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype),
+                        piece.bytes());
         });
         end_graphs();
     }
@@ -152,7 +163,9 @@ private:
     static at::ScalarType scalar_type(DType dtype) noexcept { return dtype == DType::f64 ? at::kDouble : at::kFloat; }
     /// A tensor of the shape and strides of parameter i.
     at::Tensor like(std::size_t i, DType dtype) const { return at::empty_like(tensors_[i], scalar_type(dtype)); }
-    std::string key(std::size_t i, std::size_t a) const { return a == 0 ? parameters()[i].name : text(parameters()[i].name, ":", a); }
+    std::string key(std::size_t i, std::size_t a) const {
+        return a == 0 ? parameters()[i].name : text(parameters()[i].name, ":", a);
+    }
 
     /// Moves the gradient that autograd made into the engine's memory.
     void mark(std::size_t i) {
@@ -161,7 +174,8 @@ private:
         const at::NoGradGuard no_graph;
         at::Tensor& gradient = tensors_[i].mutable_grad();
         const at::Tensor& t = tensors_[i];
-        at::Tensor home = at::from_blob(Sharded::acquire_gradient(i).data, t.sizes(), t.strides(), t.options().requires_grad(false));
+        at::Tensor home =
+            at::from_blob(Sharded::acquire_gradient(i).data, t.sizes(), t.strides(), t.options().requires_grad(false));
         if (!gradient.defined()) home.zero_();
         else if (gradient.layout() != at::kStrided) home.zero_().add_(gradient);
         else if (gradient.data_ptr() != home.data_ptr()) home.copy_(gradient);
@@ -180,7 +194,9 @@ private:
     /// Refuses a call after shards() were stepped, but not distributed.
     void check_stepped(const char* operation) const {
         if (averaged_ && digest() != *averaged_)
-            refuse(operation, "this rank's shards() were stepped, but no rank has the new weights; call stepped() after your optimizer");
+            refuse(operation,
+                   "this rank's shards() were stepped, but no rank has the new weights; call stepped() after your "
+                   "optimizer");
     }
     /// A digest of one element of each shard. C++ optimizers do not count versions.
     std::uint64_t digest() const {
@@ -200,35 +216,39 @@ private:
 
 /// ShardedOptimizer (ZeRO stages 1 and 2) of libtorch tensors: each rank steps its share of the weights.
 ///
-///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});  // or names and tensors, as for TorchReducer
-///     for (...) {
+///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});  // or names and tensors, as for
+///     TorchReducer for (...) {
 ///         loss_of(batch).backward();  // full buckets leave meanwhile
 ///         sharded.finish();
 ///         sharded.step();             // all ranks hold the new weights
 ///     }
 ///
-/// The weights lie in memory of this object. Its destructor waits for them, and copies them to memory of their own. With Zero2 `.grad()` is
-/// undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()` until `step()`. You need not call
-/// `zero_grad()`.
+/// The weights lie in memory of this object. Its destructor waits for them, and copies them to memory of their own.
+/// With Zero2 `.grad()` is undefined after the backward. With Zero1 it holds the sum of micro-batches under `no_sync()`
+/// until `step()`. You need not call `zero_grad()`.
 ///
-/// Collective calls, threads and errors are as for ShardedOptimizer. Do not add, replace, freeze or unfreeze parameters while it lives. It
-/// neither moves nor copies.
+/// Collective calls, threads and errors are as for ShardedOptimizer. Do not add, replace, freeze or unfreeze parameters
+/// while it lives. It neither moves nor copies.
 template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
           class Exchange = ReduceScatter>
-class TorchShardedOptimizer : public detail::TorchSharded<B, ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>> {
+class TorchShardedOptimizer
+    : public detail::TorchSharded<B, ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>> {
     using Sharded = ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>;
     using Base = detail::TorchSharded<B, Sharded>;
     using Role = detail::Role;
 
 public:
-    /// The optimizer is a FlatOptimizer or an ExternalOptimizer. After it come `ReducerOptions`, the stage, and policies, in any order. Gives
-    /// every rank the weights of rank 0. Collective. Throws as ShardedOptimizer's constructor does.
+    /// The optimizer is a FlatOptimizer or an ExternalOptimizer. After it come `ReducerOptions`, the stage, and
+    /// policies, in any order. Gives every rank the weights of rank 0. Collective. Throws as ShardedOptimizer's
+    /// constructor does.
     template <class First = ReducerOptions, class... More>
     TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, First first = {}, More... more)
-        : TorchShardedOptimizer(
-              std::move(comm), trained, detail::choose<ReducerOptions, Role::other, B>(first, more...), std::move(optimizer),
-              detail::choose<Stage, Role::stage, B>(first, more...), detail::choose<Buckets, Role::buckets, B>(first, more...),
-              detail::choose<Overlap, Role::overlap, B>(first, more...), detail::choose<Exchange, Role::exchange, B>(first, more...)) {
+        : TorchShardedOptimizer(std::move(comm), trained,
+                                detail::choose<ReducerOptions, Role::other, B>(first, more...), std::move(optimizer),
+                                detail::choose<Stage, Role::stage, B>(first, more...),
+                                detail::choose<Buckets, Role::buckets, B>(first, more...),
+                                detail::choose<Overlap, Role::overlap, B>(first, more...),
+                                detail::choose<Exchange, Role::exchange, B>(first, more...)) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
                                       Role::stage>::template check<First, More...>());
     }
@@ -238,18 +258,20 @@ public:
         } catch (...) {  // the weights are those of a failed step
         }
         for (const at::Tensor& t : tensors_)
-            if (t.requires_grad()) detail::move_storage(t, detail::move_storage(t.detach().clone(), {nullptr, at::kCPU}));
+            if (t.requires_grad())
+                detail::move_storage(t, detail::move_storage(t.detach().clone(), {nullptr, at::kCPU}));
     }
 
     using Sharded::wait_parameter;
-    /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are. Throws Error(invalid_argument) after a
-    /// micro-batch under `no_sync()`.
+    /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are. Throws
+    /// Error(invalid_argument) after a micro-batch under `no_sync()`.
     [[nodiscard]] bool rebuild_buckets()
         requires(!Base::external)
     {
         for (const at::Tensor& t : tensors_)  // they lie in the buckets
             if (t.requires_grad() && t.grad().defined())
-                detail::refuse("rebuild_buckets", "`.grad()` holds micro-batches; call finish() and step() first, or discard()");
+                detail::refuse("rebuild_buckets",
+                               "`.grad()` holds micro-batches; call finish() and step() first, or discard()");
         if (!Sharded::rebuild_buckets()) return false;
         move_into_buckets();
         return true;
@@ -258,12 +280,13 @@ public:
 private:
     using Base::tensors_;
 
-    TorchShardedOptimizer(B comm, const TorchParameters& trained, const ReducerOptions& options, O optimizer, Stage stage, Buckets buckets,
-                          Overlap overlap, Exchange exchange)
+    TorchShardedOptimizer(B comm, const TorchParameters& trained, const ReducerOptions& options, O optimizer,
+                          Stage stage, Buckets buckets, Overlap overlap, Exchange exchange)
         : Base(std::move(comm), trained, !Stage::shards_gradients && options.accumulation == Accumulation::in_gradients,
                std::move(optimizer),
-               ShardingOptions{Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
-                               ParameterStorage::in_buckets},
+               ShardingOptions{
+                   Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
+                   ParameterStorage::in_buckets},
                stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
         for (const at::Tensor& t : tensors_)
             if (t.requires_grad()) t.set_data(detail::alias(t));
@@ -271,7 +294,8 @@ private:
     }
     void move_into_buckets() {
         for (std::size_t i = 0; i < tensors_.size(); ++i)
-            if (tensors_[i].requires_grad()) detail::move_storage(tensors_[i], {Sharded::parameter_value(i).data, at::kCPU});
+            if (tensors_[i].requires_grad())
+                detail::move_storage(tensors_[i], {Sharded::parameter_value(i).data, at::kCPU});
     }
 };
 
@@ -282,8 +306,8 @@ TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
                              detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
                              detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
 
-/// ShardedParameters (ZeRO stage 3, FSDP) of libtorch tensors. Units are submodules, and their weights exist only while they run: your
-/// `forward` runs each unit with `run`, and autograd's hooks gather the weights again in the backward.
+/// ShardedParameters (ZeRO stage 3, FSDP) of libtorch tensors. Units are submodules, and their weights exist only while
+/// they run: your `forward` runs each unit with `run`, and autograd's hooks gather the weights again in the backward.
 ///
 ///     struct Net : torch::nn::Module {
 ///         torch::Tensor forward(torch::Tensor x, auto& sharded) {
@@ -293,12 +317,14 @@ TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
 ///     };
 ///     gs::TorchFullyShard sharded(comm, *model, MyAdam{...}, {"first", "last"});
 ///
-/// Parameters outside of all units stay gathered, as `replicate_below` does it for small ones. Weights of units that do not run have no
-/// memory: libtorch refuses to compute with them, or crashes. One unit runs at a time. Units do not nest, and tied weights must lie in one
-/// unit or in none. After the destruction of this object trainable weights have no memory; take them from `state_dict()` before.
+/// Parameters outside of all units stay gathered, as `replicate_below` does it for small ones. Weights of units that do
+/// not run have no memory: libtorch refuses to compute with them, or crashes. One unit runs at a time. Units do not
+/// nest, and tied weights must lie in one unit or in none. After the destruction of this object trainable weights have
+/// no memory; take them from `state_dict()` before.
 ///
-/// All ranks must run the same units in the same order; forward, backward and all other calls come from one thread. Errors are as for
-/// ShardedParameters. Do not add, replace, freeze or unfreeze parameters while it lives. It neither moves nor copies.
+/// All ranks must run the same units in the same order; forward, backward and all other calls come from one thread.
+/// Errors are as for ShardedParameters. Do not add, replace, freeze or unfreeze parameters while it lives. It neither
+/// moves nor copies.
 template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
 class TorchFullyShard : public detail::TorchSharded<B, ShardedParameters<B, O, Overlap, Exchange>> {
     using Sharded = ShardedParameters<B, O, Overlap, Exchange>;
@@ -307,16 +333,19 @@ class TorchFullyShard : public detail::TorchSharded<B, ShardedParameters<B, O, O
 
 public:
     static constexpr std::size_t no_unit = static_cast<std::size_t>(-1);  ///< Internal.
-    /// `units` are names of submodules, such as "blocks.0". The optimizer is a FlatOptimizer or an ExternalOptimizer. After the units come
-    /// `ShardedParametersOptions`, an overlap policy and an exchange, in any order. Gives every rank the weights of rank 0. Collective. Throws
-    /// as ShardedParameters' constructor does, and Error(invalid_argument) for a unit without parameters.
+    /// `units` are names of submodules, such as "blocks.0". The optimizer is a FlatOptimizer or an ExternalOptimizer.
+    /// After the units come `ShardedParametersOptions`, an overlap policy and an exchange, in any order. Gives every
+    /// rank the weights of rank 0. Collective. Throws as ShardedParameters' constructor does, and
+    /// Error(invalid_argument) for a unit without parameters.
     template <class First = ShardedParametersOptions, class... More>
-    TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units, First first = {},
-                    More... more)
-        : TorchFullyShard(std::move(comm), trained, detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
+    TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units,
+                    First first = {}, More... more)
+        : TorchFullyShard(std::move(comm), trained,
+                          detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
                           std::move(optimizer), units, detail::choose<Overlap, Role::overlap, B>(first, more...),
                           detail::choose<Exchange, Role::exchange, B>(first, more...)) {
-        static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap, Role::exchange>::template check<First, More...>());
+        static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap,
+                                      Role::exchange>::template check<First, More...>());
     }
     ~TorchFullyShard() {
         for (std::size_t k = 0; k <= units_; ++k) place(k, false);
@@ -328,12 +357,13 @@ public:
         enter(k);
         return leave(k, std::forward<F>(forward)());
     }
-    /// For units with several results: `enter(k)` gathers the weights of unit k and releases those of the unit before it. Pass each result to
-    /// `leave`, so that the weights are gathered again before its backward. Collective: a rank without a batch (`begin_step(false)`) enters the
-    /// units in the order of the others' forward and backward.
+    /// For units with several results: `enter(k)` gathers the weights of unit k and releases those of the unit before
+    /// it. Pass each result to `leave`, so that the weights are gathered again before its backward. Collective: a rank
+    /// without a batch (`begin_step(false)`) enters the units in the order of the others' forward and backward.
     void enter(std::size_t k) {
         if (k == current_) return;
-        if (k >= units_ && k != no_unit) detail::refuse("enter", detail::text("unit index ", k, " is out of range [0, ", units_, ")"));
+        if (k >= units_ && k != no_unit)
+            detail::refuse("enter", detail::text("unit index ", k, " is out of range [0, ", units_, ")"));
         if (const std::size_t last = std::exchange(current_, no_unit); last != no_unit) {
             place(last, false);
             Sharded::release(last);
@@ -364,13 +394,15 @@ private:
 
     TorchFullyShard(B comm, const TorchParameters& trained, const ShardedParametersOptions& options, O optimizer,
                     const std::vector<std::string>& units, Overlap overlap, Exchange exchange)
-        : Base(std::move(comm), trained, !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
+        : Base(std::move(comm), trained,
+               !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
                std::move(optimizer), Units(trained.units_of(units)), options, std::move(overlap), std::move(exchange)),
           units_(units.size()),
           members_(units.size() + 1) {
         for (std::size_t i = 0; i < tensors_.size(); ++i) {
             if (!tensors_[i].requires_grad()) continue;
-            const bool stays = Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
+            const bool stays =
+                Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
             members_[stays ? units_ : Sharded::unit_of(i)].push_back(i);
             tensors_[i].set_data(detail::alias(tensors_[i]));
         }
@@ -378,18 +410,21 @@ private:
         place(units_, true);
     }
 
-    /// Gives the weights of unit k their memory, or takes it away. The storage stays, because views that autograd saves share it.
+    /// Gives the weights of unit k their memory, or takes it away. The storage stays, because views that autograd saves
+    /// share it.
     void place(std::size_t k, bool here) {
         for (const std::size_t i : members_[k]) {
             if (here && tensors_[i].storage().data() != nullptr) Base::trained_.check_place(i, nullptr);
-            detail::move_storage(tensors_[i], {here ? const_cast<void*>(Sharded::parameter_value(i).data) : nullptr, at::kCPU});
+            detail::move_storage(tensors_[i],
+                                 {here ? const_cast<void*>(Sharded::parameter_value(i).data) : nullptr, at::kCPU});
         }
     }
 
     const std::size_t units_;
-    List<List<std::size_t>> members_;                                     ///< trainable parameters by unit; the last ones stay gathered
-    std::size_t current_ = no_unit;                                       ///< the unit that runs
-    std::shared_ptr<const char> alive_ = std::make_shared<const char>();  ///< for hooks of graphs that outlive this object
+    List<List<std::size_t>> members_;  ///< trainable parameters by unit; the last ones stay gathered
+    std::size_t current_ = no_unit;    ///< the unit that runs
+    std::shared_ptr<const char> alive_ =
+        std::make_shared<const char>();  ///< for hooks of graphs that outlive this object
 };
 
 template <class B, class O, class First = ShardedParametersOptions, class... More>

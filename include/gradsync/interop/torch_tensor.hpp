@@ -17,10 +17,12 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A tensor may have any strides without gaps (contiguous, channels_last, a transposed matrix). All ranks must have the same ones.
+/// A tensor may have any strides without gaps (contiguous, channels_last, a transposed matrix). All ranks must have the
+/// same ones.
 template <>
 struct buffer_traits<at::Tensor> {
-    /// Throws Error(invalid_argument) for a tensor that is undefined, not dense, of an unsupported dtype, or on an unsupported device.
+    /// Throws Error(invalid_argument) for a tensor that is undefined, not dense, of an unsupported dtype, or on an
+    /// unsupported device.
     static BufferView view(const at::Tensor& t) {
         const BufferView memory = bytes(t);
         return {memory.data, static_cast<std::size_t>(t.numel()), dtype(t), memory.space};
@@ -29,11 +31,12 @@ struct buffer_traits<at::Tensor> {
     static BufferView bytes(const at::Tensor& t) {
         if (!t.defined()) refuse("an undefined tensor has no memory: give it some, such as with torch::zeros_like");
         if (t.layout() != at::kStrided)
-            refuse(detail::text("a tensor of ", describe(t), " is sparse: make it dense (an embedding: sparse(false))"));
-        if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
             refuse(
-                detail::text("a tensor of ", describe(t),
-                             " is not contiguous: it is a part of another tensor, or expanded; pass the whole tensor, or .contiguous()"));
+                detail::text("a tensor of ", describe(t), " is sparse: make it dense (an embedding: sparse(false))"));
+        if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
+            refuse(detail::text("a tensor of ", describe(t),
+                                " is not contiguous: it is a part of another tensor, or expanded; pass the whole "
+                                "tensor, or .contiguous()"));
         return {t.data_ptr(), t.nbytes(), DType::u8, space_of(t)};
     }
 
@@ -55,8 +58,9 @@ private:
             case at::kFloat8_e5m2: return DType::f8e5m2;
 #endif
             default:
-                refuse(detail::text("a tensor of ", describe(t), " cannot be synchronised: use Float, Double, Half, BFloat16, ",
-                                    GRADSYNC_TORCH_FLOAT8 ? "Float8_e4m3fn, Float8_e5m2, " : "", "Char, Byte, Int or Long"));
+                refuse(detail::text(
+                    "a tensor of ", describe(t), " cannot be synchronised: use Float, Double, Half, BFloat16, ",
+                    GRADSYNC_TORCH_FLOAT8 ? "Float8_e4m3fn, Float8_e5m2, " : "", "Char, Byte, Int or Long"));
         }
     }
 
@@ -70,7 +74,9 @@ private:
         return detail::text(c10::toString(t.scalar_type()), " [", detail::joined(t.sizes()), "] on ", t.device().str());
     }
 
-    [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) { detail::raise(Errc::invalid_argument, what); }
+    [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) {
+        detail::raise(Errc::invalid_argument, what);
+    }
 };
 
 /// A parameter with the gradient that autograd leaves in it. If there is none yet, let gradients live in the buckets

@@ -23,12 +23,13 @@
 
 namespace gradsync::inline v0_2::kernel {
 
-/// One fused pass: combines the inputs, the leaves of a tree (core/math.hpp), and writes the result to every output. Ranks that share an
-/// address space, or a window of it, reduce with it.
+/// One fused pass: combines the inputs, the leaves of a tree (core/math.hpp), and writes the result to every output.
+/// Ranks that share an address space, or a window of it, reduce with it.
 ///
-/// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each. An output is one of the inputs, or overlaps none of them. Input
-/// i is multiplied by `scales[i]` first (empty: by 1), and the result by `factor` last; both are for floating types. The reduction computes
-/// in the accumulator's type (`accumulator_of`) and rounds once. The bits of an element depend only on the inputs, the factors and the tree.
+/// `inputs[i]` and `outputs[j]` point to `count` elements of `dtype` each. An output is one of the inputs, or overlaps
+/// none of them. Input i is multiplied by `scales[i]` first (empty: by 1), and the result by `factor` last; both are
+/// for floating types. The reduction computes in the accumulator's type (`accumulator_of`) and rounds once. The bits of
+/// an element depend only on the inputs, the factors and the tree.
 struct Reduction {
     ListView<const void* const> inputs;
     ListView<const double> scales;
@@ -37,23 +38,24 @@ struct Reduction {
     DType dtype = DType::f32;
     ReduceOp op = ReduceOp::sum;
     double factor = 1;
-    /// If inputs are nodes of a larger tree: the number of times that the last two open sums are added after input i. One sum is left at
-    /// the end.
+    /// If inputs are nodes of a larger tree: the number of times that the last two open sums are added after input i.
+    /// One sum is left at the end.
     ListView<const std::uint8_t> sums = {};
 };
 
-/// The loops over elements of one floating type, compiled for every instruction set. All other operations on 16- and 8-bit types go block
-/// by block through f32. The loops of f32 and of integers are called directly.
+/// The loops over elements of one floating type, compiled for every instruction set. All other operations on 16- and
+/// 8-bit types go block by block through f32. The loops of f32 and of integers are called directly.
 ///
-/// A program compiles the tables of the types that it names: where a C++ type becomes a DType, `register_kernels` (tables.hpp) stores its
-/// table for `kernels_of`.
+/// A program compiles the tables of the types that it names: where a C++ type becomes a DType, `register_kernels`
+/// (tables.hpp) stores its table for `kernels_of`.
 struct Kernels {
     void (*to_f32)(const void* from, float* to, std::size_t n) = nullptr;
     void (*from_f32)(const float* from, void* to, std::size_t n) = nullptr;
     bool (*all_finite)(const void* elements, std::size_t n) = nullptr;
     void (*sum)(const Reduction* r) = nullptr;  ///< the hot path: sums and means of unscaled inputs; null: 8-bit types
     // f64 only:
-    void (*to_f32_odd)(const void* from, float* to, std::size_t n) = nullptr;  ///< to be rounded again, see `round_to_odd`
+    void (*to_f32_odd)(const void* from, float* to,
+                       std::size_t n) = nullptr;  ///< to be rounded again, see `round_to_odd`
     void (*reduce)(const Reduction* r) = nullptr;
     void (*scale)(double* data, std::size_t n, double factor) = nullptr;
     void (*clamp)(double* data, std::size_t n, double limit) = nullptr;
@@ -68,10 +70,11 @@ namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void no_kernels(DType type) {
     using gradsync::detail::text;
-    gradsync::detail::raise(Errc::invalid_argument, text("no code for elements of ", type,
-                                                         " is in this program: give their type where a view of them is made, as in "
-                                                         "gs::BufferView{pointer, count, gs::DType::",
-                                                         type, "}, not afterwards in its member dtype"));
+    gradsync::detail::raise(Errc::invalid_argument,
+                            text("no code for elements of ", type,
+                                 " is in this program: give their type where a view of them is made, as in "
+                                 "gs::BufferView{pointer, count, gs::DType::",
+                                 type, "}, not afterwards in its member dtype"));
 }
 
 }  // namespace detail
@@ -94,8 +97,8 @@ using accumulator_t = std::conditional_t<is_low_precision(dtype_of<T>), float, T
 
 namespace detail {
 
-/// Sets `result` to x if x is a NaN. Comparisons have done so already, except under `-ffast-math`, which lets compilers assume that there
-/// are no NaNs.
+/// Sets `result` to x if x is a NaN. Comparisons have done so already, except under `-ffast-math`, which lets compilers
+/// assume that there are no NaNs.
 template <class A>
 GRADSYNC_ALWAYS_INLINE void keep_nan([[maybe_unused]] A x, [[maybe_unused]] A& result) noexcept {
 #if __FINITE_MATH_ONLY__
@@ -140,8 +143,8 @@ void from_f32(const float* from, void* to, std::size_t n) {
     dispatch<Convert>(from, static_cast<T*>(to), n);
 }
 
-/// Converts `n` elements of f64. An inexact result gets an odd last bit, so that a second rounding, to fewer bits, gives what a single one
-/// would. It uses integers, because a thread may flush denormals to zero.
+/// Converts `n` elements of f64. An inexact result gets an odd last bit, so that a second rounding, to fewer bits,
+/// gives what a single one would. It uses integers, because a thread may flush denormals to zero.
 inline void round_to_odd(const void* from, float* to, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) {
         const auto bits = __builtin_bit_cast(std::uint64_t, static_cast<const double*>(from)[i]);
@@ -151,7 +154,8 @@ inline void round_to_odd(const void* from, float* to, std::size_t n) {
         if (exponent < 1023 - 149) {  // less than every f32
             result = magnitude != 0;
         } else if (exponent < 1023 - 126) {  // a denormal
-            const std::uint64_t whole = (magnitude & 0xf'ffff'ffff'ffffu) | std::uint64_t{1} << 52, shift = 1023 - 126 + 29 - exponent;
+            const std::uint64_t whole = (magnitude & 0xf'ffff'ffff'ffffu) | std::uint64_t{1} << 52,
+                                shift = 1023 - 126 + 29 - exponent;
             result = whole >> shift | ((whole & ((std::uint64_t{1} << shift) - 1)) != 0);
         }
         if (exponent >= 1023 + 128) result = 0x7f80'0000u;
@@ -160,7 +164,8 @@ inline void round_to_odd(const void* from, float* to, std::size_t n) {
     }
 }
 
-/// The number of elements that go through f32 at a time; a multiple of all constant lengths of loops. A block stays in the cache.
+/// The number of elements that go through f32 at a time; a multiple of all constant lengths of loops. A block stays in
+/// the cache.
 inline constexpr std::size_t elementwise_block = 1024;
 
 /// Calls `pass(first, n)` for one block after another.
@@ -172,8 +177,8 @@ void for_blocks(std::size_t count, Pass pass) {
 
 }  // namespace detail
 
-/// Converts `n` elements from one floating type to another, with the widest vectors of the processor. The ranges must not overlap. They
-/// need no alignment beyond that of their elements.
+/// Converts `n` elements from one floating type to another, with the widest vectors of the processor. The ranges must
+/// not overlap. They need no alignment beyond that of their elements.
 [[gnu::noinline]] inline void convert(const void* from, DType from_type, void* to, DType to_type, std::size_t n) {
     if (n == 0) return;
     if (from_type == to_type) {
@@ -187,8 +192,8 @@ void for_blocks(std::size_t count, Pass pass) {
         const Kernels& out = kernels_of(to_type);
         detail::for_blocks(n, [&](std::size_t first, std::size_t size) {
             alignas(64) float block[detail::elementwise_block];
-            (in.to_f32_odd != nullptr ? in.to_f32_odd : in.to_f32)(static_cast<const std::byte*>(from) + first * size_of(from_type), block,
-                                                                   size);
+            (in.to_f32_odd != nullptr ? in.to_f32_odd : in.to_f32)(
+                static_cast<const std::byte*>(from) + first * size_of(from_type), block, size);
             out.from_f32(block, static_cast<std::byte*>(to) + first * size_of(to_type), size);
         });
     }

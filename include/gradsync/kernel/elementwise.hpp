@@ -3,9 +3,8 @@
 
 #include "../core/buffer_view.hpp"
 
-/// @file
-/// Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take floating types, compute in the
-/// accumulator's type, and round once.
+/// @file Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take
+/// floating types, compute in the accumulator's type, and round once.
 
 namespace gradsync::inline v0_2::kernel {
 
@@ -13,9 +12,11 @@ namespace detail {
 
 template <class Op>
 void in_place(BufferView buffer, double operand, void (*Kernels::*of_double)(double*, std::size_t, double)) {
-    if (buffer.dtype == DType::f32) return dispatch<InPlace<Op>>(static_cast<float*>(buffer.data), buffer.count, operand);
+    if (buffer.dtype == DType::f32)
+        return dispatch<InPlace<Op>>(static_cast<float*>(buffer.data), buffer.count, operand);
     const Kernels& kernels = kernels_of(buffer.dtype);
-    if (buffer.dtype == DType::f64) return (kernels.*of_double)(static_cast<double*>(buffer.data), buffer.count, operand);
+    if (buffer.dtype == DType::f64)
+        return (kernels.*of_double)(static_cast<double*>(buffer.data), buffer.count, operand);
     for_blocks(buffer.count, [&](std::size_t first, std::size_t n) {
         alignas(64) float block[elementwise_block];
         void* const elements = buffer.subview(first, n).data;
@@ -27,18 +28,22 @@ void in_place(BufferView buffer, double operand, void (*Kernels::*of_double)(dou
 
 }  // namespace detail
 
-/// to[i] = from[i], converted if the types differ. Both have the same count. They are the same memory, or do not overlap.
+/// to[i] = from[i], converted if the types differ. Both have the same count. They are the same memory, or do not
+/// overlap.
 inline void copy(ConstBufferView from, BufferView to) {
     if (from.data != to.data) convert(from.data, from.dtype, to.data, to.dtype, to.count);
 }
 
 /// to[i] += from[i], in the accumulator's type of `to`. Both have the same count, and do not overlap.
 inline void add(BufferView to, ConstBufferView from) {
-    (to.dtype == DType::f64 ? kernels_of(DType::f64).add : detail::add<float>)(to.data, to.dtype, from.data, from.dtype, to.count);
+    (to.dtype == DType::f64 ? kernels_of(DType::f64).add : detail::add<float>)(to.data, to.dtype, from.data, from.dtype,
+                                                                               to.count);
 }
 
 /// data[i] *= factor.
-inline void scale(BufferView buffer, double factor) { detail::in_place<detail::Product>(buffer, factor, &Kernels::scale); }
+inline void scale(BufferView buffer, double factor) {
+    detail::in_place<detail::Product>(buffer, factor, &Kernels::scale);
+}
 
 /// data[i] = min(max(data[i], -limit), limit); a NaN stays.
 inline void clamp(BufferView buffer, double limit) { detail::in_place<detail::Clamp>(buffer, limit, &Kernels::clamp); }
@@ -46,7 +51,9 @@ inline void clamp(BufferView buffer, double limit) { detail::in_place<detail::Cl
 /// The sum of the squares, in double. The result does not depend on the processor.
 inline double sum_of_squares(ConstBufferView buffer) {
     double sums[detail::square_sums] = {};
-    const auto add_floats = [&](const float* data, std::size_t n) { dispatch<detail::SumOfSquares>(data, n, static_cast<double*>(sums)); };
+    const auto add_floats = [&](const float* data, std::size_t n) {
+        dispatch<detail::SumOfSquares>(data, n, static_cast<double*>(sums));
+    };
     if (buffer.dtype == DType::f64) {
         kernels_of(DType::f64).add_squares(static_cast<const double*>(buffer.data), buffer.count, sums);
     } else if (buffer.dtype == DType::f32) {

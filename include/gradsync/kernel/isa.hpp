@@ -4,13 +4,14 @@
 /// @file
 /// Run-time choice of the vector instruction set. Users need no compiler flag.
 ///
-/// A kernel is a type with one static function `run(args...)`, marked `GRADSYNC_ALWAYS_INLINE` and written with plain loops or the
-/// compiler's vector types. `dispatch<Kernel>(args...)` runs the copy compiled for the widest instruction set of this processor. Functions
-/// that `run` calls on elements must be always-inline too: a function that is not inlined keeps the baseline's instructions. AVX-512 brings
-/// fused multiply-add, which compilers use for `a + b * c` in one expression. Keep products and sums of floats in separate loops, or the
-/// bits differ by processor.
+/// A kernel is a type with one static function `run(args...)`, marked `GRADSYNC_ALWAYS_INLINE` and written with plain
+/// loops or the compiler's vector types. `dispatch<Kernel>(args...)` runs the copy compiled for the widest instruction
+/// set of this processor. Functions that `run` calls on elements must be always-inline too: a function that is not
+/// inlined keeps the baseline's instructions. AVX-512 brings fused multiply-add, which compilers use for `a + b * c` in
+/// one expression. Keep products and sums of floats in separate loops, or the bits differ by processor.
 ///
-/// Some functions in other headers are `template <class = void>`: they take long to compile, and only files that call them compile them.
+/// Some functions in other headers are `template <class = void>`: they take long to compile, and only files that call
+/// them compile them.
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #include <cpuid.h>
@@ -35,8 +36,8 @@ inline Isa isa() noexcept {
 #if GRADSYNC_X86_DISPATCH
     static const Isa best = [] {
         __builtin_cpu_init();
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512dq"))
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
             return Isa::avx512;
         unsigned eax, ebx, ecx, edx;  // not all compilers know F16C by name
         const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
@@ -53,7 +54,8 @@ void run_baseline(Args... args) {
     Kernel::run(args...);
 }
 
-// g++ clears the upper halves of vector registers at -O2 only. Left as they are, they slow down the caller's SSE instructions.
+// g++ clears the upper halves of vector registers at -O2 only. Left as they are, they slow down the caller's SSE
+// instructions.
 #if GRADSYNC_X86_DISPATCH
 template <class Kernel, class... Args>
 [[gnu::target("avx2,f16c")]] void run_avx2(Args... args) {
@@ -68,7 +70,8 @@ template <class Kernel, class... Args>
 }
 #endif
 
-/// `dispatch` for kernels written with vector types: runs `Kernel::With<bytes>`, where `bytes` is the size of a register.
+/// `dispatch` for kernels written with vector types: runs `Kernel::With<bytes>`, where `bytes` is the size of a
+/// register.
 template <class Kernel, class... Args>
 void dispatch_vectors(Args... args) {
 #if GRADSYNC_X86_DISPATCH

@@ -14,8 +14,8 @@ namespace detail {
 /// The bits of x without its sign. As integers they order numbers by magnitude, NaN last.
 GRADSYNC_ALWAYS_INLINE std::uint32_t magnitude_bits(float x) { return std::bit_cast<std::uint32_t>(x) & 0x7fffffffu; }
 
-/// Calls visit(i, bits) in order for the elements whose magnitude is at least `floor`. Most blocks have none, and are skipped after one
-/// vectorised test.
+/// Calls visit(i, bits) in order for the elements whose magnitude is at least `floor`. Most blocks have none, and are
+/// skipped after one vectorised test.
 template <class Visit>
 GRADSYNC_ALWAYS_INLINE void for_large(const float* data, std::size_t count, std::uint32_t floor, Visit visit) {
     constexpr std::size_t block = 32;
@@ -32,8 +32,10 @@ GRADSYNC_ALWAYS_INLINE void for_large(const float* data, std::size_t count, std:
 }
 
 struct TakeLargest {
-    GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) {
-        // Finds the k-th largest magnitude digit by digit from the top (11, 10 and 10 bits), and how many elements with it to take.
+    GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::size_t k, std::uint32_t* places,
+                                           float* values) {
+        // Finds the k-th largest magnitude digit by digit from the top (11, 10 and 10 bits), and how many elements with
+        // it to take.
         std::size_t wanted = k;
         std::uint32_t counts[4][2048] = {};  // four tables, because in one an addition would wait for the one before
         std::size_t i = 0;
@@ -65,7 +67,8 @@ struct TakeLargest {
 
 private:
     /// The digit of the `wanted`-th largest element; `wanted` becomes its rank among the elements with this digit.
-    GRADSYNC_ALWAYS_INLINE static std::uint32_t digit_of(const std::uint32_t* counts, std::uint32_t digit, std::size_t& wanted) {
+    GRADSYNC_ALWAYS_INLINE static std::uint32_t digit_of(const std::uint32_t* counts, std::uint32_t digit,
+                                                         std::size_t& wanted) {
         for (; counts[digit] < wanted; --digit) wanted -= counts[digit];
         return digit;
     }
@@ -93,8 +96,9 @@ inline float largest_magnitude(const float* x, std::size_t count) {
     return std::bit_cast<float>(bits);
 }
 
-/// Takes the k elements of largest magnitude out of `data`. Writes their k indices, ascending, and their k values, and sets them to 0 in
-/// `data`. A NaN is larger than every number; of equal magnitudes the first are taken. k <= count < 2^32. Exact.
+/// Takes the k elements of largest magnitude out of `data`. Writes their k indices, ascending, and their k values, and
+/// sets them to 0 in `data`. A NaN is larger than every number; of equal magnitudes the first are taken. k <= count <
+/// 2^32. Exact.
 inline void take_largest(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) {
     if (k != 0) dispatch<detail::TakeLargest>(data, count, k, places, values);
 }

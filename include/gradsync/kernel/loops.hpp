@@ -55,7 +55,8 @@ struct Add {
 /// to[i] += from[i]. A is the accumulator type of `to`.
 template <class A>
 void add(void* to, DType to_type, const void* from, DType from_type, std::size_t count) {
-    if (to_type == dtype_of<A> && from_type == dtype_of<A>) return dispatch<Add>(static_cast<A*>(to), static_cast<const A*>(from), count);
+    if (to_type == dtype_of<A> && from_type == dtype_of<A>)
+        return dispatch<Add>(static_cast<A*>(to), static_cast<const A*>(from), count);
     for_blocks(count, [&](std::size_t first, std::size_t n) {
         alignas(64) A sums[elementwise_block];
         alignas(64) A summands[elementwise_block];
@@ -70,8 +71,8 @@ void add(void* to, DType to_type, const void* from, DType from_type, std::size_t
 /// The number of partial sums. It is the same for every vector width, so that the bits do not depend on the processor.
 inline constexpr std::size_t square_sums = 16;
 
-/// Keeps the compiler from fusing the product in `value` with a sum that follows (see isa.hpp), and from reordering a sum, as it may under
-/// `-ffast-math`.
+/// Keeps the compiler from fusing the product in `value` with a sum that follows (see isa.hpp), and from reordering a
+/// sum, as it may under `-ffast-math`.
 template <class T>
 GRADSYNC_ALWAYS_INLINE void round_now(T& value) {
     asm("" : "+m"(value));

@@ -5,11 +5,10 @@
 #include "elementwise.hpp"
 #include "largest.hpp"
 
-/// @file
-/// Products of a matrix and a few vectors, in f32. Matrices have m rows and n columns, row by row in memory. The r vectors of a side are
-/// consecutive in memory: `left` has r of m elements, `right` has r of n. Products are rounded before they are added, and added in an
-/// order that does not depend on the vector width. The bits are therefore the same on every processor: ranks that repeat a computation
-/// need the same result.
+/// @file Products of a matrix and a few vectors, in f32. Matrices have m rows and n columns, row by row in memory. The
+/// r vectors of a side are consecutive in memory: `left` has r of m elements, `right` has r of n. Products are rounded
+/// before they are added, and added in an order that does not depend on the vector width. The bits are therefore the
+/// same on every processor: ranks that repeat a computation need the same result.
 
 namespace gradsync::inline v0_2::kernel {
 
@@ -40,7 +39,8 @@ struct Dot {
 
 /// to += factor * x
 struct AddMultiple {
-    GRADSYNC_ALWAYS_INLINE static void run(float* __restrict to, float factor, const float* __restrict x, std::size_t count) {
+    GRADSYNC_ALWAYS_INLINE static void run(float* __restrict to, float factor, const float* __restrict x,
+                                           std::size_t count) {
         std::size_t first = 0;
         for (; first + dot_block <= count; first += dot_block) {
             alignas(64) float products[dot_block];
@@ -57,40 +57,44 @@ struct AddMultiple {
 };
 
 struct TimesRight {
-    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r,
-                                           float* left) {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* right,
+                                           std::size_t r, float* left) {
         for (std::size_t i = 0; i < m; ++i)
             for (std::size_t c = 0; c < r; ++c) Dot::run(matrix + i * n, right + c * n, n, left + c * m + i);
     }
 };
 struct LeftTimes {
-    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r,
-                                           float* right) {
+    GRADSYNC_ALWAYS_INLINE static void run(const float* matrix, std::size_t m, std::size_t n, const float* left,
+                                           std::size_t r, float* right) {
         for (std::size_t j = 0; j < r * n; ++j) right[j] = 0;
         for (std::size_t i = 0; i < m; ++i)
             for (std::size_t c = 0; c < r; ++c) AddMultiple::run(right + c * n, left[c * m + i], matrix + i * n, n);
     }
 };
 struct AddProduct {
-    GRADSYNC_ALWAYS_INLINE static void run(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right,
-                                           std::size_t r, float sign) {
+    GRADSYNC_ALWAYS_INLINE static void run(float* matrix, std::size_t m, std::size_t n, const float* left,
+                                           const float* right, std::size_t r, float sign) {
         for (std::size_t i = 0; i < m; ++i)
-            for (std::size_t c = 0; c < r; ++c) AddMultiple::run(matrix + i * n, sign * left[c * m + i], right + c * n, n);
+            for (std::size_t c = 0; c < r; ++c)
+                AddMultiple::run(matrix + i * n, sign * left[c * m + i], right + c * n, n);
     }
 };
 
 }  // namespace detail
 
 /// left[c] = matrix * right[c]
-inline void times_right(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r, float* left) {
+inline void times_right(const float* matrix, std::size_t m, std::size_t n, const float* right, std::size_t r,
+                        float* left) {
     dispatch<detail::TimesRight>(matrix, m, n, right, r, left);
 }
 /// right[c] = matrix^T * left[c]
-inline void left_times(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r, float* right) {
+inline void left_times(const float* matrix, std::size_t m, std::size_t n, const float* left, std::size_t r,
+                       float* right) {
     dispatch<detail::LeftTimes>(matrix, m, n, left, r, right);
 }
 /// matrix += sign * (sum over c of left[c] * right[c]^T)
-inline void add_product(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right, std::size_t r, float sign = 1) {
+inline void add_product(float* matrix, std::size_t m, std::size_t n, const float* left, const float* right,
+                        std::size_t r, float sign = 1) {
     dispatch<detail::AddProduct>(matrix, m, n, left, right, r, sign);
 }
 inline float dot(const float* a, const float* b, std::size_t count) {
@@ -99,8 +103,9 @@ inline float dot(const float* a, const float* b, std::size_t count) {
     return result;
 }
 
-/// Makes the r vectors of `count` elements orthonormal in place, one after the other (Gram-Schmidt). A vector within the span of the
-/// earlier ones, up to rounding, becomes zero. Returns false if an element is not finite; the vectors are then unspecified.
+/// Makes the r vectors of `count` elements orthonormal in place, one after the other (Gram-Schmidt). A vector within
+/// the span of the earlier ones, up to rounding, becomes zero. Returns false if an element is not finite; the vectors
+/// are then unspecified.
 inline bool orthonormalise(float* vectors, std::size_t count, std::size_t r) {
     constexpr float rounding = 1e-10f;  // for squares
     constexpr float smallest = 1e-37f;  // its inverse is finite

@@ -5,9 +5,9 @@
 #include "elementwise.hpp"
 #include "host_buffer.hpp"
 
-/// @file
-/// The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels, which are synchronous.
-/// Other memory uses the backend's own passes (BackendAbilities::device_passes and BackendAbilities::wait_on).
+/// @file The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels,
+/// which are synchronous. Other memory uses the backend's own passes (BackendAbilities::device_passes and
+/// BackendAbilities::wait_on).
 
 namespace gradsync::inline v0_2::detail {
 
@@ -20,7 +20,8 @@ struct HostPasses {
     static void clear(BufferView buffer) noexcept {
         if (buffer.bytes() != 0) std::memset(buffer.data, 0, buffer.bytes());
     }
-    /// Copies from the backend's memory to the host's; `write` copies the other way. The copy is complete when they return.
+    /// Copies from the backend's memory to the host's; `write` copies the other way. The copy is complete when they
+    /// return.
     static void read(ConstBufferView from, void* to) noexcept {
         if (from.bytes() != 0) std::memcpy(to, from.data, from.bytes());
     }
@@ -44,9 +45,10 @@ auto passes_of(B& backend) {
     if constexpr (abilities_of<B>.device_passes) {
         return backend.passes();
     } else {
-        static_assert(B::memory_space == MemorySpace::host,
-                      "gradsync: a backend of device memory needs passes(), stream() and host() to be used by a Reducer; see "
-                      "gradsync/kernel/passes.hpp");
+        static_assert(
+            B::memory_space == MemorySpace::host,
+            "gradsync: a backend of device memory needs passes(), stream() and host() to be used by a Reducer; see "
+            "gradsync/kernel/passes.hpp");
         return HostPasses();
     }
 }

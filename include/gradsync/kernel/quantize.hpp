@@ -6,10 +6,10 @@
 #include "elementwise.hpp"
 #include "largest.hpp"
 
-/// @file
-/// Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be shorter. A block is written as
-/// its step, an f32, and one level per element, in whole 32-bit words; an element is about level * step. Products are rounded before they
-/// are added, so that the results have the same bits on every processor.
+/// @file Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be
+/// shorter. A block is written as its step, an f32, and one level per element, in whole 32-bit words; an element is
+/// about level * step. Products are rounded before they are added, so that the results have the same bits on every
+/// processor.
 ///
 /// | bits | a level is | the step |
 /// |---|---|---|
@@ -31,8 +31,9 @@ constexpr std::size_t quantized_words(std::size_t count, unsigned bits) noexcept
 
 namespace detail {
 
-/// Writes and reads the levels of a block of n elements. A byte holds one level of each part of the block: the whole, two halves or eight
-/// eighths. The first part has loops of its own, so that with one part or two the compiler knows every shift.
+/// Writes and reads the levels of a block of n elements. A byte holds one level of each part of the block: the whole,
+/// two halves or eight eighths. The first part has loops of its own, so that with one part or two the compiler knows
+/// every shift.
 template <unsigned bits>
 struct Levels {
     static constexpr int most = bits == 1 ? 1 : (1 << (bits - 1)) - 1;
@@ -43,7 +44,8 @@ struct Levels {
         for (unsigned k = 1; k < 8 / bits && k * part < n; ++k) {
             const int* const of_part = levels + k * part;
             const std::size_t m = n - k * part < part ? n - k * part : part;
-            for (std::size_t i = 0; i < m; ++i) bytes[i] = static_cast<std::uint8_t>(bytes[i] | code_of(of_part[i]) << k * bits);
+            for (std::size_t i = 0; i < m; ++i)
+                bytes[i] = static_cast<std::uint8_t>(bytes[i] | code_of(of_part[i]) << k * bits);
         }
     }
     GRADSYNC_ALWAYS_INLINE static void read(const std::uint8_t* bytes, std::size_t n, float step, float* to) {
@@ -58,10 +60,13 @@ struct Levels {
 
 private:
     // With 4 bits, levels are above -8; with 1 bit, the bit is the sign.
-    GRADSYNC_ALWAYS_INLINE static int code_of(int level) { return bits == 8 ? level : bits == 4 ? level + 8 : level < 0 ? 1 : 0; }
+    GRADSYNC_ALWAYS_INLINE static int code_of(int level) {
+        return bits == 8 ? level : bits == 4 ? level + 8 : level < 0 ? 1 : 0;
+    }
     GRADSYNC_ALWAYS_INLINE static float value_of(int code, float step) {
         if constexpr (bits == 1)
-            return std::bit_cast<float>(std::bit_cast<std::uint32_t>(step) ^ static_cast<std::uint32_t>(code & 1) << 31);
+            return std::bit_cast<float>(std::bit_cast<std::uint32_t>(step) ^ static_cast<std::uint32_t>(code & 1)
+                                                                                 << 31);
         else return static_cast<float>(bits == 8 ? static_cast<std::int8_t>(code) : (code & 15) - 8) * step;
     }
 };
@@ -71,7 +76,8 @@ template <unsigned bits>
 struct Quantize {
     GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::uint32_t* words) {
         std::size_t first = 0;
-        for (; first + quantized_block <= count; first += quantized_block, words += quantized_words(quantized_block, bits))
+        for (; first + quantized_block <= count;
+             first += quantized_block, words += quantized_words(quantized_block, bits))
             block(data + first, quantized_block, words);
         if (first < count) block(data + first, count - first, words);
     }
@@ -112,14 +118,16 @@ private:
         if (largest >= infinity_bits) return std::numeric_limits<float>::quiet_NaN();
         float step = std::bit_cast<float>(largest) / Levels<bits>::most;
         if constexpr (bits == 1) step = mean_magnitude(x, n);
-        constexpr float limit = std::numeric_limits<float>::max() / Levels<bits>::most *
-                                (1 - std::numeric_limits<float>::epsilon());  // so that rounding does not make it infinite
+        constexpr float limit =
+            std::numeric_limits<float>::max() / Levels<bits>::most *
+            (1 - std::numeric_limits<float>::epsilon());  // so that rounding does not make it infinite
         return step < std::numeric_limits<float>::min() ? 0 : step < limit ? step : limit;
     }
     GRADSYNC_ALWAYS_INLINE static float mean_magnitude(const float* x, std::size_t n) {
         constexpr std::size_t lanes = 16;
         const float part = 1 / static_cast<float>(n);
-        alignas(64) float parts[quantized_block] = {};  // divided before they are added, so that the sum does not overflow
+        alignas(
+            64) float parts[quantized_block] = {};  // divided before they are added, so that the sum does not overflow
         for (std::size_t i = 0; i < n; ++i) parts[i] = std::bit_cast<float>(magnitude_bits(x[i])) * part;
         round_now(parts);
         float sums[lanes] = {};
@@ -132,23 +140,26 @@ private:
     GRADSYNC_ALWAYS_INLINE static int sign_of(float x) { return std::bit_cast<std::uint32_t>(x) >> 31 != 0 ? -1 : 1; }
     GRADSYNC_ALWAYS_INLINE static int nearest_level(float steps) {
         const int level = static_cast<int>(steps + (steps < 0 ? -0.5f : 0.5f));
-        return level > Levels<bits>::most ? Levels<bits>::most : level < -Levels<bits>::most ? -Levels<bits>::most : level;
+        return level > Levels<bits>::most    ? Levels<bits>::most
+               : level < -Levels<bits>::most ? -Levels<bits>::most
+                                             : level;
     }
 };
 
 template <unsigned bits>
 struct SumQuantized {
-    GRADSYNC_ALWAYS_INLINE static void run(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count,
-                                           float factor, float* sums) {
+    GRADSYNC_ALWAYS_INLINE static void run(const std::uint32_t* words, std::size_t stride, std::size_t messages,
+                                           std::size_t count, float factor, float* sums) {
         std::size_t first = 0;
-        for (; first + quantized_block <= count; first += quantized_block, words += quantized_words(quantized_block, bits))
+        for (; first + quantized_block <= count;
+             first += quantized_block, words += quantized_words(quantized_block, bits))
             block(words, stride, messages, quantized_block, factor, sums + first);
         if (first < count) block(words, stride, messages, count - first, factor, sums + first);
     }
 
 private:
-    GRADSYNC_ALWAYS_INLINE static void block(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t n,
-                                             float factor, float* to) {
+    GRADSYNC_ALWAYS_INLINE static void block(const std::uint32_t* words, std::size_t stride, std::size_t messages,
+                                             std::size_t n, float factor, float* to) {
         alignas(64) float sum[quantized_block] = {};
         for (std::size_t r = 0; r < messages; ++r, words += stride) {
             float step;
@@ -177,16 +188,17 @@ void dispatch_bits(unsigned bits, Args... args) {
 
 }  // namespace detail
 
-/// Writes `data` as `quantized_words(count, bits)` words, and leaves the remainder, data - levels * step, in `data`. A block with an
-/// element that is not finite leaves zeros. A block whose step would be denormal leaves all its elements. `bits` is 1, 4 or 8.
+/// Writes `data` as `quantized_words(count, bits)` words, and leaves the remainder, data - levels * step, in `data`. A
+/// block with an element that is not finite leaves zeros. A block whose step would be denormal leaves all its elements.
+/// `bits` is 1, 4 or 8.
 inline void quantize(float* data, std::size_t count, unsigned bits, std::uint32_t* words) {
     detail::dispatch_bits<detail::Quantize>(bits, data, count, words);
 }
 
-/// sums[i] = factor * the sum of element i over `messages` quantized messages of `count` elements, in order. Message r begins at word
-/// r * stride. `bits` is 1, 4 or 8.
-inline void sum_quantized(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count, unsigned bits,
-                          float factor, float* sums) {
+/// sums[i] = factor * the sum of element i over `messages` quantized messages of `count` elements, in order. Message r
+/// begins at word r * stride. `bits` is 1, 4 or 8.
+inline void sum_quantized(const std::uint32_t* words, std::size_t stride, std::size_t messages, std::size_t count,
+                          unsigned bits, float factor, float* sums) {
     detail::dispatch_bits<detail::SumQuantized>(bits, words, stride, messages, count, factor, sums);
 }
 

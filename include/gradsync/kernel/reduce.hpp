@@ -40,8 +40,9 @@ struct Conversions {
     void (*round)(const A* from, void* to, std::size_t n) = nullptr;
 };
 
-/// Any operation on any number of inputs, block by block through accumulators of type A, which stay in the first-level cache. All loops have
-/// the length of a whole block, a constant, so that they are vectorised at -O2; the last block is padded.
+/// Any operation on any number of inputs, block by block through accumulators of type A, which stay in the first-level
+/// cache. All loops have the length of a whole block, a constant, so that they are vectorised at -O2; the last block is
+/// padded.
 template <class A>
 struct BlockedReduce {
     static constexpr std::size_t block = 256;
@@ -65,7 +66,8 @@ struct BlockedReduce {
             multiply(*open, r->factor);
             const void* rounded = *open;  // once, then copied to all outputs from the cache
             if (conversions.round) conversions.round(*open, elements, block), rounded = elements;
-            for (void* output : r->outputs) std::memcpy(static_cast<std::byte*>(output) + first * size, rounded, n * size);
+            for (void* output : r->outputs)
+                std::memcpy(static_cast<std::byte*>(output) + first * size, rounded, n * size);
         }
     }
 
@@ -90,25 +92,30 @@ private:
     }
 };
 
-/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value depends on the instruction
-/// set.
+/// A vector type with `bytes` bytes of numbers. Pass it by reference only: the convention for passing it by value
+/// depends on the instruction set.
 template <class T, std::size_t bytes>
 struct Pack {
     using type [[gnu::vector_size(bytes)]] = T;
 };
 
-/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same bits as `convert_block`.
+/// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same
+/// bits as `convert_block`.
 ///
-/// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds two elements of a
-/// 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without a shuffle.
+/// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds
+/// two elements of a 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without
+/// a shuffle.
 template <Element T, std::size_t register_bytes>
 struct Packs {
 private:
-    /// True if F16C converts, which is part of `Isa::avx2` and wider. It gives the same bits, even if the thread flushes to zero.
-    static constexpr bool processor_converts = GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
+    /// True if F16C converts, which is part of `Isa::avx2` and wider. It gives the same bits, even if the thread
+    /// flushes to zero.
+    static constexpr bool processor_converts =
+        GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
 
     using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
-    using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;  ///< the elements of a register, in 16 bits each
+    using HalfWords = typename detail::Pack<std::uint32_t,
+                                            register_bytes / 2>::type;  ///< the elements of a register, in 16 bits each
 
 public:
     using A = accumulator_t<T>;
@@ -118,7 +125,8 @@ public:
     static constexpr std::size_t bytes = elements * sizeof(T);
 
     /// Elements of a step, as in memory.
-    using Stored = std::conditional_t<processor_converts, HalfWords, std::conditional_t<is_low_precision(dtype_of<T>), Words, Pack>>;
+    using Stored = std::conditional_t<processor_converts, HalfWords,
+                                      std::conditional_t<is_low_precision(dtype_of<T>), Words, Pack>>;
     static constexpr std::size_t stores = bytes / sizeof(Stored);
 
     GRADSYNC_ALWAYS_INLINE static void load(const void* from, Pack (&to)[2]) {
@@ -205,8 +213,8 @@ template <class T>
     }
 }
 
-/// The hot path: a sum or mean of unscaled inputs, in registers. Each element is loaded once per input and stored once per output. Same
-/// bits as BlockedReduce.
+/// The hot path: a sum or mean of unscaled inputs, in registers. Each element is loaded once per input and stored once
+/// per output. Same bits as BlockedReduce.
 template <class T>
 struct RegisterSum {
     template <std::size_t register_bytes>
@@ -214,9 +222,9 @@ struct RegisterSum {
         using Step = Packs<T, register_bytes>;
 
         GRADSYNC_ALWAYS_INLINE static void run(const Reduction* r) {
-            // Loops over a few inputs and outputs cost as much as their bodies, so they are unrolled for up to four ranks (types other than
-            // float: for two, to save compile time). Otherwise two steps share the loops, except for low-precision types, whose steps do
-            // more (measured: docs/background/lab-notes.md).
+            // Loops over a few inputs and outputs cost as much as their bodies, so they are unrolled for up to four
+            // ranks (types other than float: for two, to save compile time). Otherwise two steps share the loops,
+            // except for low-precision types, whose steps do more (measured: docs/background/lab-notes.md).
             const std::size_t ranks = r->inputs.size() == r->outputs.size() ? r->inputs.size() : 0;
             std::size_t first = 0;
             if (ranks == 2) first = sum_each<2>(r);
@@ -227,7 +235,8 @@ struct RegisterSum {
             constexpr std::size_t steps = is_low_precision(dtype_of<T>) || rarely_used ? 1 : 2;
             if (first == 0) {
                 first = sum_all<steps>(r->inputs, r->outputs, r->count * sizeof(T), r->factor);
-                if constexpr (steps > 1) first = sum_all<1>(r->inputs, r->outputs, r->count * sizeof(T), r->factor, first);
+                if constexpr (steps > 1)
+                    first = sum_all<1>(r->inputs, r->outputs, r->count * sizeof(T), r->factor, first);
             }
             if (first / sizeof(T) < r->count) sum_rest<T>(*r, first / sizeof(T));
         }
@@ -250,17 +259,19 @@ struct RegisterSum {
             return sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
-        /// Processes `steps` steps per iteration, from byte `first` on. Returns the number of bytes done: all whole iterations.
+        /// Processes `steps` steps per iteration, from byte `first` on. Returns the number of bytes done: all whole
+        /// iterations.
         template <std::size_t steps, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs, std::size_t bytes, double factor,
-                                                          std::size_t first = 0) {
+        GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs,
+                                                          std::size_t bytes, double factor, std::size_t first = 0) {
             constexpr std::size_t all = steps * Step::bytes;
             for (; first + all <= bytes; first += all) sum_some<steps>(inputs, outputs, first, factor);
             return first;
         }
 
         template <std::size_t steps, class Inputs, class Outputs>
-        GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first, double factor) {
+        GRADSYNC_ALWAYS_INLINE static void sum_some(const Inputs& inputs, const Outputs& outputs, std::size_t first,
+                                                    double factor) {
             const std::size_t n = std::size(inputs), groups = (n + 7) / 8;
             Pack sum[steps][2];
             sum_up<8>(&inputs[0], n, first, sum);
@@ -271,7 +282,8 @@ struct RegisterSum {
                     for (std::size_t s = 0; s < steps; ++s) open[top][s][0] = sum[s][0], open[top][s][1] = sum[s][1];
                     ++top;
                     sum_up<8>(&inputs[8 * g], n - 8 * g, first, sum);
-                    for (unsigned sums = gradsync::detail::sums_after(g, groups); sums != 0; --sums) add<steps>(open[--top], sum, sum);
+                    for (unsigned sums = gradsync::detail::sums_after(g, groups); sums != 0; --sums)
+                        add<steps>(open[--top], sum, sum);
                 }
             }
             if (factor != 1) {
@@ -283,12 +295,14 @@ struct RegisterSum {
             typename Step::Stored stored[steps][Step::stores];
             for (std::size_t s = 0; s < steps; ++s) Step::round(sum[s], stored[s]);
             for (void* output : outputs)
-                for (std::size_t s = 0; s < steps; ++s) Step::store(stored[s], static_cast<std::byte*>(output) + first + s * Step::bytes);
+                for (std::size_t s = 0; s < steps; ++s)
+                    Step::store(stored[s], static_cast<std::byte*>(output) + first + s * Step::bytes);
         }
 
         /// The sum of `most` inputs, a power of two, or of `n` if there are fewer: the sum of its two halves.
         template <std::size_t most, std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void sum_up(const void* const* inputs, std::size_t n, std::size_t first, Pack (&sum)[steps][2]) {
+        GRADSYNC_ALWAYS_INLINE static void sum_up(const void* const* inputs, std::size_t n, std::size_t first,
+                                                  Pack (&sum)[steps][2]) {
             if constexpr (most == 1) {
                 load(inputs[0], first, sum);
             } else {
@@ -300,7 +314,8 @@ struct RegisterSum {
             }
         }
         template <std::size_t steps>
-        GRADSYNC_ALWAYS_INLINE static void add(const Pack (&left)[steps][2], const Pack (&right)[steps][2], Pack (&sum)[steps][2]) {
+        GRADSYNC_ALWAYS_INLINE static void add(const Pack (&left)[steps][2], const Pack (&right)[steps][2],
+                                               Pack (&sum)[steps][2]) {
             for (std::size_t s = 0; s < steps; ++s) {
                 sum[s][0] = left[s][0] + right[s][0];
                 sum[s][1] = left[s][1] + right[s][1];
@@ -309,7 +324,8 @@ struct RegisterSum {
 
         template <std::size_t steps>
         GRADSYNC_ALWAYS_INLINE static void load(const void* input, std::size_t first, Pack (&to)[steps][2]) {
-            for (std::size_t s = 0; s < steps; ++s) Step::load(static_cast<const std::byte*>(input) + first + s * Step::bytes, to[s]);
+            for (std::size_t s = 0; s < steps; ++s)
+                Step::load(static_cast<const std::byte*>(input) + first + s * Step::bytes, to[s]);
         }
     };
 };
@@ -317,20 +333,23 @@ struct RegisterSum {
 template <class T, std::uint64_t flipped>
 constexpr Conversions<std::uint64_t> conversions_of_integer() {
     return {[](const void* from, std::uint64_t* to, std::size_t n) {
-                for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<std::uint64_t>(static_cast<const T*>(from)[i]) ^ flipped;
+                for (std::size_t i = 0; i < n; ++i)
+                    to[i] = static_cast<std::uint64_t>(static_cast<const T*>(from)[i]) ^ flipped;
             },
             [](const std::uint64_t* from, void* to, std::size_t n) {
                 for (std::size_t i = 0; i < n; ++i) static_cast<T*>(to)[i] = static_cast<T>(from[i] ^ flipped);
             }};
 }
 
-/// Reduces in unsigned 64-bit integers, which wrap around. One copy is enough, because integer reductions are rare and small.
+/// Reduces in unsigned 64-bit integers, which wrap around. One copy is enough, because integer reductions are rare and
+/// small.
 template <class T>
 void reduce_integers(const Reduction& r) {
     // With their top bits flipped, signed numbers compare as unsigned ones do.
     constexpr std::uint64_t top = std::is_signed_v<T> ? std::uint64_t{1} << 63 : 0;
     const bool compares = r.op == ReduceOp::min || r.op == ReduceOp::max;
-    run_baseline<BlockedReduce<std::uint64_t>>(&r, compares ? conversions_of_integer<T, top>() : conversions_of_integer<T, 0>());
+    run_baseline<BlockedReduce<std::uint64_t>>(
+        &r, compares ? conversions_of_integer<T, top>() : conversions_of_integer<T, 0>());
 }
 
 }  // namespace detail

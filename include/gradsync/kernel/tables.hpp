@@ -11,7 +11,8 @@ namespace detail {
 /// An element is not finite if all bits of `not_finite` are set.
 template <class T, typename T::Bits not_finite>
 constexpr Kernels kernels_of_low_precision() {
-    Kernels kernels{.to_f32 = to_f32<T>, .from_f32 = from_f32<T>, .all_finite = none_with<typename T::Bits, not_finite>};
+    Kernels kernels{
+        .to_f32 = to_f32<T>, .from_f32 = from_f32<T>, .all_finite = none_with<typename T::Bits, not_finite>};
     if constexpr (sizeof(T) == 2) kernels.sum = dispatch_vectors<RegisterSum<T>, const Reduction*>;
     return kernels;
 }
@@ -68,8 +69,8 @@ constexpr auto registration_of(DType type) noexcept -> void (*)() noexcept {
     }
 }
 
-/// The same for a type known at run time. Compiles the loops of all types, unless `type` is a constant and the compiler optimises. A
-/// template, so that only files that call it compile them.
+/// The same for a type known at run time. Compiles the loops of all types, unless `type` is a constant and the compiler
+/// optimises. A template, so that only files that call it compile them.
 template <class = void>
 [[gnu::always_inline]] inline void register_kernels(DType type) noexcept {
     registration_of(type)();
@@ -91,7 +92,8 @@ GRADSYNC_EXTERN template void dispatch<detail::InPlace<detail::Clamp>>(float*, s
 GRADSYNC_EXTERN template void dispatch<detail::SumOfSquares>(const float*, std::size_t, double*);
 GRADSYNC_EXTERN template void detail::add<float>(void*, DType, const void*, DType, std::size_t);
 GRADSYNC_EXTERN template bool detail::none_with<std::uint32_t, 0x7f80'0000>(const void*, std::size_t);
-GRADSYNC_EXTERN template void run_baseline<detail::BlockedReduce<std::uint64_t>>(const Reduction*, detail::Conversions<std::uint64_t>);
+GRADSYNC_EXTERN template void run_baseline<detail::BlockedReduce<std::uint64_t>>(const Reduction*,
+                                                                                 detail::Conversions<std::uint64_t>);
 #endif
 
 }  // namespace gradsync::inline v0_2::kernel

@@ -7,18 +7,23 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Translates a `Call` into NCCL calls on a stream of its own. NCCL's own operations need equal shards; uneven ones are composed of grouped
-/// operations.
+/// Translates a `Call` into NCCL calls on a stream of its own. NCCL's own operations need equal shards; uneven ones are
+/// composed of grouped operations.
 ///
-/// A mean is a sum of elements that each rank multiplies by its scale over the sum of all weights. The ranks add up the weights on the
-/// device just before, so no host waits. NCCL multiplies f32 and f64 in full precision. Types of 16 and 8 bits are multiplied by a pass of
-/// the library, in f32, because NCCL would round the factor to their type. So are all types on a single rank, where NCCL before 2.29.7
-/// skips up to 31 elements at the end (NVIDIA/nccl#1950). Not thread-safe.
+/// A mean is a sum of elements that each rank multiplies by its scale over the sum of all weights. The ranks add up the
+/// weights on the device just before, so no host waits. NCCL multiplies f32 and f64 in full precision. Types of 16 and
+/// 8 bits are multiplied by a pass of the library, in f32, because NCCL would round the factor to their type. So are
+/// all types on a single rank, where NCCL before 2.29.7 skips up to 31 elements at the end (NVIDIA/nccl#1950). Not
+/// thread-safe.
 class NcclChannel {
 public:
     /// `slots`: the most calls in flight.
     NcclChannel(NcclCommunicator comm, int rank, int size, std::size_t slots)
-        : comm_(std::move(comm)), rank_(rank), size_(size), cells_(slots * sizeof(cuda::MeanFactor)), weights_(slots * sizeof(double)) {
+        : comm_(std::move(comm)),
+          rank_(rank),
+          size_(size),
+          cells_(slots * sizeof(cuda::MeanFactor)),
+          weights_(slots * sizeof(double)) {
         pending_.reserve(slots);
     }
 
@@ -29,17 +34,19 @@ public:
     static void check(const Call& call) {
         if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
             refuse(name_of(call.operation).data(),
-                   "a mean on a device needs the library's kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu "
-                   "with nvcc into the program");
+                   "a mean on a device needs the library's kernels; link gradsync::cuda, or compile "
+                   "gradsync/cuda/passes.cu with nvcc into the program");
     }
 
-    /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from those of all calls in flight.
+    /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from those of all calls in
+    /// flight.
     void add(const Call& call, std::size_t slot) {
         pending_.push_back({&call, slot, call.in, nccl_op(call.op)});
         culprit_ = pending_.size();
     }
 
-    /// Enqueues the added calls on the stream, as one NCCL launch. `wanted()` returns false to give up. Throws Error(device_failed).
+    /// Enqueues the added calls on the stream, as one NCCL launch. `wanted()` returns false to give up. Throws
+    /// Error(device_failed).
     ///
     /// The factors of all means are computed first, because NCCL starts a group only when it ends.
     template <class Wanted>
@@ -101,9 +108,11 @@ private:
             if (const ElementRange range = shard_range(whole, size_, r); range.size() != 0) use(r, range);
     }
 
-    // ------------------------------------------------------------------------------------------------------------ means
+    // ----------------------------------------------------------------------------------------------------------- means
 
-    cuda::MeanFactor* cell(const Pending& mean) const noexcept { return static_cast<cuda::MeanFactor*>(cells_.data()) + mean.slot; }
+    cuda::MeanFactor* cell(const Pending& mean) const noexcept {
+        return static_cast<cuda::MeanFactor*>(cells_.data()) + mean.slot;
+    }
 
     /// Prepares the operands of all pending means: this rank's elements times its factor.
     template <class Settle>
@@ -143,7 +152,8 @@ private:
             mean.data = to;
             if (mean.bytes() != 0)
                 cuda::scale_by(detail::typed_view<const void>(call.in, call.in_count, call.dtype, MemorySpace::device),
-                               detail::typed_view(to, call.in_count, call.dtype, MemorySpace::device), &cell(mean)->factor, stream());
+                               detail::typed_view(to, call.in_count, call.dtype, MemorySpace::device),
+                               &cell(mean)->factor, stream());
             return;
         }
         if (call.contribution.scale == 0 && mean.bytes() != 0) {  // not read, because it may hold NaNs
@@ -166,10 +176,11 @@ private:
         const bool needed = multiplied_here(mean.call->dtype) || mean.call->contribution.scale == 0;
         return needed && !may_write(*mean.call) ? (mean.bytes() + 255) / 256 * 256 : 0;
     }
-    /// Scratch memory that all launches share, in stream order. Freeing would wait for the device, so memory that has become too small is
-    /// kept.
+    /// Scratch memory that all launches share, in stream order. Freeing would wait for the device, so memory that has
+    /// become too small is kept.
     std::byte* scratch(std::size_t bytes) {
-        if (scratch_.empty() || scratch_.back().bytes() < bytes) scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
+        if (scratch_.empty() || scratch_.back().bytes() < bytes)
+            scratch_.emplace_back(scratch_.empty() ? bytes : bytes + bytes / 2, false);
         return static_cast<std::byte*>(scratch_.back().data());
     }
 
@@ -182,12 +193,15 @@ private:
         switch (call.operation) {
             case Operation::broadcast:
                 if (call.out_count != 0)
-                    check(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()), "ncclBroadcast");
+                    check(ncclBroadcast(call.in, call.out, call.out_count, type, call.root, comm_.get(), stream()),
+                          "ncclBroadcast");
                 break;
             case Operation::all_gather: all_gather(call); break;
             case Operation::gather:
             case Operation::scatter: exchange_shards(call); break;
-            default: check(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()), "ncclAllReduce");
+            default:
+                check(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclMax, comm_.get(), stream()),
+                      "ncclAllReduce");
         }
     }
 
@@ -197,14 +211,17 @@ private:
         const std::size_t whole = call.in_count;
         if (whole == 0) return;
         if (call.operation == Operation::all_reduce)
-            return check(ncclAllReduce(next.data, call.out, whole, type, next.op, comm_.get(), stream()), "ncclAllReduce");
+            return check(ncclAllReduce(next.data, call.out, whole, type, next.op, comm_.get(), stream()),
+                         "ncclAllReduce");
         if (call.operation == Operation::reduce)
-            return check(ncclReduce(next.data, call.out, whole, type, next.op, call.root, comm_.get(), stream()), "ncclReduce");
+            return check(ncclReduce(next.data, call.out, whole, type, next.op, call.root, comm_.get(), stream()),
+                         "ncclReduce");
         if (is_even(whole))
-            return check(ncclReduceScatter(next.data, call.out, call.out_count, type, next.op, comm_.get(), stream()), "ncclReduceScatter");
+            return check(ncclReduceScatter(next.data, call.out, call.out_count, type, next.op, comm_.get(), stream()),
+                         "ncclReduceScatter");
         for_shards(whole, [&](int r, ElementRange own) {
-            check(ncclReduce(element(next.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(), type, next.op, r,
-                             comm_.get(), stream()),
+            check(ncclReduce(element(next.data, own.first, call.dtype), r == rank_ ? call.out : nullptr, own.size(),
+                             type, next.op, r, comm_.get(), stream()),
                   "ncclReduce");
         });
     }
@@ -213,10 +230,12 @@ private:
         const ncclDataType_t type = nccl_type_to_move(call.dtype);
         const std::size_t whole = call.out_count;
         if (whole == 0) return;
-        if (is_even(whole)) return check(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()), "ncclAllGather");
+        if (is_even(whole))
+            return check(ncclAllGather(call.in, call.out, call.in_count, type, comm_.get(), stream()), "ncclAllGather");
         for_shards(whole, [&](int r, ElementRange part) {
             void* const to = element(call.out, part.first, call.dtype);
-            check(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()), "ncclBroadcast");
+            check(ncclBroadcast(r == rank_ ? call.in : to, to, part.size(), type, r, comm_.get(), stream()),
+                  "ncclBroadcast");
         });
     }
 
@@ -230,7 +249,8 @@ private:
         const auto receive = [&](void* to, std::size_t count, int from) {
             if (count != 0) check(ncclRecv(to, count, type, from, comm_.get(), stream()), "ncclRecv");
         };
-        if (rank_ != call.root) return gathers ? send(call.in, call.in_count, call.root) : receive(call.out, call.out_count, call.root);
+        if (rank_ != call.root)
+            return gathers ? send(call.in, call.in_count, call.root) : receive(call.out, call.out_count, call.root);
         for_shards(gathers ? call.out_count : call.in_count, [&](int r, ElementRange part) {
             std::byte* const at = element(gathers ? call.out : call.in, part.first, call.dtype);
             if (r != rank_) return gathers ? receive(at, part.size(), r) : send(at, part.size(), r);

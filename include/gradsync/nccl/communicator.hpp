@@ -30,7 +30,9 @@ inline ncclDataType_t nccl_type(DType dtype) noexcept {
     return types[static_cast<std::size_t>(dtype)];
 }
 /// The NCCL type for moving data without reducing it, which works with any NCCL and device.
-inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept { return is_float8(dtype) ? ncclUint8 : nccl_type(dtype); }
+inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept {
+    return is_float8(dtype) ? ncclUint8 : nccl_type(dtype);
+}
 
 /// The NCCL operation of `op`; ncclSum for a mean, which is composed of sums.
 inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
@@ -59,15 +61,17 @@ struct NcclError : Error {
     return last == nullptr || *last == '\0' ? ncclGetErrorString(code) : text(ncclGetErrorString(code), ": ", last);
 }
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void throw_nccl_error(ncclResult_t code, const char* call, ncclComm_t comm) {
-    throw NcclError(Errc::device_failed, text(call, ": ", nccl_message(code, comm), "; NCCL_DEBUG=INFO tells more"), {.operation = call});
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_nccl_error(ncclResult_t code, const char* call,
+                                                                    ncclComm_t comm) {
+    throw NcclError(Errc::device_failed, text(call, ": ", nccl_message(code, comm), "; NCCL_DEBUG=INFO tells more"),
+                    {.operation = call});
 }
 
-/// One rank's side of an NCCL communicator. Its calls do not block: `settle` each call before the next one and before work on its stream.
-/// Not thread-safe.
+/// One rank's side of an NCCL communicator. Its calls do not block: `settle` each call before the next one and before
+/// work on its stream. Not thread-safe.
 ///
-/// The destructor finalises and destroys the communicator in bounded time; after a few seconds it aborts it. It leaves an attached
-/// communicator alone, unless it was aborted.
+/// The destructor finalises and destroys the communicator in bounded time; after a few seconds it aborts it. It leaves
+/// an attached communicator alone, unless it was aborted.
 class NcclCommunicator {
     using Clock = std::chrono::steady_clock;
 
@@ -76,8 +80,8 @@ public:
     /// Wraps a communicator. Unless it takes ownership, the caller keeps it.
     NcclCommunicator(ncclComm_t comm, bool takes_ownership) noexcept : comm_(comm), owns_(takes_ownership) {}
 
-    /// Makes a communicator of the ranks of `control`. Throws Error(device_failed), or the error of the rank that failed first. Collective
-    /// over these ranks.
+    /// Makes a communicator of the ranks of `control`. Throws Error(device_failed), or the error of the rank that
+    /// failed first. Collective over these ranks.
     static NcclCommunicator make(message_passing::MessageEngine& control, [[maybe_unused]] int max_ctas) {
         const int self = control.own_world_rank();
         ncclUniqueId id{};
@@ -106,7 +110,8 @@ public:
             });
             return made;
         } catch (const Error& error) {
-            control.fail({Errc::device_failed, self, text("rank ", self, " cannot create an NCCL communicator: ", error.what())});
+            control.fail({Errc::device_failed, self,
+                          text("rank ", self, " cannot create an NCCL communicator: ", error.what())});
             const collective::Failure failure = control.world().failure();
             raise(failure.code, text("rank ", self, ": ", failure.message),
                   {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
@@ -125,8 +130,8 @@ public:
 
     ncclComm_t get() const noexcept { return comm_; }
 
-    /// Waits until the call that returned `code` is no longer in progress. Throws NcclError if it failed, and Error(device_failed) if
-    /// `wanted()` is false.
+    /// Waits until the call that returned `code` is no longer in progress. Throws NcclError if it failed, and
+    /// Error(device_failed) if `wanted()` is false.
     template <class Wanted>
     void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
         while (code == ncclInProgress) {
@@ -140,7 +145,8 @@ public:
     /// The asynchronous error of the communicator, or "".
     std::string problem() {
         ncclResult_t code = ncclSuccess;
-        if (comm_ == nullptr || (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
+        if (comm_ == nullptr ||
+            (ncclCommGetAsyncError(comm_, &code) == ncclSuccess && (code == ncclSuccess || code == ncclInProgress)))
             return {};
         return nccl_message(code, comm_);
     }

@@ -9,21 +9,24 @@ namespace gradsync::inline v0_2::detail {
 
 /// A communicator whose data NCCL moves between device buffers, on a stream of its own.
 ///
-/// With every collective, each rank tells each other rank what it has started (`control`, on the host; no device waits for it). So
-/// mismatched, missing, leaving and dead ranks are detected and named, as on every other backend. NCCL's work in flight is then aborted on
-/// every rank.
+/// With every collective, each rank tells each other rank what it has started (`control`, on the host; no device waits
+/// for it). So mismatched, missing, leaving and dead ranks are detected and named, as on every other backend. NCCL's
+/// work in flight is then aborted on every rank.
 class NcclEngine final : public collective::Engine, public std::enable_shared_from_this<NcclEngine> {
     using Clock = std::chrono::steady_clock;
     using MessageEngine = message_passing::MessageEngine;
 
 public:
-    /// The most collectives in flight; a further start waits. Fewer than `control` takes, and at most what `Call::followers` can count.
+    /// The most collectives in flight; a further start waits. Fewer than `control` takes, and at most what
+    /// `Call::followers` can count.
     static constexpr std::size_t slots = 128;
 
-    static constexpr std::chrono::seconds patience{10};     ///< how long to wait for aborted work
-    static constexpr std::chrono::milliseconds grace{500};  ///< how long to wait for the lost rank that may have caused NCCL's failure
+    static constexpr std::chrono::seconds patience{10};  ///< how long to wait for aborted work
+    static constexpr std::chrono::milliseconds grace{
+        500};  ///< how long to wait for the lost rank that may have caused NCCL's failure
 
-    NcclEngine(Shared<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm, NcclSettings settings)
+    NcclEngine(Shared<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
+               NcclSettings settings)
         : Engine(control->world_ranks(), control->rank(), control->timeout()),
           control_(std::move(control)),
           watch_(std::move(watch)),
@@ -77,7 +80,8 @@ public:
         const std::lock_guard lock(mutex_);
         ++open_groups_;
     }
-    /// `left`: an exception ended the group. It is incomplete, so nothing is launched; its dropped Works fail the world.
+    /// `left`: an exception ended the group. It is incomplete, so nothing is launched; its dropped Works fail the
+    /// world.
     void close_group(bool left) noexcept {
         const std::lock_guard lock(mutex_);
         if (--open_groups_ == 0 && !left) issue();
@@ -87,8 +91,9 @@ public:
     void check_reduces(DType dtype, const char* operation) const {
         if (!is_float8(dtype) || settings_.no_float8.empty()) return;
         raise(Errc::invalid_argument,
-              text(operation, ": NCCL adds up ", dtype, " from 2.24.3 on, on devices of compute capability 9.0 and later, but ",
-                   settings_.no_float8, "; let gradients travel in another type (ReducerOptions::reduce_dtype)"),
+              text(operation, ": NCCL adds up ", dtype,
+                   " from 2.24.3 on, on devices of compute capability 9.0 and later, but ", settings_.no_float8,
+                   "; let gradients travel in another type (ReducerOptions::reduce_dtype)"),
               {.operation = operation, .rank = own_world_rank()});
     }
 
@@ -145,7 +150,9 @@ public:
         if (!control_->done(met)) return;
         deadline.look(
             timeout(),
-            [&](std::chrono::nanoseconds) { fail(collective::timed_out(collective::name_of(call, n), {}, own_world_rank(), timeout())); },
+            [&](std::chrono::nanoseconds) {
+                fail(collective::timed_out(collective::name_of(call, n), {}, own_world_rank(), timeout()));
+            },
             [] {});
     }
 
@@ -158,8 +165,8 @@ public:
         Engine::wait(n);
     }
 
-    /// Makes `stream` wait, not the host. The time limit still applies, from the moment at which the collective's turn comes on its own
-    /// stream.
+    /// Makes `stream` wait, not the host. The time limit still applies, from the moment at which the collective's turn
+    /// comes on its own stream.
     void wait_on(std::uint64_t n, cudaStream_t stream) {
         std::unique_lock lock(mutex_);
         if (n >= issued_) issue();
@@ -179,7 +186,9 @@ public:
 
     Shared<collective::Engine> split(const collective::Group& group) override {
         NcclSettings settings = settings_;
-        settings.compute = compute_stream() == own_stream_.get() ? users_stream_ : compute_stream();  // own_stream_ dies with this object
+        settings.compute = compute_stream() == own_stream_.get()
+                               ? users_stream_
+                               : compute_stream();  // own_stream_ dies with this object
         {
             const std::lock_guard lock(mutex_);
             settings.memory = memory_.choice();
@@ -195,7 +204,8 @@ public:
         return memory_.describe();
     }
 
-    // ------------------------------------------------------------------------------------------ for NcclAllocator; see there
+    // ------------------------------------------------------------------------------------------ for NcclAllocator; see
+    // there
 
     template <class Use>
     void with_communicator(Clock::time_point deadline, const std::string& what, Use&& use) {
@@ -211,7 +221,8 @@ public:
         hold_back();
         if (!world().failed()) fail_device(what, why);
     }
-    /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, at most for `patience`.
+    /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, at most for
+    /// `patience`.
     void become_quiet() noexcept {
         poll_until(Clock::now() + patience, std::chrono::microseconds(100), [this] {
             std::lock_guard lock(mutex_);
@@ -230,7 +241,9 @@ private:
         Clock::time_point begun_at{};  ///< when its turn on the stream was seen to have come
     };
 
-    static bool is_idle(cudaStream_t stream) noexcept { return cuda::answer(cudaStreamQuery(stream)) != cudaErrorNotReady; }
+    static bool is_idle(cudaStream_t stream) noexcept {
+        return cuda::answer(cudaStreamQuery(stream)) != cudaErrorNotReady;
+    }
 
     // Everything below requires the mutex.
 
@@ -276,13 +289,14 @@ private:
 
     std::string name_of(std::uint64_t n) { return collective::name_of(started_[n].call, n); }
 
-    /// Counts complete collectives. They end in the order of their start, on one stream. Those that ended before a failure count, unless
-    /// NCCL was aborted or reports an error.
+    /// Counts complete collectives. They end in the order of their start, on one stream. Those that ended before a
+    /// failure count, unless NCCL was aborted or reports an error.
     void advance() noexcept {
         try {
             started_.retire([this](const Started& oldest) {
-                return started_.first() < issued_ && channel_.communicator().get() != nullptr && cuda::is_over(started_[oldest.last].end) &&
-                       !has_failed_in_nccl() && !control_->advance_to(oldest.met);
+                return started_.first() < issued_ && channel_.communicator().get() != nullptr &&
+                       cuda::is_over(started_[oldest.last].end) && !has_failed_in_nccl() &&
+                       !control_->advance_to(oldest.met);
             });
         } catch (const Error& error) {
             if (!world().failed()) return fail_device("the device's work", error.what());
@@ -296,7 +310,8 @@ private:
         if (world().failed()) return;
         if (has_failed_in_nccl()) return;
         Started& group = started_[started_.oldest().last];
-        if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess) return;  // its turn has not come; the device still computes
+        if (cuda::answer(cudaEventQuery(group.begin.get())) != cudaSuccess)
+            return;  // its turn has not come; the device still computes
         const auto now = Clock::now();
         if (group.begun_at == Clock::time_point{}) group.begun_at = now;
         if (now - group.begun_at >= timeout()) world().fail(timed_out(started_.first()));
@@ -314,8 +329,8 @@ private:
         return collective::timed_out(name_of(n), control_->late(started_[n].met), own_world_rank(), timeout());
     }
 
-    /// NCCL has reported a failure, perhaps because another rank is gone whose host connections have not closed yet. NCCL cannot name the
-    /// rank; the connections can. Checks them, and returns true if it must check again.
+    /// NCCL has reported a failure, perhaps because another rank is gone whose host connections have not closed yet.
+    /// NCCL cannot name the rank; the connections can. Checks them, and returns true if it must check again.
     bool seek_culprit() noexcept {
         look_after_ranks();
         const auto now = Clock::now();
@@ -332,7 +347,8 @@ private:
         } catch (...) {
         }
     }
-    /// Has NCCL reported an error while collectives are in flight? The world then fails, after other ranks had a moment to be named.
+    /// Has NCCL reported an error while collectives are in flight? The world then fails, after other ranks had a moment
+    /// to be named.
     bool has_failed_in_nccl() noexcept {
         const std::string problem = channel_.communicator().problem();
         if (problem.empty()) return false;

@@ -9,8 +9,10 @@ namespace gradsync::inline v0_2 {
 /// The kind of memory that `NcclBackend::allocate` returns and that a Reducer's buckets use.
 enum class NcclMemory : std::uint8_t {
     plain,       ///< from the CUDA runtime
-    registered,  ///< from NCCL, registered with the communicator (NCCL 2.19): NCCL may work in it without copies of its own
-    windows,     ///< from NCCL, mapped by all ranks as symmetric windows (NCCL 2.27.3): for its fastest kernels within a node
+    registered,  ///< from NCCL, registered with the communicator (NCCL 2.19): NCCL may work in it without copies of its
+                 ///< own
+    windows,  ///< from NCCL, mapped by all ranks as symmetric windows (NCCL 2.27.3): for its fastest kernels within a
+              ///< node
 };
 
 constexpr std::string_view name_of(NcclMemory memory) noexcept {
@@ -26,7 +28,9 @@ inline int nccl_version() noexcept {
     return version;
 }
 /// The version as text, such as "2.28.9".
-inline std::string nccl_version_text(int version) { return text(version / 10000, ".", version / 100 % 100, ".", version % 100); }
+inline std::string nccl_version_text(int version) {
+    return text(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
 
 constexpr NcclMemory best_nccl_memory(int version) noexcept {
     if (version >= NCCL_VERSION(2, 27, 3)) return NcclMemory::windows;
@@ -46,7 +50,8 @@ class RegisteredMemory {
 public:
     explicit RegisteredMemory(std::size_t bytes) : bytes_(bytes) {
         void* data = nullptr;
-        if (const ncclResult_t code = ncclMemAlloc(&data, bytes); code != ncclSuccess) throw_nccl_error(code, "ncclMemAlloc", nullptr);
+        if (const ncclResult_t code = ncclMemAlloc(&data, bytes); code != ncclSuccess)
+            throw_nccl_error(code, "ncclMemAlloc", nullptr);
         data_ = Owner(data);
         cuda::check(cudaMemset(data, 0, bytes), "cudaMemset");
         cuda::check(cudaStreamSynchronize(nullptr), "cudaMemset");
@@ -59,11 +64,13 @@ public:
     void enlist(NcclCommunicator& comm, Wanted&& wanted) {
         comm.settle(ncclCommRegister(comm.get(), data(), bytes_, &registration_), "ncclCommRegister", wanted);
     }
-    /// Registers the memory as a symmetric window; false if NCCL has none here. Collective, with the same number of bytes on all ranks.
+    /// Registers the memory as a symmetric window; false if NCCL has none here. Collective, with the same number of
+    /// bytes on all ranks.
     template <class Wanted>
     bool open_window([[maybe_unused]] NcclCommunicator& comm, [[maybe_unused]] Wanted&& wanted) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 3)
-        const ncclResult_t begun = ncclCommWindowRegister(comm.get(), data(), bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC);
+        const ncclResult_t begun =
+            ncclCommWindowRegister(comm.get(), data(), bytes_, &window_, NCCL_WIN_COLL_SYMMETRIC);
         if (begun == ncclInvalidArgument) return false;
         // It may return ncclSuccess while in progress: only the communicator's state tells when the window is written.
         comm.settle(begun == ncclSuccess ? ncclInProgress : begun, "ncclCommWindowRegister", wanted);
@@ -95,16 +102,19 @@ private:
 
 #endif
 
-/// Allocates memory that is registered with an NCCL communicator, and frees it. The engine that owns the communicator must provide:
+/// Allocates memory that is registered with an NCCL communicator, and frees it. The engine that owns the communicator
+/// must provide:
 ///
 /// - `control()`, `world()`, `world_rank(r)`, `own_world_rank()`, `timeout()`: the ranks, on the host
-/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL. `wanted()`, for NCCL's calls, is
-///   false after a failure. At the deadline it is false too, and fails the world with a time-out in `what`
+/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL. `wanted()`,
+///   for NCCL's calls, is false after a failure. At the deadline it is false too, and fails the world with a time-out
+///   in `what`
 /// - `fail_on_device(what, why)`: fails the world, unless it has failed already; called in an exception handler
 /// - `become_quiet()`: after a failure, waits until nothing touches memory any more
 /// - `is_idle()`: is all work on the streams complete?
 /// - `Engine::patience`: how long to wait for the streams after a failure
-/// - `shared_from_this()`: memory keeps the engine alive; if the communicator is the user's, only the engine can deregister memory
+/// - `shared_from_this()`: memory keeps the engine alive; if the communicator is the user's, only the engine can
+///   deregister memory
 template <class Engine>
 class NcclAllocator {
     using Clock = std::chrono::steady_clock;
@@ -112,8 +122,8 @@ class NcclAllocator {
 public:
     explicit NcclAllocator(NcclMemoryChoice choice) : choice_(std::move(choice)) {}
 
-    /// The kind of memory that `allocate` returns from now on. It becomes a lesser kind if NCCL provides no window. Requires the engine's
-    /// lock, as does `describe`.
+    /// The kind of memory that `allocate` returns from now on. It becomes a lesser kind if NCCL provides no window.
+    /// Requires the engine's lock, as does `describe`.
     const NcclMemoryChoice& choice() const noexcept { return choice_; }
     /// "buckets in symmetric windows" or another kind, and why; "" for plain memory, if that was requested.
     std::string describe() const {
@@ -121,9 +131,9 @@ public:
         return text("buckets in ", choice_.kind, choice_.why.empty() ? "" : ", as ", choice_.why);
     }
 
-    /// Returns zeroed memory. For registered memory and windows: if the ranks ask for different sizes, all throw Error(parameter_mismatch)
-    /// and may continue; a rank that has no memory or does not call it is fatal to the world. Plain memory is allocated without a check.
-    /// Collective.
+    /// Returns zeroed memory. For registered memory and windows: if the ranks ask for different sizes, all throw
+    /// Error(parameter_mismatch) and may continue; a rank that has no memory or does not call it is fatal to the world.
+    /// Plain memory is allocated without a check. Collective.
     collective::Memory allocate(Engine& engine, std::size_t bytes) {
         if (bytes == 0) return {};
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
@@ -158,13 +168,13 @@ private:
         if (const std::size_t r = first_unlike(sizes); r != 0) {
             const int other = engine.world_rank(static_cast<int>(r));
             raise(Errc::parameter_mismatch,
-                  text("allocate: rank ", engine.world_rank(0), " asks for ", sizes[0], " bytes, rank ", other, " for ", sizes[r],
-                       "; all ranks must allocate the same, in the same order"),
+                  text("allocate: rank ", engine.world_rank(0), " asks for ", sizes[0], " bytes, rank ", other, " for ",
+                       sizes[r], "; all ranks must allocate the same, in the same order"),
                   {.operation = "allocate", .rank = engine.own_world_rank(), .peer = other});
         }
         void* const data = memory->data();
-        return collective::Memory(
-            std::shared_ptr<void>(data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
+        return collective::Memory(std::shared_ptr<void>(
+            data, [memory, owner = engine.shared_from_this()](void*) { take_back(*owner, memory); }));
     }
 
     /// The first rank whose number differs from rank 0's; 0 if there is none.
@@ -182,7 +192,8 @@ private:
                 if (!engine.world().failed()) opened = memory.open_window(comm, wanted);
             });
             bool all = true;
-            for (const std::uint8_t other : engine.control()->exchange(static_cast<std::uint8_t>(opened))) all = all && other != 0;
+            for (const std::uint8_t other : engine.control()->exchange(static_cast<std::uint8_t>(opened)))
+                all = all && other != 0;
             if (!all)
                 engine.with_communicator(deadline, what, [&](NcclCommunicator& comm, auto&& wanted) {
                     memory.forget(comm, wanted);
@@ -195,8 +206,8 @@ private:
             });
     }
 
-    /// Unlike cudaFree, NCCL does not wait for the device, and work on a stream may still be running. If it does not end in time, the
-    /// memory is leaked.
+    /// Unlike cudaFree, NCCL does not wait for the device, and work on a stream may still be running. If it does not
+    /// end in time, the memory is leaked.
     static void take_back(Engine& engine, const std::shared_ptr<RegisteredMemory>& memory) noexcept {
         if (!wait_until_idle(engine)) return leak_until_exit(memory);
         try {
@@ -210,10 +221,12 @@ private:
         }
     }
 
-    /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are still not idle.
+    /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are still
+    /// not idle.
     static bool wait_until_idle(Engine& engine) noexcept {
         constexpr std::chrono::microseconds pause(50);
-        const bool idle = poll_until(Clock::now() + engine.timeout(), pause, [&] { return engine.world().failed() || engine.is_idle(); });
+        const bool idle = poll_until(Clock::now() + engine.timeout(), pause,
+                                     [&] { return engine.world().failed() || engine.is_idle(); });
         if (!engine.world().failed()) return idle;
         engine.become_quiet();
         return poll_until(Clock::now() + Engine::patience, pause, [&] { return engine.is_idle(); });
@@ -232,8 +245,8 @@ struct NcclSettings {
     std::string no_float8 = {};      ///< why the ranks cannot add up 8-bit floats; "" if they can
 };
 
-/// Agrees on `settings`. Throws Error(parameter_mismatch), the same on all ranks, if their requests differ. Afterwards `memory` and
-/// `no_float8` say what all ranks can have. Collective.
+/// Agrees on `settings`. Throws Error(parameter_mismatch), the same on all ranks, if their requests differ. Afterwards
+/// `memory` and `no_float8` say what all ranks can have. Collective.
 inline void agree(message_passing::MessageEngine& control, NcclSettings& settings) {
     struct Wish {
         std::uint64_t group_bytes;
@@ -243,20 +256,23 @@ inline void agree(message_passing::MessageEngine& control, NcclSettings& setting
     const auto all = control.exchange(Wish{settings.group_bytes, static_cast<std::int32_t>(settings.memory.kind),
                                            smaller(nccl_version(), NCCL_VERSION_CODE), cuda::compute_capability()});
     const auto has = [&](std::size_t r) {
-        return text("rank ", control.world_rank(static_cast<int>(r)), " has ", static_cast<NcclMemory>(all[r].memory), " and group_bytes ",
-                    all[r].group_bytes);
+        return text("rank ", control.world_rank(static_cast<int>(r)), " has ", static_cast<NcclMemory>(all[r].memory),
+                    " and group_bytes ", all[r].group_bytes);
     };
     for (std::size_t r = 0; r < all.size(); ++r) {
         const int rank = control.world_rank(static_cast<int>(r));
         if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes)
-            raise(Errc::parameter_mismatch, text("the NcclOptions differ: ", has(0), ", ", has(r), "; they must be the same on all ranks"),
+            raise(Errc::parameter_mismatch,
+                  text("the NcclOptions differ: ", has(0), ", ", has(r), "; they must be the same on all ranks"),
                   {.operation = "NcclBackend", .rank = control.own_world_rank(), .peer = rank});
-        const std::string old = text("rank ", rank, " has, or was compiled for, NCCL ", nccl_version_text(all[r].version));
+        const std::string old =
+            text("rank ", rank, " has, or was compiled for, NCCL ", nccl_version_text(all[r].version));
         if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;
         else if (settings.no_float8.empty() && all[r].capability < capability_with_float8)
-            settings.no_float8 =
-                text("rank ", rank, " has a device of compute capability ", all[r].capability / 10, ".", all[r].capability % 10);
-        if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind) settings.memory = {best, old};
+            settings.no_float8 = text("rank ", rank, " has a device of compute capability ", all[r].capability / 10,
+                                      ".", all[r].capability % 10);
+        if (const NcclMemory best = best_nccl_memory(all[r].version); best < settings.memory.kind)
+            settings.memory = {best, old};
     }
 }
 

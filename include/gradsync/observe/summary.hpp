@@ -15,7 +15,9 @@ struct SpanSummary {
     double least = 0;       ///< shortest span
     double most = 0;        ///< longest span
 
-    double mean() const noexcept { return count == 0 ? 0 : total / static_cast<double>(count); }  ///< Returns 0 if there are no spans.
+    double mean() const noexcept {
+        return count == 0 ? 0 : total / static_cast<double>(count);
+    }  ///< Returns 0 if there are no spans.
 };
 
 /// The collectives of one bucket. Times are means over these collectives, in seconds.
@@ -23,9 +25,9 @@ struct BucketSummary {
     std::size_t bytes = 0;       ///< of the bucket
     std::size_t parameters = 0;  ///< parameters in the bucket
     std::size_t count = 0;       ///< collectives
-    double launch = 0;           ///< after the step's first ready gradient; mean over the collectives for which that is known
-    double duration = 0;         ///< from launch to end
-    double exposed = 0;          ///< the part of `duration` that held up the step
+    double launch = 0;    ///< after the step's first ready gradient; mean over the collectives for which that is known
+    double duration = 0;  ///< from launch to end
+    double exposed = 0;   ///< the part of `duration` that held up the step
 };
 
 /// The numbers of a timeline, as `summarise` returns them.
@@ -47,14 +49,16 @@ public:
 
     /// Adds an interval. Calls must be in the order of `begin`.
     void add(Time begin, Time end) {
-        if (!intervals_.empty() && begin <= intervals_.back().end) intervals_.back().end = std::max(intervals_.back().end, end);
+        if (!intervals_.empty() && begin <= intervals_.back().end)
+            intervals_.back().end = std::max(intervals_.back().end, end);
         else intervals_.push_back({begin, end});
     }
     double seconds() const { return seconds_within(Time::min(), Time::max()); }
     /// The seconds within [begin, end].
     double seconds_within(Time begin, Time end) const {
         double sum = 0;
-        auto i = std::lower_bound(intervals_.begin(), intervals_.end(), begin, [](const Interval& x, Time t) { return x.end < t; });
+        auto i = std::lower_bound(intervals_.begin(), intervals_.end(), begin,
+                                  [](const Interval& x, Time t) { return x.end < t; });
         for (; i != intervals_.end() && i->begin < end; ++i)
             sum += std::chrono::duration<double>(std::min(end, i->end) - std::max(begin, i->begin)).count();
         return sum;
@@ -69,9 +73,9 @@ private:
 
 }  // namespace detail
 
-/// A timeline in numbers: how many collectives there were, how long each took, how much of it held up the step. A step ends with
-/// `finish()`, so micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps. Buckets are those of the current
-/// plan. All gathers count, including those for validation.
+/// A timeline in numbers: how many collectives there were, how long each took, how much of it held up the step. A step
+/// ends with `finish()`, so micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps.
+/// Buckets are those of the current plan. All gathers count, including those for validation.
 inline TimelineSummary summarise(const Timeline& timeline) {
     const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
     const std::vector<Timeline::Span> spans = timeline.spans();
@@ -101,12 +105,14 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     // By step: the time at which its first gradient was ready.
     std::vector<Observer::Time> first_ready(finishes.size());
     for (std::size_t step = 0, m = 0; step < finishes.size(); ++step) {
-        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();  // no mark is kept
+        first_ready[step] =
+            m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();  // no mark is kept
         while (m < marks.size() && marks[m].at <= finishes[step]) ++m;
     }
 
     const auto count = [&](const Timeline::Span& s, std::string_view name) {
-        auto row = std::find_if(summary.spans.begin(), summary.spans.end(), [&](const SpanSummary& known) { return known.name == name; });
+        auto row = std::find_if(summary.spans.begin(), summary.spans.end(),
+                                [&](const SpanSummary& known) { return known.name == name; });
         if (row == summary.spans.end()) row = summary.spans.insert(row, SpanSummary{std::string(name)});
         const double d = seconds(s.end - s.begin);
         row->least = row->count == 0 ? d : std::min(row->least, d);
@@ -122,13 +128,17 @@ inline TimelineSummary summarise(const Timeline& timeline) {
 
     std::vector<std::size_t> launched(summary.buckets.size());
     for (const Timeline::Span& s : spans) {
-        if (s.name != nullptr || s.activity != Activity::collective || !s.of_this_plan || s.index >= summary.buckets.size()) continue;
+        if (s.name != nullptr || s.activity != Activity::collective || !s.of_this_plan ||
+            s.index >= summary.buckets.size())
+            continue;
         BucketSummary& bucket = summary.buckets[s.index];
         ++bucket.count;
         bucket.duration += seconds(s.end - s.begin);
         bucket.exposed += exposed.seconds_within(s.begin, s.end);
         const auto step = std::lower_bound(finishes.begin(), finishes.end(), s.begin) - finishes.begin();
-        if (step == static_cast<std::ptrdiff_t>(finishes.size()) || first_ready[static_cast<std::size_t>(step)] > s.begin) continue;
+        if (step == static_cast<std::ptrdiff_t>(finishes.size()) ||
+            first_ready[static_cast<std::size_t>(step)] > s.begin)
+            continue;
         bucket.launch += seconds(s.begin - first_ready[static_cast<std::size_t>(step)]);
         ++launched[s.index];
     }
@@ -158,19 +168,20 @@ namespace detail {
 /// A table for human readers.
 inline std::string describe(const TimelineSummary& summary) {
     using detail::format_line;
-    std::string text = format_line("%-16s %8s %12s %12s %12s %12s\n", "activity", "calls", "total, ms", "each, ms", "least", "most");
+    std::string text =
+        format_line("%-16s %8s %12s %12s %12s %12s\n", "activity", "calls", "total, ms", "each, ms", "least", "most");
     for (const SpanSummary& s : summary.spans)
-        text += format_line("%-16.60s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3, s.mean() * 1e3,
-                            s.least * 1e3, s.most * 1e3);
-    text += format_line("\n%-8s %10s %12s %8s %14s %12s %12s\n", "bucket", "KiB", "gradients", "calls", "launched, ms", "each, ms",
-                        "exposed, ms");
+        text += format_line("%-16.60s %8zu %12.3f %12.4f %12.4f %12.4f\n", s.name.c_str(), s.count, s.total * 1e3,
+                            s.mean() * 1e3, s.least * 1e3, s.most * 1e3);
+    text += format_line("\n%-8s %10s %12s %8s %14s %12s %12s\n", "bucket", "KiB", "gradients", "calls", "launched, ms",
+                        "each, ms", "exposed, ms");
     for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
         const BucketSummary& s = summary.buckets[b];
-        text += format_line("%-8zu %10.1f %12zu %8zu %14.3f %12.4f %12.4f\n", b, static_cast<double>(s.bytes) / 1024, s.parameters, s.count,
-                            s.launch * 1e3, s.duration * 1e3, s.exposed * 1e3);
+        text += format_line("%-8zu %10.1f %12zu %8zu %14.3f %12.4f %12.4f\n", b, static_cast<double>(s.bytes) / 1024,
+                            s.parameters, s.count, s.launch * 1e3, s.duration * 1e3, s.exposed * 1e3);
     }
-    text += format_line("\n%zu steps; a step: communication %.3f ms, exposed %.3f ms\n", summary.steps, summary.communication_seconds * 1e3,
-                        summary.exposed_seconds * 1e3);
+    text += format_line("\n%zu steps; a step: communication %.3f ms, exposed %.3f ms\n", summary.steps,
+                        summary.communication_seconds * 1e3, summary.exposed_seconds * 1e3);
     if (summary.dropped != 0) text += format_line("%zu earlier events were not kept\n", summary.dropped);
     return text;
 }

@@ -8,8 +8,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Keeps the last events of one rank and their times. An event costs one clock read and a write of 32 bytes. A timeline allocates nothing
-/// during training. `write_trace` writes it to a file for a trace viewer; `summarise` makes a table.
+/// Keeps the last events of one rank and their times. An event costs one clock read and a write of 32 bytes. A timeline
+/// allocates nothing during training. `write_trace` writes it to a file for a trace viewer; `summarise` makes a table.
 ///
 ///     gs::Timeline timeline;
 ///     gs::Reducer<...> sync(comm, parameters, {.observer = &timeline});
@@ -19,19 +19,22 @@ namespace gradsync::inline v0_2 {
 ///     }
 ///     gs::write_trace(comm, timeline, "trace.json");
 ///
-/// A timeline belongs to one rank. Adding events and scopes is thread-safe. Call the other functions from one thread, while no events come.
+/// A timeline belongs to one rank. Adding events and scopes is thread-safe. Call the other functions from one thread,
+/// while no events come.
 class Timeline final : public Observer {
 public:
-    /// Keeps the last `events` events, rounded up to a power of two. Fewer threads than that may report at the same time. A step has
+    /// Keeps the last `events` events, rounded up to a power of two. Fewer threads than that may report at the same
+    /// time. A step has
     ///
     /// - one event per parameter, and two more if a gradient of 16 KiB or more is copied into its bucket;
     /// - four per bucket, and four more if it is gathered;
     /// - two each time a hook advances collectives;
     /// - one per scope.
-    explicit Timeline(std::size_t events = std::size_t{1} << 16) : records_(std::bit_ceil(events < 2 ? std::size_t{2} : events)) {}
+    explicit Timeline(std::size_t events = std::size_t{1} << 16)
+        : records_(std::bit_ceil(events < 2 ? std::size_t{2} : events)) {}
 
-    /// An activity of the trainer, from construction to destruction, on the steady clock. Recorded when it ends. `name` must outlive the
-    /// timeline, as a literal does.
+    /// An activity of the trainer, from construction to destruction, on the steady clock. Recorded when it ends. `name`
+    /// must outlive the timeline, as a literal does.
     class [[nodiscard]] Scope {
     public:
         /// `timeline` may be null.
@@ -52,14 +55,17 @@ public:
     /// Adds a scope with times of another clock, such as that of a simulated cluster (`backend_now`).
     void add_scope(const char* name, Time begin, Time end) noexcept { add({end, begin, name, 0, Kind::scope}); }
 
-    void plan(const BucketPlan& plan, std::span<const std::size_t> bytes, std::span<const std::string_view> names) override {
+    void plan(const BucketPlan& plan, std::span<const std::size_t> bytes,
+              std::span<const std::string_view> names) override {
         if (!(plan_ == plan)) planned_ = count_.load(std::memory_order_relaxed);
         plan_ = plan;
         bucket_bytes_.assign(bytes.begin(), bytes.end());
         parameter_names_.assign(names.begin(), names.end());
     }
     void ready(std::size_t parameter, Time at) noexcept override { note(Kind::ready, {}, parameter, at); }
-    void begin(Activity activity, std::size_t index, Time at) noexcept override { note(Kind::begin, activity, index, at); }
+    void begin(Activity activity, std::size_t index, Time at) noexcept override {
+        note(Kind::begin, activity, index, at);
+    }
     void end(Activity activity, std::size_t index, Time at) noexcept override { note(Kind::end, activity, index, at); }
 
     /// An activity or a scope, with its beginning and end.
@@ -78,8 +84,8 @@ public:
         Time at;
     };
 
-    /// All spans that have ended and are kept, ordered by beginning; of equal beginnings longer ones first. With `unfinished`, also those
-    /// that have not ended: after a failure they show what the rank was doing.
+    /// All spans that have ended and are kept, ordered by beginning; of equal beginnings longer ones first. With
+    /// `unfinished`, also those that have not ended: after a failure they show what the rank was doing.
     std::vector<Span> spans(bool unfinished = false) const {
         struct Open {
             Record record;
@@ -95,17 +101,19 @@ public:
             if (r.kind != Kind::end) return;
             for (std::size_t k = open.size(); k-- > 0;)
                 if (open[k].record.index == r.index && open[k].record.activity == r.activity) {
-                    spans.push_back({nullptr, r.activity, r.index, open[k].record.at, r.at, true, open[k].number >= planned_});
+                    spans.push_back(
+                        {nullptr, r.activity, r.index, open[k].record.at, r.at, true, open[k].number >= planned_});
                     open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
                     break;
                 }  // otherwise its beginning was overwritten
         });
         if (unfinished)
             for (const Open& o : open)
-                spans.push_back(
-                    {nullptr, o.record.activity, o.record.index, o.record.at, std::max(last, o.record.at), false, o.number >= planned_});
-        std::stable_sort(spans.begin(), spans.end(),
-                         [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end > b.end; });
+                spans.push_back({nullptr, o.record.activity, o.record.index, o.record.at, std::max(last, o.record.at),
+                                 false, o.number >= planned_});
+        std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+            return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+        });
         return spans;
     }
     /// The times at which gradients became ready, in order.
@@ -149,7 +157,9 @@ private:
     void note(Kind kind, Activity activity, std::size_t index, Time at) noexcept {
         add({at, {}, nullptr, static_cast<std::uint32_t>(index), kind, activity});
     }
-    void add(const Record& record) noexcept { records_[count_.fetch_add(1, std::memory_order_relaxed) & (records_.size() - 1)] = record; }
+    void add(const Record& record) noexcept {
+        records_[count_.fetch_add(1, std::memory_order_relaxed) & (records_.size() - 1)] = record;
+    }
     template <class Use>
     void for_each_record(Use&& use) const {
         const std::size_t n = count_.load(std::memory_order_relaxed);

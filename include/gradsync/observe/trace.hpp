@@ -12,8 +12,8 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Writes events of the Trace Event Format (Google, "Trace Event Format", 2016), which Perfetto and chrome://tracing read. A rank becomes a
-/// process of the trace; times are microseconds.
+/// Writes events of the Trace Event Format (Google, "Trace Event Format", 2016), which Perfetto and chrome://tracing
+/// read. A rank becomes a process of the trace; times are microseconds.
 class TraceWriter {
 public:
     enum Lane : std::size_t { trainer, ready, launch, progress };
@@ -25,8 +25,8 @@ public:
         for (std::size_t lane = 0; lane < lanes; ++lane) name_thread(lane, lane_names[lane]);
     }
 
-    /// Adds a span to a lane. Spans that are nested or disjoint share a lane; others, which come from several threads, get more lanes
-    /// below. Calls must be in the order of beginnings, longer spans first.
+    /// Adds a span to a lane. Spans that are nested or disjoint share a lane; others, which come from several threads,
+    /// get more lanes below. Calls must be in the order of beginnings, longer spans first.
     void span(std::string_view name, Lane lane, const Timeline::Span& s) {
         std::vector<std::vector<Observer::Time>>& below_lane = open_[lane];
         std::size_t below = 0;
@@ -42,16 +42,21 @@ public:
         below_lane[below].push_back(s.end);
         const bool has_index = s.name == nullptr && s.index != Timeline::Span::no_index;
         event("X", name, lane + lanes * below,
-              text(time("ts", s.begin - zero_), time("dur", s.end - s.begin), has_index ? arguments("index", text(s.index)) : ""));
+              text(time("ts", s.begin - zero_), time("dur", s.end - s.begin),
+                   has_index ? arguments("index", text(s.index)) : ""));
     }
-    /// Adds a span that may overlap others in any way. Each gets its own track, by name and number. `bytes` is 0 if unknown.
+    /// Adds a span that may overlap others in any way. Each gets its own track, by name and number. `bytes` is 0 if
+    /// unknown.
     void overlapping_span(std::string_view name, std::size_t number, const Timeline::Span& s, std::size_t bytes) {
-        const std::string track = text(",\"cat\":\"", s.activity, "\",\"id2\":{\"local\":\"", s.activity, number, "\"}");
+        const std::string track =
+            text(",\"cat\":\"", s.activity, "\",\"id2\":{\"local\":\"", s.activity, number, "\"}");
         const std::string bucket = arguments("bucket", text(s.index, bytes != 0 ? text(",\"bytes\":", bytes) : ""));
         event("b", name, trainer, text(track, time("ts", s.begin - zero_), bucket));
         if (s.finished) event("e", name, trainer, text(track, time("ts", s.end - zero_), bucket));
     }
-    void mark(std::string_view name, Observer::Time at) { event("i", name, ready, text(",\"s\":\"t\"", time("ts", at - zero_))); }
+    void mark(std::string_view name, Observer::Time at) {
+        event("i", name, ready, text(",\"s\":\"t\"", time("ts", at - zero_)));
+    }
 
     std::string take() { return std::move(text_); }
 
@@ -59,16 +64,22 @@ private:
     static constexpr std::size_t lanes = 4;
     static constexpr std::array<const char*, lanes> lane_names = {"step", "gradients ready", "launches", "progress"};
 
-    void name_thread(std::size_t thread, const std::string& name) { event("M", "thread_name", thread, arguments("name", quoted(name))); }
+    void name_thread(std::size_t thread, const std::string& name) {
+        event("M", "thread_name", thread, arguments("name", quoted(name)));
+    }
     /// Adds an event with further `fields`, each preceded by a comma.
     void event(const char* phase, std::string_view name, std::size_t lane, const std::string& fields) {
-        text_ += text("{\"ph\":\"", phase, "\",\"name\":", quoted(name), ",\"pid\":", rank_, ",\"tid\":", lane, fields, "},\n");
+        text_ += text("{\"ph\":\"", phase, "\",\"name\":", quoted(name), ",\"pid\":", rank_, ",\"tid\":", lane, fields,
+                      "},\n");
     }
-    static std::string arguments(const char* key, const std::string& value) { return text(",\"args\":{\"", key, "\":", value, "}"); }
+    static std::string arguments(const char* key, const std::string& value) {
+        return text(",\"args\":{\"", key, "\":", value, "}");
+    }
     static std::string time(const char* key, Observer::Time::duration d) {
         const double microseconds = std::chrono::duration<double, std::micro>(d).count();
         std::array<char, 40> digits{};
-        const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), microseconds, std::chars_format::fixed, 3).ptr;
+        const auto end =
+            std::to_chars(digits.data(), digits.data() + digits.size(), microseconds, std::chars_format::fixed, 3).ptr;
         return text(",\"", key, "\":", std::string_view(digits.data(), end));
     }
     /// A name in quotes. Bytes that are not UTF-8 become question marks.
@@ -94,7 +105,12 @@ private:
     /// The length of the character at the beginning of `s`; 0 if there is none.
     static std::size_t utf8_length(std::string_view s) noexcept {
         const auto byte = [&](std::size_t k) { return static_cast<unsigned char>(s[k]); };
-        const std::size_t n = byte(0) < 0x80 ? 1 : byte(0) < 0xc2 ? 0 : byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : byte(0) < 0xf5 ? 4 : 0;
+        const std::size_t n = byte(0) < 0x80   ? 1
+                              : byte(0) < 0xc2 ? 0
+                              : byte(0) < 0xe0 ? 2
+                              : byte(0) < 0xf0 ? 3
+                              : byte(0) < 0xf5 ? 4
+                                               : 0;
         if (n > s.size()) return 0;
         for (std::size_t k = 1; k < n; ++k)
             if ((byte(k) & 0xc0) != 0x80) return 0;
@@ -103,7 +119,8 @@ private:
 
     int rank_;
     Observer::Time zero_;
-    std::array<std::vector<std::vector<Observer::Time>>, lanes> open_;  ///< by lane and lane below: the ends of the open spans
+    std::array<std::vector<std::vector<Observer::Time>>, lanes>
+        open_;  ///< by lane and lane below: the ends of the open spans
     std::string text_;
 };
 
@@ -120,7 +137,8 @@ inline std::string trace_events(const Timeline& timeline, int rank, Observer::Ti
             continue;
         }
         const char* const state = s.finished ? "" : " (unfinished)";
-        const std::string bucket = text(s.index == Timeline::Span::no_index ? "for memory" : text("bucket ", s.index), state);
+        const std::string bucket =
+            text(s.index == Timeline::Span::no_index ? "for memory" : text("bucket ", s.index), state);
         switch (s.activity) {
             case Activity::collective:
             case Activity::gather:
@@ -163,8 +181,8 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
               {.operation = "write_trace", .rank = rank});
 }
 
-/// How far this rank's clock is ahead of rank 0's. It is 0 if both share a clock, as on one machine and in a simulation. The error is at
-/// most the difference between the ranks' ends of a barrier. Collective.
+/// How far this rank's clock is ahead of rank 0's. It is 0 if both share a clock, as on one machine and in a
+/// simulation. The error is at most the difference between the ranks' ends of a barrier. Collective.
 template <Backend B>
 Observer::Time::duration clock_lead(B& comm) {
     if constexpr (abilities_of<B>.clock) return {};
@@ -187,12 +205,14 @@ Observer::Time::duration clock_lead(B& comm) {
 
 }  // namespace detail
 
-/// The timelines of all ranks as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing. Each rank is a process, with lanes for
-/// the step, marks, launches and progress, and a track for each collective. The root gets the text, other ranks an empty one. Clocks of
-/// different machines are aligned to within the time of a barrier. Collective.
+/// The timelines of all ranks as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing. Each rank is a
+/// process, with lanes for the step, marks, launches and progress, and a track for each collective. The root gets the
+/// text, other ranks an empty one. Clocks of different machines are aligned to within the time of a barrier.
+/// Collective.
 template <Backend B>
 std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
-    static_assert(B::memory_space == MemorySpace::host, "gradsync: a trace is collected by a backend of host memory: pass comm.host()");
+    static_assert(B::memory_space == MemorySpace::host,
+                  "gradsync: a trace is collected by a backend of host memory: pass comm.host()");
     const auto lead = detail::clock_lead(comm);
     // Times count from the earliest event of all ranks, on rank 0's clock.
     Observer::Time first = detail::first_moment(timeline);
@@ -201,7 +221,8 @@ std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
     comm.all_reduce(buffer(std::span(&ticks, 1)), ReduceOp::min).wait();
 
     const Observer::Time zero{Observer::Time::duration(ticks)};
-    const std::string own = detail::trace_events(timeline, comm.rank(), zero == Observer::Time::max() ? zero : zero + lead);
+    const std::string own =
+        detail::trace_events(timeline, comm.rank(), zero == Observer::Time::max() ? zero : zero + lead);
     std::string events;
     for (const std::string& of_rank : detail::gather_texts(comm, own, root)) events += of_rank;
     return comm.rank() == root ? detail::trace_text(std::move(events)) : "";
@@ -216,7 +237,8 @@ void write_trace(B& comm, const Timeline& timeline, const std::string& path, int
 
 /// Writes the timeline of one rank, for use after a failure. Does not communicate. Throws Error(storage) if that fails.
 inline void write_trace(const Timeline& timeline, int rank, const std::string& path) {
-    detail::write_trace_file(detail::trace_text(detail::trace_events(timeline, rank, detail::first_moment(timeline))), rank, path);
+    detail::write_trace_file(detail::trace_text(detail::trace_events(timeline, rank, detail::first_moment(timeline))),
+                             rank, path);
 }
 
 }  // namespace gradsync::inline v0_2

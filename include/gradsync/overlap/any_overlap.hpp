@@ -6,8 +6,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// An overlap policy whose type is chosen at run time. OverlapForward must be chosen at compile time, because `finish()` then returns
-/// another type.
+/// An overlap policy whose type is chosen at run time. OverlapForward must be chosen at compile time, because
+/// `finish()` then returns another type.
 ///
 ///     gs::AnyOverlap overlap = overlaps ? gs::AnyOverlap(gs::OverlapBackward{}) : gs::NoOverlap{};
 class AnyOverlap {
@@ -16,8 +16,8 @@ public:
         requires(!std::same_as<P, AnyOverlap> && OverlapPolicy<P>)
     AnyOverlap(P policy) : AnyOverlap(std::in_place, std::move(policy)) {  // NOLINT: converts, as std::function does
         static_assert(!detail::gathers_in_forward<P>(),
-                      "gradsync: AnyOverlap cannot hold OverlapForward, because finish() then returns another type: pass OverlapForward "
-                      "to the Reducer itself");
+                      "gradsync: AnyOverlap cannot hold OverlapForward, because finish() then returns another type: "
+                      "pass OverlapForward to the Reducer itself");
     }
     /// Internal, for an engine: takes OverlapForward too, whose gathers the engine starts itself.
     template <OverlapPolicy P>

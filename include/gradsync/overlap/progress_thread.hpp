@@ -19,8 +19,8 @@ public:
     ~ProgressThread() { stop(); }
 
     bool running() const noexcept { return thread_.joinable(); }
-    /// True if the thread advances collectives. False if it may not communicate (MPI_THREAD_FUNNELED, say), or if the engine has failed.
-    /// Other callers must then poll, and get the error if there is one.
+    /// True if the thread advances collectives. False if it may not communicate (MPI_THREAD_FUNNELED, say), or if the
+    /// engine has failed. Other callers must then poll, and get the error if there is one.
     bool working() const noexcept { return running() && !gave_up_.load(std::memory_order_relaxed); }
 
     /// `engine` must live until `stop()` has returned.
@@ -32,9 +32,10 @@ public:
     void operator()() {
         while (next_orders() != stopping) {
             try {
-                // Collectives between ranks that share memory take microseconds. A longer one crosses a network, which tolerates
-                // pauses; constant polls would slow down compute on the same core.
-                for (int polls = 0; engine_->in_flight() && orders_.load(std::memory_order_acquire) < stopping; ++polls) {
+                // Collectives between ranks that share memory take microseconds. A longer one crosses a network, which
+                // tolerates pauses; constant polls would slow down compute on the same core.
+                for (int polls = 0; engine_->in_flight() && orders_.load(std::memory_order_acquire) < stopping;
+                     ++polls) {
                     engine_->poll();
                     if (polls < 100) ::sched_yield();
                     else ::usleep(50);

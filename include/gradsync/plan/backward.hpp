@@ -21,8 +21,9 @@ struct BucketTime {
     std::size_t bytes = 0;  ///< of its gradients
 };
 
-/// Schedules buckets in order on one link, one collective at a time: start = max(ready, end of the bucket before). Reads `ready` and
-/// `bytes` of each bucket and fills in `start` and `end`. Returns the end of the last one (0 if there are none).
+/// Schedules buckets in order on one link, one collective at a time: start = max(ready, end of the bucket before).
+/// Reads `ready` and `bytes` of each bucket and fills in `start` and `end`. Returns the end of the last one (0 if there
+/// are none).
 inline double schedule(std::span<BucketTime> buckets, CallCost cost) noexcept {
     double free = 0;
     for (BucketTime& b : buckets) {
@@ -54,13 +55,13 @@ inline std::vector<BucketTime> buckets_of(std::span<const ReadyGradient> gradien
     return buckets_of(gradients, plan);
 }
 
-/// The contention of compute and communication for the same cores, as over TCP. Each number is the share of its speed that one keeps while
-/// the other is at work. 1 and 1 mean no contention.
+/// The contention of compute and communication for the same cores, as over TCP. Each number is the share of its speed
+/// that one keeps while the other is at work. 1 and 1 mean no contention.
 ///
-/// Both follow from two measured steps: one with all communication after the backward ("apart"), and one with overlap ("overlapped").
-/// `hidden` is the time of the second step in which buckets were in flight and nothing waited: `communication_seconds - exposed_seconds` of
-/// its statistics. `busy` is the time of the same calls when nothing else runs. Measure with gradients that live in the buckets, because
-/// copies count as exposed.
+/// Both follow from two measured steps: one with all communication after the backward ("apart"), and one with overlap
+/// ("overlapped"). `hidden` is the time of the second step in which buckets were in flight and nothing waited:
+/// `communication_seconds - exposed_seconds` of its statistics. `busy` is the time of the same calls when nothing else
+/// runs. Measure with gradients that live in the buckets, because copies count as exposed.
 ///
 ///     compute = 1 - ((step - exposed)_overlapped - (step - exposed)_apart) / hidden
 ///     link    = (busy - exposed_overlapped) / hidden
@@ -73,9 +74,10 @@ struct Contention {
 inline void check(Contention contention) {
     const auto check_share = [](const char* which, double share) {
         if (!(share > 0 && share <= 1))
-            gradsync::detail::refuse("Contention",
-                                     gradsync::detail::text("the share of its speed that ", which,
-                                                            " keeps must be more than 0 and at most 1, not ", std::to_string(share)));
+            gradsync::detail::refuse(
+                "Contention",
+                gradsync::detail::text("the share of its speed that ", which,
+                                       " keeps must be more than 0 and at most 1, not ", std::to_string(share)));
     };
     check_share("compute", contention.compute);
     check_share("the link", contention.link);
@@ -88,10 +90,11 @@ struct ContendedBackward {
     double exposed = 0;  ///< from the end of the backward to `finish`
 };
 
-/// Schedules buckets as `schedule` above does, for a backward of `backward` seconds that shares its cores with the link. `ready`
-/// of each bucket is in seconds of an undisturbed backward, at most `backward`. Fills in `start` and `end`, which include the delay of the
-/// backward.
-inline ContendedBackward schedule(std::span<BucketTime> buckets, CallCost cost, double backward, Contention contention) {
+/// Schedules buckets as `schedule` above does, for a backward of `backward` seconds that shares its cores with the
+/// link. `ready` of each bucket is in seconds of an undisturbed backward, at most `backward`. Fills in `start` and
+/// `end`, which include the delay of the backward.
+inline ContendedBackward schedule(std::span<BucketTime> buckets, CallCost cost, double backward,
+                                  Contention contention) {
     check(contention);
     ContendedBackward result;
     double now = 0, computed = 0;  // `computed` counts seconds of an undisturbed backward
@@ -118,10 +121,10 @@ inline ContendedBackward schedule(std::span<BucketTime> buckets, CallCost cost, 
     return result;
 }
 
-/// The times at which gradients would become ready without communication. `gradients`, in order of readiness, were measured during the
-/// collectives of buckets of consecutive gradients (`ends`: see partition.hpp).
-inline std::vector<ReadyGradient> undisturbed(std::span<const ReadyGradient> gradients, std::span<const std::size_t> ends, CallCost cost,
-                                              Contention contention) {
+/// The times at which gradients would become ready without communication. `gradients`, in order of readiness, were
+/// measured during the collectives of buckets of consecutive gradients (`ends`: see partition.hpp).
+inline std::vector<ReadyGradient> undisturbed(std::span<const ReadyGradient> gradients,
+                                              std::span<const std::size_t> ends, CallCost cost, Contention contention) {
     check(contention);
     std::vector<ReadyGradient> result(gradients.begin(), gradients.end());
     std::vector<BucketTime> buckets = buckets_of(gradients, ends);
@@ -135,7 +138,8 @@ inline std::vector<ReadyGradient> undisturbed(std::span<const ReadyGradient> gra
             ++next;
         }
         double until = busy;
-        if (next < buckets.size() && buckets[next].start < gradient.ready) until += gradient.ready - buckets[next].start;
+        if (next < buckets.size() && buckets[next].start < gradient.ready)
+            until += gradient.ready - buckets[next].start;
         gradient.ready -= (1 - contention.compute) * until;
     }
     return result;

@@ -7,8 +7,8 @@
 
 namespace gradsync::inline v0_2::plan {
 
-/// GBS = MBS x GA x DP: samples per optimizer step = samples per micro-batch x micro-batches that each device accumulates x devices.
-/// Tokens = samples x sequence length.
+/// GBS = MBS x GA x DP: samples per optimizer step = samples per micro-batch x micro-batches that each device
+/// accumulates x devices. Tokens = samples x sequence length.
 struct BatchTarget {
     std::uint64_t global_tokens = 0;  ///< wanted in one optimizer step
     std::uint64_t sequence = 1;       ///< tokens per sample
@@ -27,8 +27,8 @@ enum class BatchRounding : std::uint8_t {
 };
 
 constexpr std::string_view name_of(BatchRounding rounding) noexcept {
-    return gradsync::detail::name_in({"none", "fewer_steps", "more_steps", "uneven_steps", "fewer_devices", "smaller_micro_batch"},
-                                     rounding);
+    return gradsync::detail::name_in(
+        {"none", "fewer_steps", "more_steps", "uneven_steps", "fewer_devices", "smaller_micro_batch"}, rounding);
 }
 
 /// One way to run the target, in whole numbers.
@@ -47,16 +47,16 @@ struct BatchChoice {
 
 /// The result of `plan_batch`.
 struct BatchPlan {
-    double samples = 0;                             ///< samples of the target; not whole if the sequence does not divide the tokens
-    double accumulate_exact = 0;                    ///< GA = samples / (MBS x DP)
+    double samples = 0;           ///< samples of the target; not whole if the sequence does not divide the tokens
+    double accumulate_exact = 0;  ///< GA = samples / (MBS x DP)
     double devices_for_no_accumulation_exact = 0;   ///< ranks for which one micro-batch each is a step
     std::uint64_t devices_for_no_accumulation = 0;  ///< the fewest devices that reach the target with GA = 1
     bool more_devices_than_work = false;            ///< GA < 1: not every device has a micro-batch of this size
     std::vector<BatchChoice> choices;               ///< nearest to the target first
 };
 
-/// The exact numbers for a target, and the ways to run it in whole numbers. Throws Error(invalid_argument) if a number of the target is 0,
-/// or if a result does not fit into 64 bits.
+/// The exact numbers for a target, and the ways to run it in whole numbers. Throws Error(invalid_argument) if a number
+/// of the target is 0, or if a result does not fit into 64 bits.
 inline BatchPlan plan_batch(const BatchTarget& target) {
     detail::check_positive({{target.global_tokens, "the number of tokens"},
                             {target.sequence, "the sequence length"},
@@ -73,8 +73,8 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     plan.devices_for_no_accumulation = target.global_tokens / step + (target.global_tokens % step != 0);
     plan.more_devices_than_work = target.global_tokens < round;
 
-    const auto add = [&](BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate, std::uint64_t devices,
-                         std::uint64_t devices_with_one_less = 0) {
+    const auto add = [&](BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate,
+                         std::uint64_t devices, std::uint64_t devices_with_one_less = 0) {
         BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};
         const std::uint64_t micro_batches = (CheckedSize(accumulate) * devices).value() - devices_with_one_less;
         c.samples = (CheckedSize(micro_batches) * micro_batch).value();
@@ -100,7 +100,8 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     const std::uint64_t micro_batches = target.global_tokens / step;
     const bool divides = target.global_tokens % step == 0;
     // Over all devices, as evenly as possible. Every device has at least one.
-    if (divides && whole > 0) add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
+    if (divides && whole > 0)
+        add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
     // The largest divisor of n between `low` and `high`; 0 if a million tries find none.
     const auto divisor = [](std::uint64_t n, std::uint64_t low, std::uint64_t high) -> std::uint64_t {
         for (std::uint64_t tries = 1'000'000; high >= low && tries-- > 0; --high)
@@ -112,22 +113,26 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
         if (const auto d = divisor(micro_batches, devices / 2 + 1, devices < micro_batches ? devices : micro_batches);
             d != 0 && d != devices)
             add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
-    if (plan.more_devices_than_work && micro_batches > 0 && plan.choices.back().rounding != BatchRounding::fewer_devices)
+    if (plan.more_devices_than_work && micro_batches > 0 &&
+        plan.choices.back().rounding != BatchRounding::fewer_devices)
         add(BatchRounding::fewer_devices, micro, 1, micro_batches);
     // Smaller micro-batches on all devices, which divide the samples of a device.
-    if (const std::uint64_t row = round / micro; target.global_tokens % row == 0) {  // tokens, of one sample on every device
+    if (const std::uint64_t row = round / micro;
+        target.global_tokens % row == 0) {  // tokens, of one sample on every device
         const std::uint64_t each = target.global_tokens / row;
-        if (const auto m = divisor(each, 1, micro - 1); m != 0) add(BatchRounding::smaller_micro_batch, m, each / m, devices);
+        if (const auto m = divisor(each, 1, micro - 1); m != 0)
+            add(BatchRounding::smaller_micro_batch, m, each / m, devices);
     }
     // By distance from the target.
     const auto off = [](const BatchChoice& c) { return c.relative_error < 0 ? -c.relative_error : c.relative_error; };
-    gradsync::detail::sort_by(plan.choices, [&](const BatchChoice& a, const BatchChoice& b) { return off(a) < off(b); });
+    gradsync::detail::sort_by(plan.choices,
+                              [&](const BatchChoice& a, const BatchChoice& b) { return off(a) < off(b); });
     return plan;
 }
 
-/// The largest micro-batch up to `limit` for which `fits(micro_batch)` returns true, or 0 if 1 does not fit. It doubles, then bisects, and
-/// never tries a size that is larger than one that did not fit. `fits` may run a step of that size and catch std::bad_alloc. Throws
-/// Error(invalid_argument) if `limit` is 0.
+/// The largest micro-batch up to `limit` for which `fits(micro_batch)` returns true, or 0 if 1 does not fit. It
+/// doubles, then bisects, and never tries a size that is larger than one that did not fit. `fits` may run a step of
+/// that size and catch std::bad_alloc. Throws Error(invalid_argument) if `limit` is 0.
 template <class Fits>
 std::uint64_t find_micro_batch(Fits&& fits, std::uint64_t limit = std::uint64_t{1} << 20) {
     detail::check_positive({{limit, "the limit of the micro-batch"}});

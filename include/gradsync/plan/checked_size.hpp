@@ -29,13 +29,14 @@ inline void check_positive(std::initializer_list<Named> numbers) {
 inline void check_amount(const char* operation, const char* what, double value, int rank = -1) {
     using gradsync::detail::text;
     if (!(value >= 0) || !gradsync::detail::is_finite(value))
-        gradsync::detail::refuse(operation, text(what, " must be a finite number of 0 or more, not ", std::to_string(value)), rank);
+        gradsync::detail::refuse(
+            operation, text(what, " must be a finite number of 0 or more, not ", std::to_string(value)), rank);
 }
 
 }  // namespace detail
 
-/// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into 64 bits, because a plan
-/// with a wrong number is worse than none.
+/// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into 64
+/// bits, because a plan with a wrong number is worse than none.
 class CheckedSize {
 public:
     constexpr CheckedSize(std::uint64_t value) noexcept : value_(value) {}

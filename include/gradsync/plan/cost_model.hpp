@@ -3,9 +3,9 @@
 
 #include "checked_size.hpp"
 
-/// @file
-/// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-/// MPICH" (2005): a message of n bytes takes alpha + beta n seconds. The time of the reduction itself is left out.
+/// @file A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+/// operations in MPICH" (2005): a message of n bytes takes alpha + beta n seconds. The time of the reduction itself is
+/// left out.
 
 namespace gradsync::inline v0_2::plan {
 
@@ -20,9 +20,13 @@ struct CallCost {
     double fixed = 0;     ///< seconds per call
     double per_byte = 0;  ///< seconds per byte
 
-    constexpr double seconds(double bytes) const noexcept { return fixed + per_byte * bytes; }  ///< Returns the time of a call.
+    constexpr double seconds(double bytes) const noexcept {
+        return fixed + per_byte * bytes;
+    }  ///< Returns the time of a call.
 
-    friend constexpr CallCost operator+(CallCost a, CallCost b) noexcept { return {a.fixed + b.fixed, a.per_byte + b.per_byte}; }
+    friend constexpr CallCost operator+(CallCost a, CallCost b) noexcept {
+        return {a.fixed + b.fixed, a.per_byte + b.per_byte};
+    }
     friend constexpr bool operator==(CallCost, CallCost) = default;
 };
 
@@ -33,7 +37,8 @@ enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, b
 enum class Algorithm : std::uint8_t {
     ring,               ///< each byte passes every rank: fewest bytes, most messages
     tree,               ///< down a tree and up again, in pieces: few messages, whole buffers
-    recursive_halving,  ///< partners at distances 1, 2, 4, ...: fewest bytes and few messages; costs more if p is not a power of 2
+    recursive_halving,  ///< partners at distances 1, 2, 4, ...: fewest bytes and few messages; costs more if p is not a
+                        ///< power of 2
     hierarchical,       ///< within the nodes, across them, within the nodes
 };
 
@@ -51,7 +56,9 @@ struct Cluster {
     double call_overhead = 0;            ///< seconds that every call costs in addition
     Algorithm across = Algorithm::ring;  ///< the algorithm of `hierarchical` between the nodes
 
-    int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }  ///< Returns the number of nodes.
+    int nodes() const noexcept {
+        return (ranks + ranks_per_node - 1) / ranks_per_node;
+    }  ///< Returns the number of nodes.
 };
 
 /// Throws Error(invalid_argument) if the cluster is invalid.
@@ -63,8 +70,10 @@ inline void check(const Cluster& c) {
         refuse(c.ranks, " ranks do not fill nodes of ", c.ranks_per_node, "; choose a multiple of it");
     for (const double x : {c.between.alpha, c.between.beta, c.within.alpha, c.within.beta, c.call_overhead})
         if (!(x >= 0) || !gradsync::detail::is_finite(x))
-            refuse("latencies, times per byte and overheads must be finite numbers of 0 or more, not ", std::to_string(x));
-    if (c.across == Algorithm::hierarchical) refuse("`across` must not be hierarchical; choose ring, tree or recursive_halving");
+            refuse("latencies, times per byte and overheads must be finite numbers of 0 or more, not ",
+                   std::to_string(x));
+    if (c.across == Algorithm::hierarchical)
+        refuse("`across` must not be hierarchical; choose ring, tree or recursive_halving");
 }
 
 namespace detail {
@@ -80,7 +89,8 @@ constexpr CallCost flat_cost(Collective what, Algorithm algorithm, int p, Link l
         case Algorithm::tree:
             if (broadcast) return {up * alpha, beta};
             if (all_reduce) return {2 * up * alpha, 2 * beta};
-            return {2 * up * alpha, (1 + share) * beta};  // a reduction to one rank, then a scatter; or the mirror image
+            return {2 * up * alpha,
+                    (1 + share) * beta};  // a reduction to one rank, then a scatter; or the mirror image
         case Algorithm::recursive_halving: {
             if (broadcast)  // a scatter, then an all-gather
                 return CallCost{up * alpha, share * beta} + flat_cost(Collective::all_gather, algorithm, p, link);
@@ -108,26 +118,32 @@ constexpr Link slower(Link a, Link b) noexcept {
 ///
 /// - ring: 2 (p-1) alpha + 2 (p-1)/p n beta for an all-reduce, half of it for a reduce-scatter or an all-gather,
 ///   (p-1) alpha + n beta for a broadcast.
-/// - tree: 2 log2(p) alpha + 2 n beta for an all-reduce, half of it for a broadcast, 2 log2(p) alpha + (1 + (p-1)/p) n beta for a
-///   reduce-scatter or an all-gather.
-/// - recursive halving: 2 log2(p) alpha + 2 (p-1)/p n beta for an all-reduce or a broadcast, half of it for a reduce-scatter or an
-///   all-gather. If p is not a power of 2, the next lower one counts, and the other ranks' data travel before and after.
-/// - hierarchical: an all-reduce is a ring reduce-scatter within the nodes, an all-reduce of each of the g shards across the nodes, and a
-///   ring all-gather within. The shards travel at the same time over links that the g ranks of a node share.
+/// - tree: 2 log2(p) alpha + 2 n beta for an all-reduce, half of it for a broadcast, 2 log2(p) alpha + (1 + (p-1)/p) n
+///   beta for a reduce-scatter or an all-gather.
+/// - recursive halving: 2 log2(p) alpha + 2 (p-1)/p n beta for an all-reduce or a broadcast, half of it for a
+///   reduce-scatter or an all-gather. If p is not a power of 2, the next lower one counts, and the other ranks' data
+///   travel before and after.
+/// - hierarchical: an all-reduce is a ring reduce-scatter within the nodes, an all-reduce of each of the g shards
+///   across the nodes, and a ring all-gather within. The shards travel at the same time over links that the g ranks of
+///   a node share.
 ///
-/// On several nodes ring and tree are as fast as the slower of the two links. Recursive halving takes near partners first, so it is
-/// hierarchical by itself. A tree's logarithms are rounded up. Throws Error(invalid_argument), see `check`.
+/// On several nodes ring and tree are as fast as the slower of the two links. Recursive halving takes near partners
+/// first, so it is hierarchical by itself. A tree's logarithms are rounded up. Throws Error(invalid_argument), see
+/// `check`.
 inline CallCost collective_cost(Collective what, Algorithm algorithm, const Cluster& cluster) {
     check(cluster);
     if (cluster.ranks == 1) return {};
     const CallCost overhead{cluster.call_overhead, 0};
     const int nodes = cluster.nodes(), each = nodes == 1 ? cluster.ranks : cluster.ranks_per_node;
     if (nodes == 1 || each == 1) {
-        const Algorithm flat = algorithm != Algorithm::hierarchical ? algorithm : nodes == 1 ? Algorithm::ring : cluster.across;
+        const Algorithm flat = algorithm != Algorithm::hierarchical ? algorithm
+                               : nodes == 1                         ? Algorithm::ring
+                                                                    : cluster.across;
         return overhead + detail::flat_cost(what, flat, cluster.ranks, nodes == 1 ? cluster.within : cluster.between);
     }
     if (algorithm == Algorithm::ring || algorithm == Algorithm::tree)
-        return overhead + detail::flat_cost(what, algorithm, cluster.ranks, detail::slower(cluster.between, cluster.within));
+        return overhead +
+               detail::flat_cost(what, algorithm, cluster.ranks, detail::slower(cluster.between, cluster.within));
 
     const bool by_halves = algorithm == Algorithm::recursive_halving;
     const Algorithm inner = by_halves ? algorithm : Algorithm::ring, outer = by_halves ? algorithm : cluster.across;
@@ -135,7 +151,8 @@ inline CallCost collective_cost(Collective what, Algorithm algorithm, const Clus
     return overhead + across + detail::flat_cost(what, inner, each, cluster.within);
 }
 
-/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it, more ranks only cost time.
+/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it, more ranks
+/// only cost time.
 constexpr double ring_latency_wall(Link link, double bytes) noexcept { return bytes * link.beta / link.alpha; }
 
 }  // namespace gradsync::inline v0_2::plan

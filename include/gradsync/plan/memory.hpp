@@ -18,8 +18,8 @@ constexpr std::string_view name_of(ZeroStage stage) noexcept {
     return gradsync::detail::name_in({"none", "optimizer", "gradients", "parameters"}, stage);
 }
 
-/// Bytes of a model's state per parameter. A master copy of the weights, if there is one, belongs to the optimizer's state and is split
-/// with it.
+/// Bytes of a model's state per parameter. A master copy of the weights, if there is one, belongs to the optimizer's
+/// state and is split with it.
 struct StateBytes {
     std::uint64_t weights = 4;    ///< of a weight
     std::uint64_t gradients = 4;  ///< of a gradient
@@ -39,13 +39,16 @@ struct StateMemory {
     std::uint64_t weights = 0, gradients = 0, optimizer = 0;
     std::uint64_t sums = 0;  ///< sums of micro-batches that the library keeps beside the gradients
 
-    std::uint64_t total() const { return (CheckedSize(weights) + gradients + optimizer + sums).value(); }  ///< Returns the sum of all.
+    std::uint64_t total() const {
+        return (CheckedSize(weights) + gradients + optimizer + sums).value();
+    }  ///< Returns the sum of all.
 };
 
-/// The memory of each of `ranks` ranks. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For mixed precision, P
-/// parameters and n ranks, the stages take 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n. `micro_batches`: those of a step over all ranks,
-/// if the library adds them up (ReducerOptions::micro_batches); it then keeps up to log2(V / n) sums in f32, of whole gradients or of
-/// shards. Throws Error(invalid_argument) if `ranks` is 0, or a number does not fit into 64 bits.
+/// The memory of each of `ranks` ranks. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For
+/// mixed precision, P parameters and n ranks, the stages take 16 P; 4 P + 12 P / n; 2 P + 14 P / n; 16 P / n.
+/// `micro_batches`: those of a step over all ranks, if the library adds them up (ReducerOptions::micro_batches); it
+/// then keeps up to log2(V / n) sums in f32, of whole gradients or of shards. Throws Error(invalid_argument) if `ranks`
+/// is 0, or a number does not fit into 64 bits.
 inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, ZeroStage stage, std::uint64_t ranks,
                                 std::uint64_t micro_batches = 0) {
     detail::check_positive({{ranks, "the number of ranks"}});
@@ -56,7 +59,8 @@ inline StateMemory state_memory(std::uint64_t parameters, StateBytes bytes, Zero
     const std::uint64_t each = micro_batches / ranks + (micro_batches % ranks != 0);  // micro-batches per rank
     std::uint64_t open = each == 0 ? 0 : gradsync::detail::open_sums(each);
     if (open != 0 && stage >= ZeroStage::gradients) --open;  // the first sum of a shard lies in the shard
-    return {of(bytes.weights, ZeroStage::parameters), of(bytes.gradients, ZeroStage::gradients), of(bytes.optimizer, ZeroStage::optimizer),
+    return {of(bytes.weights, ZeroStage::parameters), of(bytes.gradients, ZeroStage::gradients),
+            of(bytes.optimizer, ZeroStage::optimizer),
             (CheckedSize(of(bytes.gradients < 4 ? 4 : bytes.gradients, ZeroStage::gradients)) * open).value()};
 }
 

@@ -3,10 +3,9 @@
 
 #include "backward.hpp"
 
-/// @file
-/// Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are in order of readiness; times
-/// do not decrease and are not negative. A bucket holds gradients of one kind. If all are of one kind, a result lists the ends of the
-/// buckets: `ends[b]` is the first gradient after bucket b.
+/// @file Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are
+/// in order of readiness; times do not decrease and are not negative. A bucket holds gradients of one kind. If all are
+/// of one kind, a result lists the ends of the buckets: `ends[b]` is the first gradient after bucket b.
 
 namespace gradsync::inline v0_2::plan {
 
@@ -17,8 +16,8 @@ struct KindedGradients {
     std::size_t kind_count = 1;            ///< the number of kinds
 };
 
-/// A partition: `bucket_of[i]` is the number of gradient i's bucket. Buckets are numbered and launched in the order of their last
-/// gradients; no other order finishes earlier.
+/// A partition: `bucket_of[i]` is the number of gradient i's bucket. Buckets are numbered and launched in the order of
+/// their last gradients; no other order finishes earlier.
 struct KindedBuckets {
     std::vector<std::size_t> bucket_of;  ///< by gradient
     std::size_t count = 0;               ///< the number of buckets
@@ -26,8 +25,8 @@ struct KindedBuckets {
 
 namespace detail {
 
-/// Numbers the buckets. If `closes[i]` is true, gradient i is the last of its bucket, which holds all gradients of its kind since the
-/// bucket before.
+/// Numbers the buckets. If `closes[i]` is true, gradient i is the last of its bucket, which holds all gradients of its
+/// kind since the bucket before.
 inline KindedBuckets number_buckets(const KindedGradients& all, const std::vector<bool>& closes) {
     KindedBuckets result{std::vector<std::size_t>(all.gradients.size()), 0};
     std::vector<std::size_t> number(all.gradients.size());
@@ -43,9 +42,11 @@ inline KindedBuckets number_buckets(const KindedGradients& all, const std::vecto
 
 /// The optimum over all ways to cut each kind and to interleave the buckets of all kinds:
 ///
-///     F(i_1, ..., i_K) = min over kinds k and j < i_k of  max(F(..., j, ...), r_k(i_k)) + alpha + beta (S_k(i_k) - S_k(j))
+///     F(i_1, ..., i_K) = min over kinds k and j < i_k of  max(F(..., j, ...), r_k(i_k)) + alpha + beta (S_k(i_k) -
+///     S_k(j))
 ///
-/// F is the time at which the first i_k gradients of every kind k have finished. `states` is the product of all n_k + 1.
+/// F is the time at which the first i_k gradients of every kind k have finished. `states` is the product of all n_k +
+/// 1.
 inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cost, std::size_t states) {
     struct Kind {
         std::vector<std::size_t> places;
@@ -76,7 +77,8 @@ inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cos
             const double ready = all.gradients[kind.places[kind.at - 1]].ready;
             for (std::size_t j = kind.at; j-- > 0;) {
                 const std::size_t before = state - (kind.at - j) * kind.stride;
-                const double f = gradsync::detail::larger(finish[before], ready) + cost.seconds(kind.bytes[kind.at] - kind.bytes[j]);
+                const double f =
+                    gradsync::detail::larger(finish[before], ready) + cost.seconds(kind.bytes[kind.at] - kind.bytes[j]);
                 if (f < best) {
                     best = f;
                     previous[state] = before;
@@ -100,8 +102,8 @@ inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cos
 ///
 ///     F(i) = min over j < i of  max(F(j), r_i) + alpha kinds(j, i) + beta (S_i - S_j)
 ///
-/// kinds(j, i) takes few values, and changes with j only at the last place of each kind. A minimum for each value is enough: O(n K log n),
-/// and O(n) if all are of one kind (see `optimal_ends`).
+/// kinds(j, i) takes few values, and changes with j only at the last place of each kind. A minimum for each value is
+/// enough: O(n K log n), and O(n) if all are of one kind (see `optimal_ends`).
 inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost) {
     const std::size_t n = all.gradients.size();
     std::vector<double> bytes(n + 1);  // prefix sums
@@ -112,7 +114,8 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
     }
     std::vector<double> finish(n + 1), rest(n + 1);  // rest[j] = F(j) - beta S_j
     std::vector<std::size_t> previous(n + 1);
-    std::vector<std::size_t> least;                 // places whose rest increases: the first at or behind j has the least rest from j on
+    std::vector<std::size_t>
+        least;  // places whose rest increases: the first at or behind j has the least rest from j on
     std::size_t idle = 0, first = 0;                // `first`: index in `least` of the first place behind `idle`
     std::vector<std::size_t> recent;                // kinds, the most recent first
     std::vector<std::size_t> last(all.kind_count);  // 1 + the last place of each kind
@@ -135,14 +138,16 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
         const auto consider = [&](std::size_t j, std::size_t calls) {
             const double start = gradsync::detail::larger(finish[j], gradient.ready), more = bytes[i] - bytes[j];
             // For one kind it is what `schedule` computes, to the bit.
-            const double f = one_kind ? start + cost.seconds(more) : start + static_cast<double>(calls) * cost.fixed + cost.per_byte * more;
+            const double f = one_kind ? start + cost.seconds(more)
+                                      : start + static_cast<double>(calls) * cost.fixed + cost.per_byte * more;
             if (f < finish[i]) {
                 finish[i] = f;
                 previous[i] = j;
             }
         };
         for (std::size_t calls = 1; calls <= recent.size(); ++calls) {
-            const std::size_t from = calls < recent.size() ? last[recent[calls]] : 0;  // from <= j <= until: `calls` calls
+            const std::size_t from =
+                calls < recent.size() ? last[recent[calls]] : 0;  // from <= j <= until: `calls` calls
             const std::size_t until = last[recent[calls - 1]] - 1;
             if (from > until) continue;
             if (from <= idle) consider(gradsync::detail::smaller(idle, until), calls);
@@ -176,9 +181,9 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
 ///
 /// r are the times of readiness, S the prefix sums of bytes, alpha and beta the cost of a call.
 ///
-/// F does not decrease, and neither does p(i) = max{j < i : F(j) <= r_i}. For j up to p(i) the link is idle when gradient
-/// i is ready; fewer remaining bytes are better, so that only j = p(i) counts. For larger j the link is busy. Only the least
-/// F(j) - beta S_j counts, in a window whose ends only advance.
+/// F does not decrease, and neither does p(i) = max{j < i : F(j) <= r_i}. For j up to p(i) the link is idle when
+/// gradient i is ready; fewer remaining bytes are better, so that only j = p(i) counts. For larger j the link is busy.
+/// Only the least F(j) - beta S_j counts, in a window whose ends only advance.
 inline std::vector<std::size_t> optimal_ends(std::span<const ReadyGradient> gradients, CallCost cost) {
     const KindedGradients one_kind{{gradients.begin(), gradients.end()}, std::vector<std::size_t>(gradients.size())};
     const std::vector<bool> closes = detail::common_closes(one_kind, cost);
@@ -188,11 +193,12 @@ inline std::vector<std::size_t> optimal_ends(std::span<const ReadyGradient> grad
     return ends;
 }
 
-/// The limit of states for the exact optimum over several kinds: enough for 2 kinds of a thousand gradients, or 3 of a hundred.
+/// The limit of states for the exact optimum over several kinds: enough for 2 kinds of a thousand gradients, or 3 of a
+/// hundred.
 inline constexpr std::size_t exact_states = std::size_t{1} << 20;
 
-/// The buckets that finish earliest. Exact for one kind, in O(n). Exact for several kinds if the product of (count + 1) over the kinds is
-/// at most `states`. Otherwise the best of the partitions that cut all kinds at the same places.
+/// The buckets that finish earliest. Exact for one kind, in O(n). Exact for several kinds if the product of (count + 1)
+/// over the kinds is at most `states`. Otherwise the best of the partitions that cut all kinds at the same places.
 inline KindedBuckets optimal_buckets(const KindedGradients& all, CallCost cost, std::size_t states = exact_states) {
     if (all.gradients.empty()) return {};
     std::vector<std::size_t> counts(all.kind_count);
@@ -203,7 +209,8 @@ inline KindedBuckets optimal_buckets(const KindedGradients& all, CallCost cost, 
         product = product <= states / (count + 1) ? product * (count + 1) : states + 1;
     }
     const bool by_kind = used > 1 && product <= states;
-    return detail::number_buckets(all, by_kind ? detail::optimal_closes(all, cost, product) : detail::common_closes(all, cost));
+    return detail::number_buckets(
+        all, by_kind ? detail::optimal_closes(all, cost, product) : detail::common_closes(all, cost));
 }
 
 /// The rule of MG-WFBP (arXiv 1811.11141): a gradient that becomes ready at r joins the bucket before it iff
@@ -231,9 +238,9 @@ inline std::vector<std::size_t> merged_ends(std::span<const ReadyGradient> gradi
     return ends;
 }
 
-/// The best size of equal buckets if a bucket's communication takes about as long as its computation. k buckets leave exposed the transfer
-/// of one bucket and the overhead of all calls: s / (w k) + k o, for s bytes, bandwidth w and overhead o. The minimum is at
-/// k = sqrt(s / (w o)), with buckets of sqrt(s w o) bytes.
+/// The best size of equal buckets if a bucket's communication takes about as long as its computation. k buckets leave
+/// exposed the transfer of one bucket and the overhead of all calls: s / (w k) + k o, for s bytes, bandwidth w and
+/// overhead o. The minimum is at k = sqrt(s / (w o)), with buckets of sqrt(s w o) bytes.
 inline double square_root_bucket_bytes(double bytes, CallCost cost) noexcept {
     return gradsync::detail::square_root(bytes * cost.fixed / cost.per_byte);
 }

@@ -13,7 +13,9 @@ struct StepTimes {
     double backward = 0;   ///< seconds of the backward
     double optimizer = 0;  ///< seconds of the optimizer's step
 
-    constexpr double sum() const noexcept { return forward + backward + optimizer; }  ///< Returns the step without communication.
+    constexpr double sum() const noexcept {
+        return forward + backward + optimizer;
+    }  ///< Returns the step without communication.
 };
 
 /// The expected times of a step.
@@ -24,8 +26,8 @@ struct StepForecast {
     double efficiency = 1;     ///< compute / step
 };
 
-/// Forecasts a step whose buckets start when they are ready (`overlap`), or all after the backward. `ready` of each bucket counts from the
-/// beginning of the backward.
+/// Forecasts a step whose buckets start when they are ready (`overlap`), or all after the backward. `ready` of each
+/// bucket counts from the beginning of the backward.
 inline StepForecast forecast_step(StepTimes compute, std::span<const BucketTime> buckets, CallCost cost, bool overlap) {
     std::vector<BucketTime> times(buckets.begin(), buckets.end());
     if (!overlap)
@@ -39,7 +41,8 @@ inline StepForecast forecast_step(StepTimes compute, std::span<const BucketTime>
     return forecast;
 }
 
-// -------------------------------------------------------------------- the limit at which communication bounds data parallelism
+// ------------------------------------------------------------------------ the limit at which communication bounds data
+// parallelism
 
 /// The quantity that stays constant as ranks are added.
 enum class Growth : std::uint8_t {
@@ -51,19 +54,23 @@ enum class Growth : std::uint8_t {
 struct CommunicationBound {
     std::optional<int> data_parallel;  ///< an all-reduce of the gradients, hidden by the backward
     std::optional<int> fsdp_forward;   ///< an all-gather of the weights, hidden by the forward
-    std::optional<int> fsdp_backward;  ///< an all-gather of the weights and a reduce-scatter of the gradients, hidden by the backward
+    std::optional<int>
+        fsdp_backward;  ///< an all-gather of the weights and a reduce-scatter of the gradients, hidden by the backward
 };
 
-/// Finds the number of ranks at which communication bounds a step. `compute` is that of one rank (weak), or of all the work done by one
-/// rank (strong). The number of ranks of `cluster` is ignored: the search takes 1, 2, 3, ... nodes, and only powers of two with recursive
-/// halving. The bytes are divided over `calls` calls. Throws Error(invalid_argument), see `check`.
-inline CommunicationBound communication_bound(StepTimes compute, double weight_bytes, double gradient_bytes, Algorithm algorithm,
-                                              Cluster cluster, Growth growth = Growth::weak, double calls = 1) {
+/// Finds the number of ranks at which communication bounds a step. `compute` is that of one rank (weak), or of all the
+/// work done by one rank (strong). The number of ranks of `cluster` is ignored: the search takes 1, 2, 3, ... nodes,
+/// and only powers of two with recursive halving. The bytes are divided over `calls` calls. Throws
+/// Error(invalid_argument), see `check`.
+inline CommunicationBound communication_bound(StepTimes compute, double weight_bytes, double gradient_bytes,
+                                              Algorithm algorithm, Cluster cluster, Growth growth = Growth::weak,
+                                              double calls = 1) {
     cluster.ranks = cluster.ranks_per_node;
     check(cluster);
     const bool powers = algorithm == Algorithm::recursive_halving ||
                         (algorithm == Algorithm::hierarchical && cluster.across == Algorithm::recursive_halving);
-    const int most = static_cast<int>((1u << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node)));  // nodes
+    const int most =
+        static_cast<int>((1u << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node)));  // nodes
     const auto first = [&](auto&& communication, double time) -> std::optional<int> {
         const auto bound = [&](int nodes) {
             Cluster c = cluster;
@@ -88,9 +95,11 @@ inline CommunicationBound communication_bound(StepTimes compute, double weight_b
         return calls * cost.fixed + cost.per_byte * bytes;
     };
     const auto gather = [&](const Cluster& c) { return seconds(Collective::all_gather, c, weight_bytes); };
-    return {first([&](const Cluster& c) { return seconds(Collective::all_reduce, c, gradient_bytes); }, compute.backward),
-            first(gather, compute.forward),
-            first([&](const Cluster& c) { return gather(c) + seconds(Collective::reduce_scatter, c, gradient_bytes); }, compute.backward)};
+    return {
+        first([&](const Cluster& c) { return seconds(Collective::all_reduce, c, gradient_bytes); }, compute.backward),
+        first(gather, compute.forward),
+        first([&](const Cluster& c) { return gather(c) + seconds(Collective::reduce_scatter, c, gradient_bytes); },
+              compute.backward)};
 }
 
 }  // namespace gradsync::inline v0_2::plan

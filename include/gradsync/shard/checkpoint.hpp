@@ -10,19 +10,20 @@
 
 /// Checkpoints of sharded training: every rank writes its own shards, and any number of ranks reads them.
 ///
-/// A checkpoint is a directory with one file per rank and a manifest. The files of a new checkpoint have new names. The manifest lists the
-/// files that belong together. It is replaced last, atomically, so after any failure the previous checkpoint is valid. Numbers are in the
-/// machine's format.
+/// A checkpoint is a directory with one file per rank and a manifest. The files of a new checkpoint have new names. The
+/// manifest lists the files that belong together. It is replaced last, atomically, so after any failure the previous
+/// checkpoint is valid. Numbers are in the machine's format.
 ///
-/// A rank's file holds a magic, the number of records, the records, and a digest (FNV-1a) of everything before it. A record holds the
-/// parameter's name, its shape as text, its element count, the dtype of its arrays, the first element and the element count of this slice,
-/// the number of arrays, and the arrays one after the other.
+/// A rank's file holds a magic, the number of records, the records, and a digest (FNV-1a) of everything before it. A
+/// record holds the parameter's name, its shape as text, its element count, the dtype of its arrays, the first element
+/// and the element count of this slice, the number of arrays, and the arrays one after the other.
 
 namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Runs `f` on every rank. If it throws on some ranks, every rank throws the error of the lowest one. The communicator stays usable.
+/// Runs `f` on every rank. If it throws on some ranks, every rank throws the error of the lowest one. The communicator
+/// stays usable.
 template <Backend B, class F>
 void agree_on_success(B& backend, F&& f) {
     std::string failure;
@@ -70,8 +71,8 @@ inline std::string shape_text(const ParameterView& p) { return p.shape.size() > 
 
 /// Reads this rank's shards and all frozen parameters, and checks the digests of its part of the files.
 template <class Sharded, class Passes>
-void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, int rank, int size,
-                 const Passes& passes) {
+void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, int rank,
+                 int size, const Passes& passes) {
     for (auto r = static_cast<std::size_t>(rank); r < manifest.digests.size(); r += static_cast<std::size_t>(size))
         ShardReader(manifest.file(directory, r)).verify(manifest.digests[r]);
 
@@ -99,21 +100,26 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
         const std::uint64_t most = in.size();  // bytes of a record
         for (std::uint64_t left = in.number(); left != 0; --left) {
             const std::string name = in.text(), shape = in.text();
-            const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(), arrays = in.number();
+            const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(),
+                                arrays = in.number();
             if (dtype >= dtype_count || count > whole || first > whole - count || arrays == 0) in.torn();
             const std::uint64_t width = size_of(static_cast<DType>(dtype));
             if (arrays > most || count > most / width / arrays) in.torn();
             std::uint64_t skip = count * width * arrays;
             const auto found = wanted.find(name);
-            if (found == wanted.end()) refuse_file(path, text("has '", name, "', and this training has no parameter of that name"));
+            if (found == wanted.end())
+                refuse_file(path, text("has '", name, "', and this training has no parameter of that name"));
             if (Wanted& w = found->second; !w.arrays.empty()) {
                 const ParameterView& p = sharded.parameters()[w.parameter];
                 if (const std::string own = shape_text(p); own != shape && !own.empty() && !shape.empty())
-                    refuse_file(path, text("has '", name, "' of shape [", shape, "]; this training has it of shape [", own, "]"));
+                    refuse_file(path, text("has '", name, "' of shape [", shape, "]; this training has it of shape [",
+                                           own, "]"));
                 const DType own = p.requires_grad ? w.arrays[0].dtype : accumulator_of(w.arrays[0].dtype);
-                if (p.gradient.count != whole || static_cast<std::uint64_t>(own) != dtype || (p.requires_grad && w.arrays.size() != arrays))
-                    refuse_file(path, text("has '", name, "' with ", whole, " elements of ", static_cast<DType>(dtype), " and ", arrays,
-                                           " arrays; this training has ", p.gradient.count, " of ", own, " and ", w.arrays.size()));
+                if (p.gradient.count != whole || static_cast<std::uint64_t>(own) != dtype ||
+                    (p.requires_grad && w.arrays.size() != arrays))
+                    refuse_file(path, text("has '", name, "' with ", whole, " elements of ", static_cast<DType>(dtype),
+                                           " and ", arrays, " arrays; this training has ", p.gradient.count, " of ",
+                                           own, " and ", w.arrays.size()));
                 if (!p.requires_grad && p.value.data == nullptr)
                     refuse_file(path, text("has '", name, "', which is frozen here, and has no value to load it into"));
                 const std::uint64_t from = larger<std::uint64_t>(first, w.first);
@@ -142,8 +148,10 @@ void read_shards(const std::filesystem::path& directory, const ShardManifest& ma
         }
     }
     for (const auto& [name, w] : wanted)
-        if (!w.arrays.empty() && w.found != w.arrays[0].count && (w.found != 0 || sharded.parameters()[w.parameter].requires_grad))
-            refuse_file(ShardManifest::path(directory), text("is of other parameters: it does not have all of '", name, "'"));
+        if (!w.arrays.empty() && w.found != w.arrays[0].count &&
+            (w.found != 0 || sharded.parameters()[w.parameter].requires_grad))
+            refuse_file(ShardManifest::path(directory),
+                        text("is of other parameters: it does not have all of '", name, "'"));
 }
 
 /// Loads the state of one group; see `load_shards`. Collective over the group.
@@ -154,7 +162,8 @@ ShardManifest load_group(const std::filesystem::path& directory, Sharded& sharde
     ShardManifest manifest = agree_on_manifest(comm, directory);
     for (;;) {
         try {
-            agree_on_success(comm, [&] { read_shards(directory, manifest, sharded, comm.rank(), comm.size(), passes_of(backend)); });
+            agree_on_success(
+                comm, [&] { read_shards(directory, manifest, sharded, comm.rank(), comm.size(), passes_of(backend)); });
             return manifest;
         } catch (const Error& error) {
             if (error.errc() != Errc::storage) throw;
@@ -168,18 +177,21 @@ ShardManifest load_group(const std::filesystem::path& directory, Sharded& sharde
 
 }  // namespace detail
 
-/// Writes the state of all shards to `directory`, which all ranks must be able to reach. Frozen parameters are not saved. Parameters are
-/// identified by name, so names must be unique. `note` is free text of the trainer, such as the optimizer's scalars and the position in the
-/// data; rank 0's is saved, at most 16 MiB. Call it between steps. Collective.
+/// Writes the state of all shards to `directory`, which all ranks must be able to reach. Frozen parameters are not
+/// saved. Parameters are identified by name, so names must be unique. `note` is free text of the trainer, such as the
+/// optimizer's scalars and the position in the data; rank 0's is saved, at most 16 MiB. Call it between steps.
+/// Collective.
 ///
-/// Throws Error(storage) on every rank if one could not write, or if another job is saving to the directory. The previous checkpoint then
-/// stays valid, and training can continue. Throws Error(invalid_argument) in a group other than 0 of hybrid sharding: only group 0 saves.
+/// Throws Error(storage) on every rank if one could not write, or if another job is saving to the directory. The
+/// previous checkpoint then stays valid, and training can continue. Throws Error(invalid_argument) in a group other
+/// than 0 of hybrid sharding: only group 0 saves.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
     auto backend = sharded.backend();
     auto& comm = detail::host_of(backend);
     if (sharded.replica() != 0)
-        detail::refuse("save_shards", detail::text("this is group ", sharded.replica(), "; with hybrid sharding only group 0 saves"),
+        detail::refuse("save_shards",
+                       detail::text("this is group ", sharded.replica(), "; with hybrid sharding only group 0 saves"),
                        comm.rank());
     detail::ShardManifest manifest;
     detail::ShardManifest::Folder locked;
@@ -189,12 +201,13 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         std::unordered_set<std::string> names;
         for (std::size_t i = 0; i < sharded.parameters().size(); ++i)
             if (!names.insert(sharded.parameters()[i].name).second)
-                throw std::invalid_argument(
-                    detail::text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint finds them by name"));
+                throw std::invalid_argument(detail::text("two parameters are named '", sharded.parameters()[i].name,
+                                                         "'; a checkpoint finds them by name"));
         std::error_code problem;
         std::filesystem::create_directories(directory, problem);
         if (problem)
-            detail::refuse_file(directory, detail::text("cannot be made: ", problem.message(), "; choose one where this user may write"));
+            detail::refuse_file(directory, detail::text("cannot be made: ", problem.message(),
+                                                        "; choose one where this user may write"));
         locked = detail::ShardManifest::lock(directory);
         if (std::filesystem::exists(detail::ShardManifest::path(directory)))
             manifest.generation = detail::ShardManifest::read(directory).generation + 1;
@@ -211,15 +224,17 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
             List<std::byte> room;
             const auto passes = detail::passes_of(backend);
             std::uint64_t records = 0;
-            sharded.for_each_shard([&](std::size_t, std::size_t a, std::size_t, BufferView) { records += a == 0 ? 1 : 0; });
+            sharded.for_each_shard(
+                [&](std::size_t, std::size_t a, std::size_t, BufferView) { records += a == 0 ? 1 : 0; });
             out.number(records);
             sharded.for_each_shard([&](std::size_t i, std::size_t a, std::size_t first, BufferView view) {
                 if (a == 0) {
                     const ParameterView& p = sharded.parameters()[i];
                     out.text(p.name);
                     out.text(detail::shape_text(p));
-                    for (const std::uint64_t x : {std::uint64_t{p.gradient.count}, static_cast<std::uint64_t>(view.dtype),
-                                                  std::uint64_t{first}, std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
+                    for (const std::uint64_t x :
+                         {std::uint64_t{p.gradient.count}, static_cast<std::uint64_t>(view.dtype), std::uint64_t{first},
+                          std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
                         out.number(x);
                 }
                 detail::in_pieces(view, room, [&](BufferView piece) {
@@ -242,13 +257,15 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
     if (comm.rank() == 0) manifest.remove_others(directory);
 }
 
-/// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may differ: parameters
-/// are found by name. A parameter that is frozen now gets the weights that it was saved with, if it was trained then. Other frozen
-/// parameters are not restored: call `broadcast_parameters()` first. Throws Error(storage) on every rank if a file is missing or damaged, or
-/// if the checkpoint has a parameter that this training does not have, or lacks one that is trained, or if groups of hybrid sharding load
-/// different checkpoints; the state is then undefined. Collective.
+/// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may
+/// differ: parameters are found by name. A parameter that is frozen now gets the weights that it was saved with, if it
+/// was trained then. Other frozen parameters are not restored: call `broadcast_parameters()` first. Throws
+/// Error(storage) on every rank if a file is missing or damaged, or if the checkpoint has a parameter that this
+/// training does not have, or lacks one that is trained, or if groups of hybrid sharding load different checkpoints;
+/// the state is then undefined. Collective.
 ///
-/// If the optimizer has `round`, restore its scalars from the note, then call `publish()`: the weights were rounded with the old ones.
+/// If the optimizer has `round`, restore its scalars from the note, then call `publish()`: the weights were rounded
+/// with the old ones.
 template <class Sharded>
 std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
     sharded.flush();  // gathers in flight must not overwrite what is loaded
@@ -262,14 +279,16 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
     }
     sharded.with_replicas([&](auto& replicas) {  // groups may find other files, or none, under the same name
         auto& groups = detail::host_of(replicas);
-        const List<std::uint64_t> digests = detail::gather_values(groups, List<std::uint64_t>{failure ? 0 : manifest.digest});
+        const List<std::uint64_t> digests =
+            detail::gather_values(groups, List<std::uint64_t>{failure ? 0 : manifest.digest});
         for (std::size_t g = 0; !failure && g < digests.size(); ++g)
             if (digests[g] != manifest.digest)
-                detail::raise(Errc::storage,
-                              detail::text("group ", groups.rank(), " has loaded ", directory.string(), ", but group ", g,
-                                           digests[g] == 0 ? " could not; look at what it says"
-                                                           : " a different checkpoint; let all groups read the same directory"),
-                              {.operation = "load_shards", .rank = groups.rank(), .peer = static_cast<int>(g)});
+                detail::raise(
+                    Errc::storage,
+                    detail::text("group ", groups.rank(), " has loaded ", directory.string(), ", but group ", g,
+                                 digests[g] == 0 ? " could not; look at what it says"
+                                                 : " a different checkpoint; let all groups read the same directory"),
+                    {.operation = "load_shards", .rank = groups.rank(), .peer = static_cast<int>(g)});
     });
     if (failure) throw *failure;
     sharded.publish();

@@ -8,16 +8,16 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Hybrid sharding: state is sharded within a group of ranks (say, the GPUs of a machine) and replicated across groups. It saves less
-/// memory than sharding over all ranks, but its gathers never leave the group. A bucket is reduce-scattered in the group, then each shard
-/// is averaged over the ranks that hold it in all groups.
+/// Hybrid sharding: state is sharded within a group of ranks (say, the GPUs of a machine) and replicated across groups.
+/// It saves less memory than sharding over all ranks, but its gathers never leave the group. A bucket is
+/// reduce-scattered in the group, then each shard is averaged over the ranks that hold it in all groups.
 ///
 ///     auto [group, replicas] = gs::hybrid_groups(world, 8);
 ///     gs::ShardedParameters sharded(group, parameters, MyAdam{}, units, gs::HybridReduceScatter(replicas));
 ///
-/// Works with Averaging::mean only, and every rank needs a batch. Sums go over the group first, then over groups, so they are not
-/// bit-identical to those of one group. Each group collects and distributes its state separately, with its own root. Only group 0 saves
-/// checkpoints; all groups load them.
+/// Works with Averaging::mean only, and every rank needs a batch. Sums go over the group first, then over groups, so
+/// they are not bit-identical to those of one group. Each group collects and distributes its state separately, with its
+/// own root. Only group 0 saves checkpoints; all groups load them.
 ///
 /// The time limit of `group` also applies to the averages over `replicas`.
 template <Backend B>
@@ -25,8 +25,8 @@ class HybridReduceScatter {
 public:
     static constexpr ExchangeTraits traits{.scatters = true, .means_only = true, .reports_traffic = true};
 
-    /// `replicas`: the communicator of the ranks that hold the same shards, one of each group. Over NCCL it gets a stream of its own: its
-    /// collectives no longer wait for the compute stream, so use it for nothing else.
+    /// `replicas`: the communicator of the ranks that hold the same shards, one of each group. Over NCCL it gets a
+    /// stream of its own: its collectives no longer wait for the compute stream, so use it for nothing else.
     explicit HybridReduceScatter(B replicas) : replicas_(std::move(replicas)), number_(detail::next_owner(replicas_)) {
         if constexpr (abilities_of<B>.own_stream) replicas_.use_own_stream();
     }
@@ -55,13 +55,14 @@ public:
     /// `group` must outlive the Work.
     WorkType<B> start(B& group, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
-            detail::refuse("HybridReduceScatter", "every rank takes part with a weight of 1; use begin_step(true) on all ranks",
-                           group.rank());
+            detail::refuse("HybridReduceScatter",
+                           "every rank takes part with a weight of 1; use begin_step(true) on all ranks", group.rank());
         replicas_.set_timeout(group.timeout());
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         typename B::WorkType scattered = group.reduce_scatter(bucket, shard, op);
         Replicate replicate{&replicas_, &group, shard, op, {CollectiveTag::Kind::bucket, number_, b}};
-        if constexpr (abilities_of<B>.own_stream) {  // both stages are in flight at once, and the device keeps them in order
+        if constexpr (abilities_of<B>.own_stream) {  // both stages are in flight at once, and the device keeps them in
+                                                     // order
             scattered.wait_on(replicas_.stream());
             replicate.next(scattered);
             return WorkType<B>(std::move(scattered));
@@ -94,12 +95,13 @@ struct HybridGroups {
     B replicas;  ///< the ranks that hold the same shards, one of each group
 };
 
-/// Splits `world` into groups of `ranks_per_group` consecutive ranks. Throws Error(invalid_argument) if that does not divide the world
-/// size. Collective.
+/// Splits `world` into groups of `ranks_per_group` consecutive ranks. Throws Error(invalid_argument) if that does not
+/// divide the world size. Collective.
 template <Backend B>
 HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     if (ranks_per_group < 1 || world.size() % ranks_per_group != 0)
-        detail::refuse("hybrid_groups", detail::text("groups of ", ranks_per_group, " ranks do not divide ", world.size(), " ranks"),
+        detail::refuse("hybrid_groups",
+                       detail::text("groups of ", ranks_per_group, " ranks do not divide ", world.size(), " ranks"),
                        world.rank());
     const int rank = world.rank();
     B group = world.split(rank / ranks_per_group, rank);

@@ -18,7 +18,8 @@ namespace gradsync::inline v0_2::detail {
 inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; a longer text means a damaged file
 inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '2'};
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_file(const std::filesystem::path& path, const std::string& what) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_file(const std::filesystem::path& path,
+                                                               const std::string& what) {
     raise(Errc::storage, detail::text(path.empty() ? "\"\"" : path.string(), " ", what), {.operation = "checkpoint"});
 }
 
@@ -49,18 +50,20 @@ public:
     std::uint64_t finish() {
         const std::uint64_t digest = digest_.value();
         number(digest);
-        if (std::fflush(file_.get()) != 0 || ::fsync(::fileno(file_.get())) != 0 || std::fclose(file_.release()) != 0) fail();
+        if (std::fflush(file_.get()) != 0 || ::fsync(::fileno(file_.get())) != 0 || std::fclose(file_.release()) != 0)
+            fail();
         finished_ = true;
         return digest;
     }
 
 private:
     [[noreturn, gnu::cold]] void fail() const {
-        refuse_file(path_,
-                    detail::text("cannot be written: ", open_problem(),
-                                 is_no_regular_file() ? "; remove it"
-                                 : errno == ENOENT    ? "; all ranks must see the directory"
-                                                      : "; look at its owner and the space left (an older checkpoint there stays valid)"));
+        refuse_file(path_, detail::text(
+                               "cannot be written: ", open_problem(),
+                               is_no_regular_file() ? "; remove it"
+                               : errno == ENOENT
+                                   ? "; all ranks must see the directory"
+                                   : "; look at its owner and the space left (an older checkpoint there stays valid)"));
     }
 
     std::filesystem::path path_;
@@ -71,12 +74,14 @@ private:
 
 class ShardReader {
 public:
-    explicit ShardReader(std::filesystem::path path) : path_(std::move(path)), file_(open_file(path_, O_RDONLY, "rb"), &std::fclose) {
+    explicit ShardReader(std::filesystem::path path)
+        : path_(std::move(path)), file_(open_file(path_, O_RDONLY, "rb"), &std::fclose) {
         if (!file_ || ::fseeko(file_.get(), 0, SEEK_END) != 0)
-            refuse_file(path_, detail::text("cannot be read: ", open_problem(),
-                                            is_no_regular_file() ? "; load another checkpoint"
-                                            : errno == ENOENT    ? "; save there first, and let all ranks see the same directory"
-                                                                 : "; let this user read it on all ranks"));
+            refuse_file(path_,
+                        detail::text("cannot be read: ", open_problem(),
+                                     is_no_regular_file() ? "; load another checkpoint"
+                                     : errno == ENOENT ? "; save there first, and let all ranks see the same directory"
+                                                       : "; let this user read it on all ranks"));
         size_ = static_cast<std::uint64_t>(::ftello(file_.get()));
         std::rewind(file_.get());
     }
@@ -121,7 +126,9 @@ public:
         }
         if (actual.value() != digest || number() != digest) torn();
     }
-    [[noreturn]] void torn() const { refuse_file(path_, "is torn or damaged; load another checkpoint, or save to another directory"); }
+    [[noreturn]] void torn() const {
+        refuse_file(path_, "is torn or damaged; load another checkpoint, or save to another directory");
+    }
 
 private:
     std::filesystem::path path_;
@@ -136,7 +143,9 @@ struct ShardManifest {
     std::string note;
     std::uint64_t digest = 0;  ///< digest of the file that was read
 
-    static std::filesystem::path path(const std::filesystem::path& directory) { return directory / "manifest.gradsync"; }
+    static std::filesystem::path path(const std::filesystem::path& directory) {
+        return directory / "manifest.gradsync";
+    }
     std::filesystem::path file(const std::filesystem::path& directory, std::size_t rank) const {
         return directory / text("shard-", generation, "-", rank, "-of-", digests.size(), ".gradsync");
     }
@@ -175,7 +184,8 @@ struct ShardManifest {
     static Folder open(const std::filesystem::path& directory) {
         return Folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     }
-    /// Keeps others from saving to the directory while the result lives, if its file system supports locks. Throws if another job saves.
+    /// Keeps others from saving to the directory while the result lives, if its file system supports locks. Throws if
+    /// another job saves.
     static Folder lock(const std::filesystem::path& directory) {
         Folder folder = open(directory);
         if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
@@ -190,7 +200,8 @@ struct ShardManifest {
             std::uint64_t end = 0;
             if (!part || ::fseeko(part.get(), -static_cast<off_t>(sizeof end), SEEK_END) != 0 ||
                 std::fread(&end, sizeof end, 1, part.get()) != 1 || end != digests[r])
-                refuse_file(file(directory, r), text("of rank ", r, " cannot be seen from rank 0; all machines must share the directory"));
+                refuse_file(file(directory, r),
+                            text("of rank ", r, " cannot be seen from rank 0; all machines must share the directory"));
         }
     }
     /// Removes the parts that this manifest does not name: those of older checkpoints and of saves that were killed.
@@ -200,7 +211,8 @@ struct ShardManifest {
             const std::string name = at->path().filename().string();
             unsigned long long named, rank, ranks;
             if (std::sscanf(name.c_str(), "shard-%llu-%llu-of-%llu", &named, &rank, &ranks) == 3 &&
-                name == text("shard-", named, "-", rank, "-of-", ranks, ".gradsync") && (named != generation || ranks != digests.size()) &&
+                name == text("shard-", named, "-", rank, "-of-", ranks, ".gradsync") &&
+                (named != generation || ranks != digests.size()) &&
                 at->symlink_status(ignored).type() == std::filesystem::file_type::regular)
                 std::filesystem::remove(at->path(), ignored);
         }

@@ -26,12 +26,13 @@ template <class O, class B>
 consteval bool require_optimizer() {
     if constexpr (B::memory_space == MemorySpace::host)
         static_assert(FlatOptimizer<O>,
-                      "gradsync: the second argument is an optimizer with state_count(), begin_step() and step(OptimizerSlice<float>); see "
-                      "docs/guides/sharding.md");
+                      "gradsync: the second argument is an optimizer with state_count(), begin_step() and "
+                      "step(OptimizerSlice<float>); see docs/guides/sharding.md");
     else {
-        static_assert(DeviceOptimizer<O, decltype(std::declval<B&>().stream())>,
-                      "gradsync: the second argument is an optimizer for devices, with state_count(), begin_step() and "
-                      "step(std::span<const DeviceSlice>, double, stream), such as gs::cuda::AdamW; see docs/guides/sharding.md");
+        static_assert(
+            DeviceOptimizer<O, decltype(std::declval<B&>().stream())>,
+            "gradsync: the second argument is an optimizer for devices, with state_count(), begin_step() and "
+            "step(std::span<const DeviceSlice>, double, stream), such as gs::cuda::AdamW; see docs/guides/sharding.md");
         static_assert(
             !requires(O& optimizer, const RoundingSlice& slice) { optimizer.round(slice); },
             "gradsync: round(RoundingSlice) is for host memory; on devices the library rounds weights, to nearest");
@@ -47,11 +48,13 @@ const char* refusal_of_f64(const ParameterView& p) {
             if (p.value.dtype == DType::f64) return "is f64, and the optimizer has no step(OptimizerSlice<double>)";
     } else if constexpr (requires { O::takes_f64; }) {
         if (!O::takes_f64 && (p.value.dtype == DType::f64 || p.gradient.dtype == DType::f64))
-            return "has weights or gradients in f64, which the optimizer does not take; use f32, or an optimizer of your own";
+            return "has weights or gradients in f64, which the optimizer does not take; use f32, or an optimizer of "
+                   "your own";
     }
     return nullptr;
 }
-/// Throws Error(invalid_argument) if O cannot step one of the trainable parameters. `face`: the public object as errors name it.
+/// Throws Error(invalid_argument) if O cannot step one of the trainable parameters. `face`: the public object as errors
+/// name it.
 template <class O, MemorySpace space>
 void check_f64(const List<ParameterView>& parameters, const char* face, int rank) {
     for (const ParameterView& p : parameters)
@@ -73,9 +76,10 @@ struct SliceVisitor {
     Use* use;
 };
 
-/// The training state of one rank: the master weights and the optimizer's arrays for its shard of each bucket, in f32 (f64 for f64). Array
-/// 0 is the master weights, array 1 + k the optimizer's k-th array. Weights of the trainer whose type allows it are the master weights
-/// themselves, so what the trainer writes there is stepped; others are copied to the master weights when they were written: see `adopt`.
+/// The training state of one rank: the master weights and the optimizer's arrays for its shard of each bucket, in f32
+/// (f64 for f64). Array 0 is the master weights, array 1 + k the optimizer's k-th array. Weights of the trainer whose
+/// type allows it are the master weights themselves, so what the trainer writes there is stepped; others are copied to
+/// the master weights when they were written: see `adopt`.
 template <Backend B>
 class ShardState {
 public:
@@ -83,8 +87,8 @@ public:
 
     ShardState() = default;
 
-    /// `values[b]`: the values of bucket b; without memory if they do not stay. `weights`: by parameter, where the trainer has them; none
-    /// if it has copies only.
+    /// `values[b]`: the values of bucket b; without memory if they do not stay. `weights`: by parameter, where the
+    /// trainer has them; none if it has copies only.
     ShardState(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterInfo> infos,
                std::span<const BufferView> values, List<BufferView> weights, std::size_t state_count)
         : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())),
@@ -92,7 +96,9 @@ public:
           weights_(std::move(weights)),
           rounded_(slices_.size()),
           buckets_(plan.size()) {
-        const auto own_master = [&](std::size_t b) { return values[b].data != nullptr && !is_low_precision(values[b].dtype); };
+        const auto own_master = [&](std::size_t b) {
+            return values[b].data != nullptr && !is_low_precision(values[b].dtype);
+        };
         const auto array_bytes = [&](std::size_t b) {
             const std::size_t largest = shard_range(layout.counts[b], backend.size(), 0).size();
             return in_lines(largest * size_of(accumulator_of(values[b].dtype)));
@@ -120,8 +126,10 @@ public:
     }
 
     std::size_t array_count() const noexcept { return arrays_; }
-    std::size_t state_bytes() const noexcept { return state_bytes_; }    ///< bytes of the optimizer's arrays
-    std::size_t master_bytes() const noexcept { return master_bytes_; }  ///< bytes of master weights kept in addition to the values
+    std::size_t state_bytes() const noexcept { return state_bytes_; }  ///< bytes of the optimizer's arrays
+    std::size_t master_bytes() const noexcept {
+        return master_bytes_;
+    }  ///< bytes of master weights kept in addition to the values
 
     std::span<const ShardSlice> slices() const noexcept { return slices_; }
     std::span<const ShardSlice> slices(std::size_t b) const noexcept {
@@ -140,13 +148,15 @@ public:
 
     /// The optimizer steps this rank's shard of bucket b, except parameters i with `used(i)` false.
     template <class O, class Used>
-    void step([[maybe_unused]] B& backend, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
+    void step([[maybe_unused]] B& backend, std::size_t b, ConstBufferView gradients, double gradient_scale,
+              O& optimizer, Used&& used) {
         if constexpr (B::memory_space == MemorySpace::host) step_part(b, 0, gradients, gradient_scale, optimizer, used);
         else step_on(backend.stream(), b, gradients, gradient_scale, optimizer, used);
     }
     /// The same for the part of the shard that begins at element `first`, in host memory.
     template <FlatOptimizer O, class Used>
-    void step_part(std::size_t b, std::size_t first, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) const {
+    void step_part(std::size_t b, std::size_t first, ConstBufferView gradients, double gradient_scale, O& optimizer,
+                   Used&& used) const {
         for (const ShardSlice& whole : slices(b)) {
             const ShardSlice slice = part_of(whole, first, gradients.count);
             if (slice.count == 0 || !used(slice.parameter)) continue;
@@ -157,10 +167,11 @@ public:
         }
     }
 
-    /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the master weights. If
-    /// the optimizer rounds weights, parameters i with `used(i)` false are left out.
+    /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the
+    /// master weights. If the optimizer rounds weights, parameters i with `used(i)` false are left out.
     template <class Passes, class O, class Used>
-    void round(const Passes& passes, std::size_t b, std::size_t first, BufferView values, O& optimizer, Used&& used) const {
+    void round(const Passes& passes, std::size_t b, std::size_t first, BufferView values, O& optimizer,
+               Used&& used) const {
         constexpr bool rounds = requires(const RoundingSlice& slice) { optimizer.round(slice); };
         const bool low = is_low_precision(values.dtype);
         if (low ? !rounds : weights_.empty()) return passes.copy(array(b, 0).subview(first, values.count), values);
@@ -171,7 +182,8 @@ public:
             if constexpr (rounds) {
                 const std::span from(static_cast<const float*>(master.data), low ? slice.count : 0);
                 if (low)
-                    optimizer.round(RoundingSlice{.parameter = slice.parameter, .first = slice.first, .master = from, .rounded = rounded});
+                    optimizer.round(RoundingSlice{
+                        .parameter = slice.parameter, .first = slice.first, .master = from, .rounded = rounded});
             }
             if (!low) passes.copy(master, rounded);
         }
@@ -183,9 +195,9 @@ public:
         for (const ShardSlice& slice : slices(b)) was_written(slice, values.subview(slice.offset, slice.count));
     }
 
-    /// Takes the trainer's weights of this rank's shard of bucket b, if they were written since they were rounded. Master weights that
-    /// round to their weights stay, with the bits that rounding drops; an optimizer's `round` rounds as in its present state. `values`: the
-    /// shard, which gets the weights, too.
+    /// Takes the trainer's weights of this rank's shard of bucket b, if they were written since they were rounded.
+    /// Master weights that round to their weights stay, with the bits that rounding drops; an optimizer's `round`
+    /// rounds as in its present state. `values`: the shard, which gets the weights, too.
     template <class Passes, class O>
     void adopt(const Passes& passes, std::size_t b, BufferView values, O& optimizer) {
         if (!has_masters(values)) return;
@@ -207,15 +219,18 @@ private:
         return std::exchange(rounded_[static_cast<std::size_t>(&slice - slices_.data())], now) != now;
     }
     template <class Passes, class O>
-    [[gnu::cold, gnu::noinline]] void adopt_slice(const Passes& passes, const ShardSlice& slice, BufferView own, O& optimizer) const {
+    [[gnu::cold, gnu::noinline]] void adopt_slice(const Passes& passes, const ShardSlice& slice, BufferView own,
+                                                  O& optimizer) const {
         // On devices each block costs three copies that the host waits for.
-        const std::size_t block = smaller(own.count, std::size_t{1} << (B::memory_space == MemorySpace::host ? 12 : 20)),
+        const std::size_t block =
+                              smaller(own.count, std::size_t{1} << (B::memory_space == MemorySpace::host ? 12 : 20)),
                           width = size_of(own.dtype);
         List<float> masters(block), wide(block);
         List<std::byte> weights(block * width), rounded(block * width);
         for (std::size_t n, first = 0; first < own.count; first += n) {
             n = smaller(block, own.count - first);
-            const BufferView now = typed_view(weights.data(), n, own.dtype), before = typed_view(rounded.data(), n, own.dtype);
+            const BufferView now = typed_view(weights.data(), n, own.dtype),
+                             before = typed_view(rounded.data(), n, own.dtype);
             passes.read(own.subview(first, n), weights.data());
             passes.read(array(slice, 0).subview(first, n), masters.data());
             if constexpr (B::memory_space == MemorySpace::host)
@@ -230,7 +245,8 @@ private:
 
     /// Enqueues the step of a shard in device memory on a stream.
     template <class Stream, class O, class Used>
-    void step_on(Stream stream, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer, Used&& used) {
+    void step_on(Stream stream, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer,
+                 Used&& used) {
         device_slices_.clear();
         device_arrays_.resize(slices(b).size() * (arrays_ - 1));
         void** next = device_arrays_.data();
@@ -244,7 +260,8 @@ private:
                                       .state = {next, arrays_ - 1}});
             next += arrays_ - 1;
         }
-        if (!device_slices_.empty()) optimizer.step(std::span<const DeviceSlice>(device_slices_), gradient_scale, stream);
+        if (!device_slices_.empty())
+            optimizer.step(std::span<const DeviceSlice>(device_slices_), gradient_scale, stream);
     }
 
     /// The part of the slice within `count` elements of the shard from element `first` on. May be empty.
@@ -281,8 +298,9 @@ private:
     List<ShardSlice> slices_;  ///< of this rank, in the order of the buckets
     List<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
-    List<BufferView> weights_;     ///< by parameter: the trainer's; empty if it has copies only
-    List<std::uint64_t> rounded_;  ///< by slice: digest of weights that have master weights beside them, as they were rounded
+    List<BufferView> weights_;  ///< by parameter: the trainer's; empty if it has copies only
+    List<std::uint64_t>
+        rounded_;  ///< by slice: digest of weights that have master weights beside them, as they were rounded
     List<List<BufferView>> buckets_;
     decltype(std::declval<PassesOf<B>>().allocate(std::size_t{})) memory_;
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
@@ -290,7 +308,8 @@ private:
     List<void*> device_arrays_;
 };
 
-/// Moves the state of shards between ranks in pieces of one parameter, so that no rank holds more than its shard and one piece.
+/// Moves the state of shards between ranks in pieces of one parameter, so that no rank holds more than its shard and
+/// one piece.
 template <Backend B>
 class StateTransfer {
 public:
@@ -299,26 +318,32 @@ public:
     static constexpr int all = -1;  ///< as a root: every rank
 
     /// Collective.
-    StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state, std::span<const ParameterView> parameters)
+    StateTransfer(B& backend, const BucketPlan& plan, const ShardState<B>& state,
+                  std::span<const ParameterView> parameters)
         : host_(host_of(backend)), passes_(passes_of(backend)), state_(state), parameters_(parameters) {
         for (std::size_t b = 0; b < plan.size(); ++b)
             for (const std::size_t i : plan.bucket(b)) planned_[i] = 1;
-        for (const ShardSlice& slice : state.slices()) slice_of_[slice.parameter] = &slice;  // at most one slice per parameter
+        for (const ShardSlice& slice : state.slices())
+            slice_of_[slice.parameter] = &slice;  // at most one slice per parameter
     }
 
-    /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable parameter's arrays, in host
-    /// memory. Plans differ between trainings, and change, so the order is that of registration. Collective.
+    /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable
+    /// parameter's arrays, in host memory. Plans differ between trainings, and change, so the order is that of
+    /// registration. Collective.
     template <class Sink>
     void collect(int root, Sink&& sink) {
         for_pieces(state_.array_count(), [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
             std::memset(whole.data, 0, whole.bytes());
             with_own(i, a, first, whole, [&](BufferView part, BufferView own) { passes_.read(own, part.data); });
-            (root == all ? host_.all_reduce(as_bits(whole), ReduceOp::sum) : host_.reduce(as_bits(whole), ReduceOp::sum, root)).wait();
+            (root == all ? host_.all_reduce(as_bits(whole), ReduceOp::sum)
+                         : host_.reduce(as_bits(whole), ReduceOp::sum, root))
+                .wait();
             if (root == all || root == host_.rank()) sink(i, a, first, ConstBufferView(whole));
         });
     }
 
-    /// Sets the first `arrays` arrays from the root: `source(parameter, array, first, view)` fills each piece there. Collective.
+    /// Sets the first `arrays` arrays from the root: `source(parameter, array, first, view)` fills each piece there.
+    /// Collective.
     template <class Source>
     void distribute(int root, std::size_t arrays, Source&& source) {
         for_pieces(arrays, [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
@@ -339,7 +364,9 @@ private:
         for (std::size_t i = 0; i < parameters_.size(); ++i)
             for (std::size_t a = 0; planned_[i] != 0 && a < arrays; ++a)
                 for (std::size_t first = 0, count = parameters_[i].gradient.count; first < count; first += piece)
-                    use(i, a, first, typed_view(memory_.data(), smaller(piece, count - first), accumulator_of(parameters_[i].value.dtype)));
+                    use(i, a, first,
+                        typed_view(memory_.data(), smaller(piece, count - first),
+                                   accumulator_of(parameters_[i].value.dtype)));
     }
 
     /// Calls `use(part, own)` if this rank owns a part of the piece; `own` are the same elements in its state.
@@ -347,11 +374,15 @@ private:
     void with_own(std::size_t i, std::size_t a, std::size_t first, View whole, Use&& use) const {
         const ShardSlice* const slice = slice_of_[i];
         if (slice == nullptr) return;
-        const std::size_t from = larger(first, slice->first), to = smaller(first + whole.count, slice->first + slice->count);
-        if (from < to) use(whole.subview(from - first, to - from), state_.array(*slice, a).subview(from - slice->first, to - from));
+        const std::size_t from = larger(first, slice->first),
+                          to = smaller(first + whole.count, slice->first + slice->count);
+        if (from < to)
+            use(whole.subview(from - first, to - from),
+                state_.array(*slice, a).subview(from - slice->first, to - from));
     }
 
-    /// The same memory as integers. At most one rank has a nonzero element, so the sum has exactly its bits, even those of a negative zero.
+    /// The same memory as integers. At most one rank has a nonzero element, so the sum has exactly its bits, even those
+    /// of a negative zero.
     static BufferView as_bits(BufferView view) noexcept {
         view.dtype = size_of(view.dtype) == 8 ? DType::u64 : DType::u32;
         return view;
@@ -361,7 +392,8 @@ private:
     [[no_unique_address]] PassesOf<B> passes_;
     const ShardState<B>& state_;
     std::span<const ParameterView> parameters_;
-    List<char> planned_ = List<char>(parameters_.size());   ///< by parameter: does it have state? Others may be unfrozen by now
+    List<char> planned_ =
+        List<char>(parameters_.size());  ///< by parameter: does it have state? Others may be unfrozen by now
     List<const ShardSlice*> slice_of_{parameters_.size()};  ///< by parameter: this rank's slice, or null
     decltype(std::declval<HostOf<B>&>().allocate(std::size_t{})) memory_ = host_.allocate(piece * sizeof(double));
 };

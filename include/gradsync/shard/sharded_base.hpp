@@ -10,10 +10,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps them, and the state,
-/// which moves between ranks only for saving or loading.
+/// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps
+/// them, and the state, which moves between ranks only for saving or loading.
 ///
-/// Derived has `name`, `flush()`, which waits for gathers in flight, and `renew_values()`, which distributes new master weights.
+/// Derived has `name`, `flush()`, which waits for gathers in flight, and `renew_values()`, which distributes new master
+/// weights.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
 class ShardedBase : public Guard<B> {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
@@ -21,7 +22,8 @@ class ShardedBase : public Guard<B> {
     static_assert(require_scattering_exchange<Exchange, B>());
 
 protected:
-    using Guard<B>::backend_, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::failed, Guard<B>::guard, Guard<B>::refuse;
+    using Guard<B>::backend_, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::failed, Guard<B>::guard,
+        Guard<B>::refuse;
 
 public:
     using Optimizer = O;  ///< the optimizer's type
@@ -34,11 +36,13 @@ public:
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
         if (!has_batch && counts_micro_batches() && micro_batches_ < engine_->deal().count(backend_.rank()))
-            refuse("begin_step", text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
-                                      micro_batches_, " of ", engine_->deal().count(backend_.rank())));
+            refuse("begin_step",
+                   text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
+                        micro_batches_, " of ", engine_->deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks of each.
+    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks
+    /// of each.
     void set_weight(double weight) {
         check_usable("set_weight");
         check_stepped("set_weight");
@@ -54,23 +58,26 @@ public:
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         Guard<B>::broadcast_buffers(buffers, root);
         exchange_.with_replicas([&](B& replicas) {
-            if constexpr (B::memory_space != MemorySpace::host) guard([&] { backend_.barrier().wait(); });  // they have another stream
+            if constexpr (B::memory_space != MemorySpace::host)
+                guard([&] { backend_.barrier().wait(); });  // they have another stream
             for (const BufferView& b : buffers) guard([&] { replicas.broadcast(b, 0).wait(); });
         });
     }
-    /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. Ask for it in each backward, in the order in
-    /// which gradients become ready. If gradients are sharded, the call may wait until another bucket is reduced, the initial contents are
-    /// unspecified, and the memory is valid until the last gradient of its bucket is marked.
+    /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. Ask for it in each backward,
+    /// in the order in which gradients become ready. If gradients are sharded, the call may wait until another bucket
+    /// is reduced, the initial contents are unspecified, and the memory is valid until the last gradient of its bucket
+    /// is marked.
     BufferView acquire_gradient(std::size_t i) { return engine_->acquire_gradient(i); }
-    /// See Reducer::mark_ready. Thread-safe. Throws Error(invalid_argument) if the step takes no further micro-batch; call `step()` first.
+    /// See Reducer::mark_ready. Thread-safe. Throws Error(invalid_argument) if the step takes no further micro-batch;
+    /// call `step()` first.
     void mark_ready(std::size_t i) { check_open("mark_ready"), engine_->mark_ready(i); }
     void mark_ready(std::span<const std::size_t> which) { check_open("mark_ready"), engine_->mark_ready(which); }
     void mark_ready(std::string_view name) { check_open("mark_ready"), engine_->mark_ready(name); }
     void mark_ready() { check_open("mark_ready"), engine_->mark_ready(); }
 
-    /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are complete), or throws as
-    /// Reducer::finish does. Further calls before `step()` add the averages of further micro-batches (not in stage 1). The step then uses
-    /// their mean, or their sum with Averaging::sum. Collective.
+    /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are
+    /// complete), or throws as Reducer::finish does. Further calls before `step()` add the averages of further
+    /// micro-batches (not in stage 1). The step then uses their mean, or their sum with Averaging::sum. Collective.
     void finish() {
         check_usable("finish");
         check_open("finish");
@@ -84,9 +91,10 @@ public:
         });
     }
 
-    /// Skips the step, for example if a loss scale that is too large made gradients infinite. Forgets the averages since the last step, and
-    /// the micro-batches under `no_sync()`. Call it instead of `step()`, on all ranks; `gradient_norm()` returns the same on all of them.
-    /// The skipped time and traffic count in the statistics of the next step. Local.
+    /// Skips the step, for example if a loss scale that is too large made gradients infinite. Forgets the averages
+    /// since the last step, and the micro-batches under `no_sync()`. Call it instead of `step()`, on all ranks;
+    /// `gradient_norm()` returns the same on all of them. The skipped time and traffic count in the statistics of the
+    /// next step. Local.
     void discard() {
         check_usable("discard");
         refuse_in_backward("discard");
@@ -96,8 +104,9 @@ public:
         engine_->end_round(true);
     }
 
-    /// The L2 norm, in double, of the gradients that `step()` uses. Bit-identical to Reducer::gradient_norm on whole gradients, unless
-    /// those travel in a wider type than their own and are rounded at the end. Call it between `finish()` and `step()`. Collective.
+    /// The L2 norm, in double, of the gradients that `step()` uses. Bit-identical to Reducer::gradient_norm on whole
+    /// gradients, unless those travel in a wider type than their own and are rounded at the end. Call it between
+    /// `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_averaged("gradient_norm");
         refuse_in_backward("gradient_norm");
@@ -107,19 +116,22 @@ public:
         });
     }
 
-    O& optimizer() noexcept { return optimizer_; }                         ///< Returns the optimizer, to change its settings between steps.
+    O& optimizer() noexcept { return optimizer_; }  ///< Returns the optimizer, to change its settings between steps.
     const O& optimizer() const noexcept { return optimizer_; }             ///< The same, read-only.
     const Statistics& statistics() const noexcept { return statistics_; }  ///< Returns what steps cost so far.
     const BucketPlan& plan() const noexcept { return engine_->plan(); }    ///< Returns the buckets.
     const B& backend() const noexcept { return backend_; }                 ///< Returns this rank's handle.
     /// Returns the bytes on this rank.
-    ShardMemory memory() const noexcept { return {values_.bytes(), engine_->bytes(), state_.master_bytes(), state_.state_bytes()}; }
-    /// The parameters as registered. Trainable ones have no value if weights live in buckets, or (stage 3) after a broadcast, load or step.
+    ShardMemory memory() const noexcept {
+        return {values_.bytes(), engine_->bytes(), state_.master_bytes(), state_.state_bytes()};
+    }
+    /// The parameters as registered. Trainable ones have no value if weights live in buckets, or (stage 3) after a
+    /// broadcast, load or step.
     std::span<const ParameterView> parameters() const noexcept { return parameters_; }
 
-    /// Calls `use(parameter, array, first element, view)` for each slice and each array of this rank's state. Array 0 holds the master
-    /// weights, array 1 + k the optimizer's k-th array. You may read the views. You may write them after `flush()`; then call `publish()`
-    /// (collective), at the latest before the next backward. Local.
+    /// Calls `use(parameter, array, first element, view)` for each slice and each array of this rank's state. Array 0
+    /// holds the master weights, array 1 + k the optimizer's k-th array. You may read the views. You may write them
+    /// after `flush()`; then call `publish()` (collective), at the latest before the next backward. Local.
     template <class Use>
     void for_each_shard(Use&& use) {
         adopt_written();
@@ -131,15 +143,18 @@ public:
                 unpublished_ = unpublished_ || (a == 0 && trace_of(view, looks_at_all()) != before);
             }
     }
-    std::size_t array_count() const noexcept { return state_.array_count(); }  ///< Returns 1 + the number of the optimizer's arrays.
-    /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices `use(slice, gradient_scale)`,
-    /// whose memory may be read on the compute stream. The gradients are those of the micro-batches so far. Call it between `finish()` and
-    /// `step()`. Local.
+    std::size_t array_count() const noexcept {
+        return state_.array_count();
+    }  ///< Returns 1 + the number of the optimizer's arrays.
+    /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices
+    /// `use(slice, gradient_scale)`, whose memory may be read on the compute stream. The gradients are those of the
+    /// micro-batches so far. Call it between `finish()` and `step()`. Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
         check_usable("for_each_gradient");
         if (micro_batches_ == 0 || deferred_ || steps_in_backward())
-            refuse("for_each_gradient", "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
+            refuse("for_each_gradient",
+                   "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
         check_traces("for_each_gradient");
         adopt_written();
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
@@ -154,22 +169,25 @@ public:
     /// Calls `use(replicas)` with hybrid sharding; see the concept ExchangePolicy.
     void with_replicas(auto&& use) const { exchange_.with_replicas(use); }
 
-    /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in order of registration. The
-    /// pieces of an array come in order. No rank holds more than its shards and one piece. Collective.
+    /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in order of
+    /// registration. The pieces of an array come in order. No rank holds more than its shards and one piece.
+    /// Collective.
     template <class Sink>
     void collect_state(int root, Sink&& sink) {
         check_root(root, "collect_state");
-        with_settled_state("collect_state", [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
+        with_settled_state("collect_state",
+                           [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
     }
     /// `collect_state` for all ranks at once: calls `sink` with every piece on each rank. Collective.
     template <class Sink>
     void collect_everywhere(Sink&& sink) {
         using Transfer = StateTransfer<B>;
-        with_settled_state("collect_everywhere", [&] { Transfer(backend_, plan(), state_, parameters_).collect(Transfer::all, sink); });
+        with_settled_state("collect_everywhere",
+                           [&] { Transfer(backend_, plan(), state_, parameters_).collect(Transfer::all, sink); });
     }
 
-    /// Sets all state from the root: `source(parameter, array, first element, view)` fills each piece there, in the same order. Every
-    /// rank's weights then follow array 0. Collective.
+    /// Sets all state from the root: `source(parameter, array, first element, view)` fills each piece there, in the
+    /// same order. Every rank's weights then follow array 0. Collective.
     template <class Source>
     void distribute_state(int root, Source&& source) {
         check_root(root, "distribute_state");
@@ -197,19 +215,24 @@ protected:
           exchange_(choose<Exchange, Role::exchange, B>(arguments...)),
           optimizer_(std::move(optimizer)) {
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
-            if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error || options.micro_batches != 0)
-                refuse(Derived::name, "hybrid sharding goes with Averaging::mean and UnusedParameters::error only, without micro_batches");
+            if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error ||
+                options.micro_batches != 0)
+                refuse(Derived::name,
+                       "hybrid sharding goes with Averaging::mean and UnusedParameters::error only, without "
+                       "micro_batches");
         if (optimizer_.state_count() > ShardState<B>::max_states)
-            refuse(Derived::name,
-                   text("an optimizer may keep ", ShardState<B>::max_states, " arrays of state, not ", optimizer_.state_count()));
+            refuse(Derived::name, text("an optimizer may keep ", ShardState<B>::max_states, " arrays of state, not ",
+                                       optimizer_.state_count()));
     }
 
-    /// Makes the engine, after the ranks have compared what it does not know: `settings` and the types of values. `copies`: the weights
-    /// that parameters name are copied, and not read again. Collective.
+    /// Makes the engine, after the ranks have compared what it does not know: `settings` and the types of values.
+    /// `copies`: the weights that parameters name are copied, and not read again. Collective.
     GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
-        if (copies && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != gradsync::never)
+        if (copies && engine_options_.compare_weights_every != 0 &&
+            engine_options_.compare_weights_every != gradsync::never)
             refuse(Derived::name,
-                   "weights that live with the library are compared once only; leave ReducerOptions::compare_weights_every out");
+                   "weights that live with the library are compared once only; leave "
+                   "ReducerOptions::compare_weights_every out");
         check_f64<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
         const std::string all = text(settings, " states=", optimizer_.state_count());
         verify(host_of(backend_), parameters_, {}, all);
@@ -217,28 +240,32 @@ protected:
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
-        auto made = std::make_unique<GradientEngine<B>>(backend_, "this object", std::move(views), engine_options_, policies());
+        auto made =
+            std::make_unique<GradientEngine<B>>(backend_, "this object", std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
         const std::string planning = text(all, " ", std::string(buckets_.describe()), " ", describe(engine_options_));
         exchange_.with_replicas([&](B& replicas) {
             verify(host_of(replicas), parameters_, plan(), planning);
-            if (engine_options_.compare_weights_every != gradsync::never) engine_->compare_groups(host_of(replicas).duplicate());
+            if (engine_options_.compare_weights_every != gradsync::never)
+                engine_->compare_groups(host_of(replicas).duplicate());
         });
     }
 
     /// Allocates the state of the current plan, after its values. `weights`: see ShardState. Collective.
     void make_state(List<BufferView> weights = {}) {
-        state_ = ShardState<B>(backend_, plan(), engine_->layout(), engine_->infos(), values_.buckets(), std::move(weights),
-                               optimizer_.state_count());
+        state_ = ShardState<B>(backend_, plan(), engine_->layout(), engine_->infos(), values_.buckets(),
+                               std::move(weights), optimizer_.state_count());
         gathers_.resize(plan().size());
     }
 
     /// This rank's shard of the values of bucket b.
-    BufferView own_values(std::size_t b) const noexcept { return shard_of(values_.bucket(b), backend_.size(), backend_.rank()); }
-    /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights, it does so only for
-    /// parameters i with `used(i)` true; the others keep theirs.
+    BufferView own_values(std::size_t b) const noexcept {
+        return shard_of(values_.bucket(b), backend_.size(), backend_.rank());
+    }
+    /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights,
+    /// it does so only for parameters i with `used(i)` true; the others keep theirs.
     template <class Used>
     void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
         state_.round(passes_of(backend_), b, 0, own_values(b), optimizer_, used);
@@ -260,28 +287,35 @@ protected:
     bool counts_micro_batches() const noexcept {
         return engine_options_.micro_batches != 0 && engine_options_.gradients == GradientStorage::pooled;
     }
-    /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that is computed with old weights.
+    /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that is computed with old
+    /// weights.
     void check_open(const char* operation) const {
         if (micro_batches_ == 0 && !unpublished_) return;
         check_usable(operation);
-        if (unpublished_) refuse(operation, "for_each_shard() has written master weights; call publish() on all ranks before the forward");
+        if (unpublished_)
+            refuse(operation,
+                   "for_each_shard() has written master weights; call publish() on all ranks before the forward");
         if (engine_options_.gradients != GradientStorage::pooled || steps_in_backward())
-            refuse(operation, "gradients are averaged already; call step() first, or put micro-batches before the last under no_sync()");
+            refuse(operation,
+                   "gradients are averaged already; call step() first, or put micro-batches before the last under "
+                   "no_sync()");
         if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
-            refuse(operation, text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
+            refuse(operation,
+                   text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
     }
     void check_averaged(const char* operation) const {
         check_usable(operation);
         if (micro_batches_ == 0) refuse(operation, "there are no averaged gradients; call finish() first");
         if (!deferred_) engine_->check_between_steps(operation);
         if (const std::size_t due = engine_->deal().rounds(); counts_micro_batches() && micro_batches_ != due)
-            refuse(operation,
-                   text("only ", micro_batches_, " of this step's ", due, " micro-batches were averaged; call finish() after each"));
+            refuse(operation, text("only ", micro_batches_, " of this step's ", due,
+                                   " micro-batches were averaged; call finish() after each"));
         check_traces(operation);
     }
     /// What must not be written between `finish()` and `step()`: gradients, then (with StepInBackward) weights.
     ConstBufferView traced(std::size_t k) const {
-        return k < parameters_.size() ? engine_->gradient_view(k) : ConstBufferView(self().parameter_value(k - parameters_.size()));
+        return k < parameters_.size() ? engine_->gradient_view(k)
+                                      : ConstBufferView(self().parameter_value(k - parameters_.size()));
     }
     void take_traces() {
         for (std::size_t k = 0; k < traces_.size(); ++k) traces_[k] = trace_of(traced(k), looks_at_all());
@@ -289,10 +323,12 @@ protected:
     /// Refuses what was written since `finish()`: whether it counts would depend on the layout.
     void check_traces(const char* operation) const {
         for (std::size_t k = 0, n = parameters_.size(); k < traces_.size(); ++k)
-            if (const ParameterView& p = parameters_[k % n]; p.requires_grad && trace_of(traced(k), (traces_[k] & 1) != 0) != traces_[k])
+            if (const ParameterView& p = parameters_[k % n];
+                p.requires_grad && trace_of(traced(k), (traces_[k] & 1) != 0) != traces_[k])
                 refuse(operation,
                        text(k < n ? "the gradient of '" : "the weights of '", p.name,
-                            k < n ? "' was written or asked for after finish(); pass step() a factor, or write it before its mark"
+                            k < n ? "' was written or asked for after finish(); pass step() a factor, or write it "
+                                    "before its mark"
                                   : "' were written after the backward has stepped them; write them after step()"),
                        p.name);
     }
@@ -300,9 +336,12 @@ protected:
     bool looks_at_all() const noexcept { return statistics_.steps == 0 || engine_->options().check_writes; }
     /// The shards hold this many times the gradients that the step uses.
     double divisor() const noexcept {
-        return engine_options_.averaging == Averaging::sum || counts_micro_batches() ? 1 : static_cast<double>(micro_batches_);
+        return engine_options_.averaging == Averaging::sum || counts_micro_batches()
+                   ? 1
+                   : static_cast<double>(micro_batches_);
     }
-    /// Takes weights that the trainer has written since they were rounded. In device memory only `adopt_values()` does so.
+    /// Takes weights that the trainer has written since they were rounded. In device memory only `adopt_values()` does
+    /// so.
     void adopt_written() {
         const bool may = B::memory_space == MemorySpace::host && !failed() && !inside_.begun();
         for (std::size_t b = 0; may && b < plan().size(); ++b)
@@ -361,7 +400,8 @@ protected:
     }
 
     Policies<B> policies() {
-        if constexpr (Derived::steps_inside) return inside_.policies(backend_, buckets_, overlap_, Derived::in_backward);
+        if constexpr (Derived::steps_inside)
+            return inside_.policies(backend_, buckets_, overlap_, Derived::in_backward);
         else return make_policies<B>(buckets_, overlap_, exchange_);
     }
     void check_stepped(const char* operation) const {
@@ -369,12 +409,15 @@ protected:
     }
     bool steps_in_backward() const noexcept { return Derived::in_backward && inside_.possible(); }
     void refuse_in_backward(const char* operation) const {
-        if (steps_in_backward()) refuse(operation, "gradients are stepped in the backward, and not kept; use StepInside or Zero2");
+        if (steps_in_backward())
+            refuse(operation, "gradients are stepped in the backward, and not kept; use StepInside or Zero2");
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
     const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
-    void check_index(std::size_t i, const char* operation) const { Guard<B>::check_index(i, parameters_.size(), operation); }
+    void check_index(std::size_t i, const char* operation) const {
+        Guard<B>::check_index(i, parameters_.size(), operation);
+    }
 
     List<ParameterView> parameters_;
     ReducerOptions engine_options_;
@@ -384,7 +427,8 @@ protected:
     O optimizer_;
     // Declared before the engine: after a failed step its destructor waits until no other rank writes to these values.
     UnitValues<B> values_;
-    std::optional<B> gathering_;  ///< of stage 3. Its end waits for the device, which may wait for ranks that the engine tells of a failure
+    std::optional<B> gathering_;  ///< of stage 3. Its end waits for the device, which may wait for ranks that the
+                                  ///< engine tells of a failure
     ShardState<B> state_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<GradientEngine<B>> engine_;
@@ -392,7 +436,8 @@ protected:
     bool unpublished_ = false;       ///< master weights were written since they were distributed
     bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
     std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
-    List<std::uint64_t> traces_ = List<std::uint64_t>((Derived::in_backward ? 2 : 1) * parameters_.size());  ///< of `traced`, at `finish()`
+    List<std::uint64_t> traces_ =
+        List<std::uint64_t>((Derived::in_backward ? 2 : 1) * parameters_.size());  ///< of `traced`, at `finish()`
     StepStatistics step_;
     Statistics statistics_;
 };

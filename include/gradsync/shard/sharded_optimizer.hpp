@@ -9,36 +9,38 @@ namespace gradsync::inline v0_2 {
 
 /// The stages of ZeRO (Rajbhandari et al., arXiv 1910.02054) say which data is sharded.
 
-/// Stage 1 shards the optimizer state and the master weights. Gradients are whole, and live where `ReducerOptions::gradients` says;
-/// micro-batches add up there under `no_sync()`.
+/// Stage 1 shards the optimizer state and the master weights. Gradients are whole, and live where
+/// `ReducerOptions::gradients` says; micro-batches add up there under `no_sync()`.
 struct Zero1 {
     static constexpr bool shards_gradients = false;
 };
 
-/// Stage 2 also shards the gradients. A bucket has memory only while it is filled and reduced. This rank's shard stays, in f32 (f64 for
-/// f64); further micro-batches are reduced and added to it.
+/// Stage 2 also shards the gradients. A bucket has memory only while it is filled and reduced. This rank's shard stays,
+/// in f32 (f64 for f64); further micro-batches are reduced and added to it.
 struct Zero2 {
     static constexpr bool shards_gradients = true;
 };
 
-/// Stage 1 with the optimizer inside the reduction. `finish()` checks the marks and does not wait. `step()` does the rest in one pass: it
-/// reads the gradients of all ranks, steps, and writes the weights of all ranks; averages are never stored. The bits are those of Zero1.
-/// Gradients are reduced first, as in stage 1, if the norm is asked for, if ranks do not share memory, with UnusedParameters::find_unused,
-/// if `micro_batches` need several sums, and in a step that compares weights.
+/// Stage 1 with the optimizer inside the reduction. `finish()` checks the marks and does not wait. `step()` does the
+/// rest in one pass: it reads the gradients of all ranks, steps, and writes the weights of all ranks; averages are
+/// never stored. The bits are those of Zero1. Gradients are reduced first, as in stage 1, if the norm is asked for, if
+/// ranks do not share memory, with UnusedParameters::find_unused, if `micro_batches` need several sums, and in a step
+/// that compares weights.
 ///
-/// Buckets are reduced in `step()`, so it takes no overlap policy. The optimizer may run on any thread of its rank that makes progress. If
-/// a rank has several such objects over threads, all ranks must step them in the same order.
+/// Buckets are reduced in `step()`, so it takes no overlap policy. The optimizer may run on any thread of its rank that
+/// makes progress. If a rank has several such objects over threads, all ranks must step them in the same order.
 struct StepInside {
     static constexpr bool shards_gradients = false;
     static constexpr bool steps_inside = true;
 };
 
-/// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have marked it, and its
-/// memory is reused; there are no shards of gradients. For ranks that share a host without memory for gradients; without shared memory it
-/// is stage 2. Mark a parameter after the backward's last read of its weights. The optimizer may run on any thread of its rank that makes
-/// progress, including that of an overlap policy; set its learning rate before the backward, and write weights after `step()`. A step has one micro-batch, no gradient scale
-/// and no norm, and cannot be discarded. Only the first step compares weights. If a rank has several such objects over threads, all ranks must finish them in
-/// the same order.
+/// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have
+/// marked it, and its memory is reused; there are no shards of gradients. For ranks that share a host without memory
+/// for gradients; without shared memory it is stage 2. Mark a parameter after the backward's last read of its weights.
+/// The optimizer may run on any thread of its rank that makes progress, including that of an overlap policy; set its
+/// learning rate before the backward, and write weights after `step()`. A step has one micro-batch, no gradient scale
+/// and no norm, and cannot be discarded. Only the first step compares weights. If a rank has several such objects over
+/// threads, all ranks must finish them in the same order.
 struct StepInBackward {
     static constexpr bool shards_gradients = true;
     static constexpr bool steps_inside = true, in_backward = true;
@@ -48,9 +50,9 @@ struct StepInBackward {
 enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
     in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
-    shared,      ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in. Write weights
-                 ///< on one rank only, and synchronise all ranks before the step. Mark a parameter only after the step's last read of its
-                 ///< weights
+    shared,  ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in.
+             ///< Write weights on one rank only, and synchronise all ranks before the step. Mark a parameter only after
+             ///< the step's last read of its weights
 };
 
 /// Options of ShardedOptimizer; equal on all ranks, like ReducerOptions.
@@ -60,8 +62,8 @@ struct ShardingOptions {
     ParameterStorage parameters = ParameterStorage::borrowed;  ///< where the weights live
 };
 
-/// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of the optimizer state
-/// (`Zero1`), and also of the gradients (`Zero2`). Every rank holds the whole weights.
+/// Data-parallel training with a sharded optimizer (ZeRO stages 1 and 2). Each rank stores and steps only its share of
+/// the optimizer state (`Zero1`), and also of the gradients (`Zero2`). Every rank holds the whole weights.
 ///
 ///     gs::ShardedOptimizer sharded(comm, model.parameters(), MyAdam{...}, gs::Zero2{});
 ///     sharded.broadcast_parameters();
@@ -72,41 +74,44 @@ struct ShardingOptions {
 ///         sharded.step(gradsync::clip_factor(norm, 1.0));           // all ranks hold the new weights
 ///     }
 ///
-/// Buckets are reduce-scattered during the backward, as the policies say. Each rank's optimizer steps its contiguous shard of each bucket,
-/// then the weights are all-gathered. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer
-/// with the same optimizer. Micro-batches of stage 2 are the exception, unless `ReducerOptions::micro_batches` counts them: they are summed
-/// over the ranks first, then over time.
+/// Buckets are reduce-scattered during the backward, as the policies say. Each rank's optimizer steps its contiguous
+/// shard of each bucket, then the weights are all-gathered. On a backend whose sums have one order, the weights are
+/// bit-identical to those of a plain Reducer with the same optimizer. Micro-batches of stage 2 are the exception,
+/// unless `ReducerOptions::micro_batches` counts them: they are summed over the ranks first, then over time.
 ///
-/// With `OverlapForward`, `step()` returns while the all-gathers are in flight. Call `wait_parameter(i)` before you use parameter i, and
-/// `flush()` before you read the weights in any other way.
+/// With `OverlapForward`, `step()` returns while the all-gathers are in flight. Call `wait_parameter(i)` before you use
+/// parameter i, and `flush()` before you read the weights in any other way.
 ///
-/// The contents of the gradients are unspecified after `step()`. Collective calls, threads, errors and ownership are as for Reducer.
+/// The contents of the gradients are unspecified after `step()`. Collective calls, threads, errors and ownership are as
+/// for Reducer.
 template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
           class Exchange = ReduceScatter>
-class ShardedOptimizer
-    : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O, Buckets, Overlap, Exchange> {
+class ShardedOptimizer : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O,
+                                                    Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
-    using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_, Base::engine_options_,
-        Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_, Base::refuse, Base::start_gather,
-        Base::state_, Base::step_bucket, Base::values_, Base::watch;
+    using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
+        Base::engine_options_, Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_,
+        Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
     static constexpr const char* name = "ShardedOptimizer";       ///< Internal.
     static constexpr bool stage_pools = Stage::shards_gradients;  ///< Internal.
     /// Internal: what the stage does.
-    static constexpr bool steps_inside = requires { Stage::steps_inside; }, in_backward = requires { Stage::in_backward; };
+    static constexpr bool steps_inside = requires { Stage::steps_inside; },
+                          in_backward = requires { Stage::in_backward; };
     using Base::plan;
 
-    /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a dtype but no memory.
-    /// Its weights then start at zero: write them to `parameter_value(i)`. After the optimizer come the options (`ShardingOptions`), the stage,
-    /// and policies, in any order; see Reducer. Throws Error(parameter_mismatch) if the ranks differ, and Error(invalid_argument) if a
-    /// trainable parameter has no value. Collective.
+    /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a
+    /// dtype but no memory. Its weights then start at zero: write them to `parameter_value(i)`. After the optimizer
+    /// come the options (`ShardingOptions`), the stage, and policies, in any order; see Reducer. Throws
+    /// Error(parameter_mismatch) if the ranks differ, and Error(invalid_argument) if a trainable parameter has no
+    /// value. Collective.
     template <class Range = std::initializer_list<ParameterView>, class First = ShardingOptions, class... More>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, First first = {}, More... more)
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)), std::move(optimizer),
-               detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).reducer,
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
+               std::move(optimizer), detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).reducer,
                detail::choose<Buckets, detail::Role::buckets, B>(first, more...), first, more...),
           storage_(detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).parameters) {
         using detail::Role;
@@ -122,19 +127,28 @@ public:
         const GradientStorage gradients = engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
-        if (!Stage::shards_gradients && gradients == GradientStorage::pooled) refuse(name, "pooled gradients are for stage 2: write Zero2");
-        if (B::memory_space != MemorySpace::host && shared()) refuse(name, "ParameterStorage::shared is for host memory; use in_buckets");
+        if (!Stage::shards_gradients && gradients == GradientStorage::pooled)
+            refuse(name, "pooled gradients are for stage 2: write Zero2");
+        if (B::memory_space != MemorySpace::host && shared())
+            refuse(name, "ParameterStorage::shared is for host memory; use in_buckets");
         if (in_backward && shared())
-            refuse(name, "with StepInBackward other ranks may still read weights that are stepped; use ParameterStorage::in_buckets");
+            refuse(name,
+                   "with StepInBackward other ranks may still read weights that are stepped; use "
+                   "ParameterStorage::in_buckets");
         if (in_backward && (engine_options_.micro_batches != 0 || engine_options_.unused != UnusedParameters::error))
-            refuse(name, "with StepInBackward a step has one micro-batch, and uses every parameter; leave micro_batches and unused out");
+            refuse(name,
+                   "with StepInBackward a step has one micro-batch, and uses every parameter; leave micro_batches and "
+                   "unused out");
         if (in_backward && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != never)
-            refuse(name, "with StepInBackward weights change while they would be compared; leave compare_weights_every out");
-        engine_options_ =
-            detail::with_storage(engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
+            refuse(name,
+                   "with StepInBackward weights change while they would be compared; leave compare_weights_every out");
+        engine_options_ = detail::with_storage(
+            engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
-                refuse(name, detail::text("parameter '", p.name, "' has no value; give one in its ParameterView or parameter_traits"),
+                refuse(name,
+                       detail::text("parameter '", p.name,
+                                    "' has no value; give one in its ParameterView or parameter_traits"),
                        p.name);
         make_engine();
         gathers_.attach(backend_);
@@ -159,38 +173,45 @@ public:
         });
     }
 
-    /// The memory of the weights of parameter i. With ParameterStorage::in_buckets the object owns that of a trainable parameter; it is
-    /// valid until `rebuild_buckets` returns true or `unfreeze` is called.
+    /// The memory of the weights of parameter i. With ParameterStorage::in_buckets the object owns that of a trainable
+    /// parameter; it is valid until `rebuild_buckets` returns true or `unfreeze` is called.
     BufferView parameter_value(std::size_t i) const {
         check_index(i, "parameter_value");
         const ParameterView& p = parameters_[i];
         return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
     }
 
-    /// Takes weights that you have written, alike on all ranks, into their master weights. In host memory every call that needs them does
-    /// so; in device memory weights of 16 and 8 bits need it. Master weights that round to their weights stay. Local.
+    /// Takes weights that you have written, alike on all ranks, into their master weights. In host memory every call
+    /// that needs them does so; in device memory weights of 16 and 8 bits need it. Master weights that round to their
+    /// weights stay. Local.
     void adopt_values() {
         flush();
-        for (std::size_t b = 0; b < plan().size(); ++b) state_.adopt(detail::passes_of(backend_), b, own_values(b), this->optimizer_);
+        for (std::size_t b = 0; b < plan().size(); ++b)
+            state_.adopt(detail::passes_of(backend_), b, own_values(b), this->optimizer_);
     }
 
-    /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. With Zero2 further calls
-    /// before `step()` add the averages of further micro-batches; the step then uses their mean, or their sum with Averaging::sum.
-    /// Collective.
+    /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. With
+    /// Zero2 further calls before `step()` add the averages of further micro-batches; the step then uses their mean, or
+    /// their sum with Averaging::sum. Collective.
     void finish() {
         check_usable("finish");
         if (gathers_.pending() != 0)
-            refuse("finish", "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, or flush()");
+            refuse("finish",
+                   "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, "
+                   "or flush()");
         Base::finish();
     }
 
-    /// Steps this rank's shards with the gradients times `gradient_scale`, then gives all ranks the new weights. Parameters that no rank
-    /// used (UnusedParameters::find_unused) do not change. Weights that you have written count. Call it after `finish()`. Throws
-    /// Error(invalid_argument) if the scale is not finite, or if gradients in host memory were written since `finish()`: one element in the
-    /// first step and with `check_writes`, later all of a gradient. Collective.
+    /// Steps this rank's shards with the gradients times `gradient_scale`, then gives all ranks the new weights.
+    /// Parameters that no rank used (UnusedParameters::find_unused) do not change. Weights that you have written count.
+    /// Call it after `finish()`. Throws Error(invalid_argument) if the scale is not finite, or if gradients in host
+    /// memory were written since `finish()`: one element in the first step and with `check_writes`, later all of a
+    /// gradient. Collective.
     void step(double gradient_scale = 1) {
         if (gradient_scale != 1 && Base::steps_in_backward())
-            refuse("step", "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients itself");
+            refuse("step",
+                   "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients "
+                   "itself");
         Base::step(gradient_scale, [&] {
             if (step_inside(gradient_scale)) {
                 for (std::size_t b = 0; b < plan().size(); ++b) hand_out(b);
@@ -205,8 +226,8 @@ public:
         });
     }
 
-    /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collective, so each rank may call it in
-    /// its own order.
+    /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collective, so each
+    /// rank may call it in its own order.
     void wait_parameter(std::size_t i) {
         check_index(i, "wait_parameter");
         if (parameters_[i].requires_grad) land(values_.bucket_of(i), "wait_parameter");
@@ -217,9 +238,9 @@ public:
         for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
     }
 
-    /// Plans the buckets again, from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards and their state move
-    /// to their new owners. Returns true if the plan changed; ask for all views again then. With hybrid sharding all groups take the order
-    /// of the first one. Call it between steps. Collective, over all groups.
+    /// Plans the buckets again, from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards
+    /// and their state move to their new owners. Returns true if the plan changed; ask for all views again then. With
+    /// hybrid sharding all groups take the order of the first one. Call it between steps. Collective, over all groups.
     [[nodiscard]] bool rebuild_buckets() {
         check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
@@ -228,7 +249,8 @@ public:
             Base::adopt_written();
             const BucketPlan before = plan();
             const auto share = [&](BufferView view) {  // replicas have the same shards only if all groups plan alike
-                Base::exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(view, 0).wait(); });
+                Base::exchange_.with_replicas(
+                    [&](B& replicas) { detail::host_of(replicas).broadcast(view, 0).wait(); });
             };
             if (!engine_->rebuild_buckets(share)) return false;
             move_state(before);
@@ -236,9 +258,10 @@ public:
         });
     }
 
-    /// Trains these parameters from now on; they were registered with requires_grad = false. Their optimizer state starts at zero. Buckets
-    /// are planned as at construction; call `rebuild_buckets` after a step to adapt them. Old and new buckets exist at the same time for a
-    /// moment. Afterwards ask for all views and set a weight again. Call it between steps. Collective.
+    /// Trains these parameters from now on; they were registered with requires_grad = false. Their optimizer state
+    /// starts at zero. Buckets are planned as at construction; call `rebuild_buckets` after a step to adapt them. Old
+    /// and new buckets exist at the same time for a moment. Afterwards ask for all views and set a weight again. Call
+    /// it between steps. Collective.
     void unfreeze(std::span<const std::size_t> which) {
         check_usable("unfreeze");
         for (std::size_t i : which) {
@@ -246,20 +269,25 @@ public:
             const ParameterView& p = parameters_[i];
             if (parameter_value(i).data == nullptr && p.gradient.count != 0)
                 refuse("unfreeze", detail::text("parameter '", p.name, "' has no value"), p.name);
-            if (engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr && p.gradient.count != 0)
+            if (engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr &&
+                p.gradient.count != 0)
                 refuse("unfreeze",
-                       detail::text("parameter '", p.name,
-                                    "' has no gradient memory; register it with some, or let gradients live in the buckets"),
+                       detail::text(
+                           "parameter '", p.name,
+                           "' has no gradient memory; register it with some, or let gradients live in the buckets"),
                        p.name);
         }
         check_no_gradients("unfreeze");
         if (engine_->accumulates())
-            refuse("unfreeze", "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
+            refuse(
+                "unfreeze",
+                "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
         List<ParameterView> trained = parameters_;
         for (std::size_t i : which) trained[i].requires_grad = true;
         check_values_apart(trained);
         detail::check_f64<O, B::memory_space>(trained, name, backend_.rank());
-        (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank(), backend_.size());
+        (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank(),
+                                   backend_.size());
         guard([&] {
             flush();
             Base::adopt_written();
@@ -278,27 +306,30 @@ private:
 
     void check_values_apart(const List<ParameterView>& parameters) const {
         if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters); one != nullptr)
-            refuse(
-                name,
-                detail::text("the values of '", one->name, "' and '", other->name,
-                             "' share memory, and each would be updated without the other; register tied weights once, with `uses` of 2"),
-                other->name);
+            refuse(name,
+                   detail::text("the values of '", one->name, "' and '", other->name,
+                                "' share memory, and each would be updated without the other; register tied weights "
+                                "once, with `uses` of 2"),
+                   other->name);
     }
     void make_engine() {
         check_values_apart(parameters_);
-        Base::make_engine(detail::text("stage=", Stage::shards_gradients ? "2" : "1", steps_inside ? " inside" : "", " parameters=",
-                                       !in_buckets() ? "borrowed"
-                                       : shared()    ? "shared"
-                                                     : "in_buckets"),
-                          in_buckets());
+        Base::make_engine(
+            detail::text("stage=", Stage::shards_gradients ? "2" : "1", steps_inside ? " inside" : "", " parameters=",
+                         !in_buckets() ? "borrowed"
+                         : shared()    ? "shared"
+                                       : "in_buckets"),
+            in_buckets());
     }
 
     void check_no_gradients(const char* operation) const {
         if (micro_batches_ != 0) refuse(operation, "gradients of this step are averaged already; call step() first");
-        if (!engine_->between_steps()) refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
+        if (!engine_->between_steps())
+            refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
-    /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be stepped.
+    /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be
+    /// stepped.
     bool step_inside(double gradient_scale) {
         if (!Base::steps_in_backward()) {
             if (!std::exchange(Base::deferred_, false)) return false;
@@ -333,7 +364,8 @@ private:
 
     void renew_values() {
         if (shared()) backend_.barrier().wait();  // no rank reads them any more
-        for (std::size_t b = 0; b < plan().size(); ++b) start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
+        for (std::size_t b = 0; b < plan().size(); ++b)
+            start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
         flush();
         Base::unpublished_ = false;
     }
@@ -365,11 +397,14 @@ private:
     /// Finds out whether the current plan can be stepped inside the reductions. Collective.
     void find_inside() {
         if constexpr (steps_inside)
-            Base::inside_.adopt_plan(backend_, *engine_, engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
+            Base::inside_.adopt_plan(backend_, *engine_,
+                                     engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
         if constexpr (in_backward) {
             if (!Base::inside_.can(backend_)) return;
             if (!Base::inside_.possible())
-                refuse(name, "with StepInBackward all weights lie in memory that the ranks share; use ParameterStorage::in_buckets");
+                refuse(name,
+                       "with StepInBackward all weights lie in memory that the ranks share; use "
+                       "ParameterStorage::in_buckets");
             Base::inside_.enable_in_backward();
         }
     }
@@ -384,14 +419,17 @@ private:
         if (shared()) backend_.barrier().wait();
         const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
-            .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) { to.store(i, a, first, piece); });
+            .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
+                to.store(i, a, first, piece);
+            });
         for (std::size_t b = 0; b < plan().size(); ++b) state_.note_rounded(b, own_values(b));
     }
 
     ParameterStorage storage_;
 };
 
-template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardingOptions, class... More>
+template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardingOptions,
+          class... More>
 ShardedOptimizer(B, Range&&, O, First = First(), More...)
     -> ShardedOptimizer<B, O, detail::Chosen<detail::Role::stage, B, Zero1, First, More...>,
                         detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,

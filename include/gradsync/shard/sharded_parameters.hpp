@@ -9,16 +9,19 @@ namespace gradsync::inline v0_2 {
 
 /// Options of ShardedParameters; equal on all ranks, like ReducerOptions.
 struct ShardedParametersOptions {
-    ReducerOptions reducer = {};        ///< without `gradients` (see `shard_gradients`) and `compare_weights_every` (except `never`)
-    bool shard_gradients = true;        ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
-    std::size_t prefetch = 1;           ///< number of units that are gathered ahead of the one in use
-    bool reshard_after_forward = true;  ///< false: a gathered unit stays until the end of the step, so its backward need not gather
-    std::size_t replicate_below = 0;    ///< parameters with fewer elements (norms, biases) are never released
+    ReducerOptions reducer =
+        {};  ///< without `gradients` (see `shard_gradients`) and `compare_weights_every` (except `never`)
+    bool shard_gradients =
+        true;  ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
+    std::size_t prefetch = 1;  ///< number of units that are gathered ahead of the one in use
+    bool reshard_after_forward =
+        true;  ///< false: a gathered unit stays until the end of the step, so its backward need not gather
+    std::size_t replicate_below = 0;  ///< parameters with fewer elements (norms, biases) are never released
 };
 
-/// Fully sharded data-parallel training (ZeRO stage 3, FSDP): each rank stores only its share of the weights, the gradients and the
-/// optimizer state. A unit is a layer, or any set of parameters that you name. Its weights exist only while it is in use: they are gathered
-/// before use and released after it, in the forward and again in the backward.
+/// Fully sharded data-parallel training (ZeRO stage 3, FSDP): each rank stores only its share of the weights, the
+/// gradients and the optimizer state. A unit is a layer, or any set of parameters that you name. Its weights exist only
+/// while it is in use: they are gathered before use and released after it, in the forward and again in the backward.
 ///
 ///     gs::ShardedParameters sharded(comm, model.parameters(), MyAdam{...}, gs::Units({0, 0, 1, 1, 2}));
 ///     sharded.broadcast_parameters();          // from here on the trainer's own weights are not needed
@@ -32,71 +35,86 @@ struct ShardedParametersOptions {
 ///         sharded.step();
 ///     }
 ///
-/// Units are prefetched in the order in which the previous step gathered them. Gradients are reduce-scattered bucket by bucket. If
-/// `finish()` is called more than once before `step()`, they add up in shards of f32 (f64 for f64). Frozen parameters stay in the trainer's
-/// memory. On a backend whose sums have one order, the weights are bit-identical to those of a plain Reducer with the same optimizer,
-/// except with micro-batches that the options do not count, which are added in another order.
+/// Units are prefetched in the order in which the previous step gathered them. Gradients are reduce-scattered bucket by
+/// bucket. If `finish()` is called more than once before `step()`, they add up in shards of f32 (f64 for f64). Frozen
+/// parameters stay in the trainer's memory. On a backend whose sums have one order, the weights are bit-identical to
+/// those of a plain Reducer with the same optimizer, except with micro-batches that the options do not count, which are
+/// added in another order.
 ///
-/// All ranks must gather and release the same units in the same order. `mark_ready` and `acquire_gradient` are thread-safe; call `gather`,
-/// `release` and everything else from one thread. Errors are as for Reducer.
+/// All ranks must gather and release the same units in the same order. `mark_ready` and `acquire_gradient` are
+/// thread-safe; call `gather`, `release` and everything else from one thread. Errors are as for Reducer.
 template <class B, class O, class Overlap = OverlapBackward, class Exchange = ReduceScatter>
-class ShardedParameters : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
+class ShardedParameters
+    : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
-        Base::engine_options_, Base::exchange_, Base::gathering_, Base::gathers_, Base::guard, Base::make_engine, Base::parameters_,
-        Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
+        Base::engine_options_, Base::exchange_, Base::gathering_, Base::gathers_, Base::guard, Base::make_engine,
+        Base::parameters_, Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_,
+        Base::watch;
 
 public:
     static constexpr const char* name = "ShardedParameters";  ///< Internal.
     /// Internal: it has no stages.
     static constexpr bool steps_inside = false, in_backward = false;
 
-    /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which need not outlive
-    /// `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. After the units come the options
-    /// (`ShardedParametersOptions`), an overlap policy and an exchange, in any order; see Reducer. Collective.
+    /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which
+    /// need not outlive `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. After
+    /// the units come the options (`ShardedParametersOptions`), an overlap policy and an exchange, in any order; see
+    /// Reducer. Collective.
     template <class Range = std::initializer_list<ParameterView>, class First = ShardedParametersOptions, class... More>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, First first = {}, More... more)
-        : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)), std::move(optimizer),
-               detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units, first, more...),
+        : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
+               std::move(optimizer),
+               detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units, first,
+               more...),
           options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
           given_units_(units) {
-        static_assert(
-            detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange>::template check<First, More...>());
-        gathering_.emplace(backend_.duplicate());  // separate communicator: marks from other threads start collectives, too
+        static_assert(detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap,
+                                      detail::Role::exchange>::template check<First, More...>());
+        gathering_.emplace(
+            backend_.duplicate());  // separate communicator: marks from other threads start collectives, too
         number_ = detail::next_owner(backend_);
         if (options_.reducer.gradients != GradientStorage::automatic)
-            refuse(name, "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
+            refuse(name,
+                   "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
         engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
         for (ParameterView& p : parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
-                p.value = detail::typed_view(nullptr, p.gradient.count, p.value == BufferView{} ? p.gradient.dtype : p.value.dtype,
-                                             B::memory_space);
-        make_engine(detail::text("stage=3 prefetch=", options_.prefetch, options_.reshard_after_forward ? " reshard" : " no_reshard",
+                p.value =
+                    detail::typed_view(nullptr, p.gradient.count,
+                                       p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space);
+        make_engine(detail::text("stage=3 prefetch=", options_.prefetch,
+                                 options_.reshard_after_forward ? " reshard" : " no_reshard",
                                  " replicate_below=", options_.replicate_below),
                     true);
         gathers_.attach(*gathering_);
         make_state();
         reads_values_ = true;
-        engine_->give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
+        engine_->give_weights(
+            [&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
     }
 
     /// The gathers in flight are waited for on the stream that is set now: the one of the last gather may be gone.
     ~ShardedParameters() { detail::follow_stream(*gathering_, backend_); }
 
-    /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the same units as the
-    /// others.
+    /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the
+    /// same units as the others.
     using Base::begin_step;
     using Base::plan;
 
-    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. It reads the memory that the root named at
-    /// construction. After a load, `publish()`, a step or another broadcast the shards stay as they are. Collective.
+    /// Gives every rank its shards of the root's weights, and the root's frozen parameters. It reads the memory that
+    /// the root named at construction. After a load, `publish()`, a step or another broadcast the shards stay as they
+    /// are. Collective.
     void broadcast_parameters(int root = 0) {
         check_broadcast(root);
-        auto missing = static_cast<std::uint64_t>(parameters_.size());  // the first parameter that has no value on the root
+        auto missing =
+            static_cast<std::uint64_t>(parameters_.size());  // the first parameter that has no value on the root
         for (std::size_t i = parameters_.size(); reads_values_ && i-- > 0;)
-            if (const ParameterView& p = parameters_[i]; p.requires_grad && p.value.data == nullptr && p.value.count != 0) missing = i;
+            if (const ParameterView& p = parameters_[i];
+                p.requires_grad && p.value.data == nullptr && p.value.count != 0)
+                missing = i;
         guard([&] {
             const BufferView shared(&missing, 1);
             detail::host_of(backend_).broadcast(shared, root).wait();
@@ -104,8 +122,8 @@ public:
         });
         if (missing < parameters_.size()) {
             const std::string& which = parameters_[missing].name;
-            refuse("broadcast_parameters", detail::text("parameter '", which, "' has no value on rank ", root, "; give it one there"),
-                   which);
+            refuse("broadcast_parameters",
+                   detail::text("parameter '", which, "' has no value on rank ", root, "; give it one there"), which);
         }
         guard([&] {
             for (const ParameterView& p : parameters_)
@@ -163,25 +181,29 @@ public:
         values_.release(u);
     }
 
-    /// See ShardedBase. With UnusedParameters::find_unused it does not wait for a bucket in flight: a rank that does not use that bucket
-    /// joins it only in `finish()`, and may wait in a `gather` for this rank until then. In host memory it adds memory instead.
+    /// See ShardedBase. With UnusedParameters::find_unused it does not wait for a bucket in flight: a rank that does
+    /// not use that bucket joins it only in `finish()`, and may wait in a `gather` for this rank until then. In host
+    /// memory it adds memory instead.
     BufferView acquire_gradient(std::size_t i) {
         return engine_->acquire_gradient(i, this->engine_options_.unused == UnusedParameters::find_unused);
     }
 
-    /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step). Throws
-    /// Error(invalid_argument) at any other time. Ask again after each gather: the address may change. `parameter_value(i).as<float>()` has
-    /// its type. They are copies, so a write would be lost: write master weights in `for_each_shard`, then call `publish()`.
+    /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step).
+    /// Throws Error(invalid_argument) at any other time. Ask again after each gather: the address may change.
+    /// `parameter_value(i).as<float>()` has its type. They are copies, so a write would be lost: write master weights
+    /// in `for_each_shard`, then call `publish()`.
     ConstBufferView parameter_value(std::size_t i) const {
         check_index(i, "parameter_value");
         if (!parameters_[i].requires_grad) return parameters_[i].value;
         const Unit& unit = values_[buckets_.unit_of(i)];
         const BufferView whole = values_.value(i);
-        // Weights of unused units may be here, too: prefetched ones in flight, or released ones whose memory is still free.
+        // Weights of unused units may be here, too: prefetched ones in flight, or released ones whose memory is still
+        // free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
             refuse("parameter_value",
-                   detail::text("the weights of '", parameters_[i].name, "' are not here; call gather(", unit_of(i), ") first"),
+                   detail::text("the weights of '", parameters_[i].name, "' are not here; call gather(", unit_of(i),
+                                ") first"),
                    parameters_[i].name);
         return whole;
     }
@@ -193,11 +215,13 @@ public:
         });
     }
     std::size_t unit_count() const noexcept { return given_units_.count(); }  ///< Returns the number of units.
-    /// The unit of parameter i, as given. The weights of a replicated parameter are available even if its unit is not gathered.
+    /// The unit of parameter i, as given. The weights of a replicated parameter are available even if its unit is not
+    /// gathered.
     std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
-    /// Steps this rank's shards with the gradients times `gradient_scale`. Unused units lose their outdated weights; units in use are
-    /// gathered again. Call it after `finish()`. Throws Error(invalid_argument) if the scale is not finite. Collective.
+    /// Steps this rank's shards with the gradients times `gradient_scale`. Unused units lose their outdated weights;
+    /// units in use are gathered again. Call it after `finish()`. Throws Error(invalid_argument) if the scale is not
+    /// finite. Collective.
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&] {
             for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, gradient_scale);
@@ -211,18 +235,21 @@ private:
     /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
         if (given_units_.size() != parameters_.size())
-            refuse(name, detail::text("there are ", parameters_.size(), " parameters, but units for ", given_units_.size()));
+            refuse(name,
+                   detail::text("there are ", parameters_.size(), " parameters, but units for ", given_units_.size()));
         std::vector<std::size_t> unit_of(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const ParameterView& p = parameters_[i];
-            unit_of[i] = p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count() : given_units_.unit_of(i);
+            unit_of[i] =
+                p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count() : given_units_.unit_of(i);
         }
         buckets_ = Units(std::move(unit_of));
     }
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
-        values_ = detail::UnitValues<B>(plan(), engine_->layout(), parameters_, name, backend_.rank(), buckets_.count(), unit_count(),
+        values_ = detail::UnitValues<B>(plan(), engine_->layout(), parameters_, name, backend_.rank(), buckets_.count(),
+                                        unit_count(),
                                         [&](std::size_t b) { return buckets_.unit_of(plan().bucket(b).front()); });
         Base::make_state();
         for (const detail::ShardSlice& slice : state_.slices())
@@ -233,7 +260,8 @@ private:
     }
 
     void check_unit(std::size_t u, const char* operation) const {
-        if (u >= unit_count()) refuse(operation, detail::text("unit index ", u, " is out of range [0, ", unit_count(), ")"));
+        if (u >= unit_count())
+            refuse(operation, detail::text("unit index ", u, " is out of range [0, ", unit_count(), ")"));
     }
 
     /// Gathers unit u, and starts to gather the units expected next.
@@ -256,7 +284,8 @@ private:
         if (unit.slot == detail::UnitValues<B>::none) values_.place(*gathering_, u, keep);
         unit.gathering = true;
         detail::follow_stream(*gathering_, backend_);
-        for (const std::size_t b : unit.buckets) start_gather(b, {CollectiveTag::Kind::unit, number_, u}, [](std::size_t) { return true; });
+        for (const std::size_t b : unit.buckets)
+            start_gather(b, {CollectiveTag::Kind::unit, number_, u}, [](std::size_t) { return true; });
     }
 
     void wait(Unit& unit) {
@@ -297,7 +326,8 @@ private:
     detail::GatherOrder order_{options_.prefetch};
 };
 
-template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardedParametersOptions, class... More>
+template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardedParametersOptions,
+          class... More>
 ShardedParameters(B, Range&&, O, Units, First = First(), More...)
     -> ShardedParameters<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
                          detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;

@@ -10,8 +10,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// One rank's optimizer inside the reductions of its gradients: each block of averages is stepped while it is in the cache, and the new
-/// weights are written to all ranks. For host memory that the ranks share.
+/// One rank's optimizer inside the reductions of its gradients: each block of averages is stepped while it is in the
+/// cache, and the new weights are written to all ranks. For host memory that the ranks share.
 template <class B, class O>
 class InsideSteps {
 public:
@@ -20,7 +20,8 @@ public:
         : state_(state), values_(values), optimizer_(optimizer) {}
 
     /// Finds out whether all buckets of a new plan can be stepped inside the reductions. Collective.
-    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientEngine<B>& engine, bool may) {
+    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientEngine<B>& engine,
+                                  bool may) {
         possible_ = false;
         if constexpr (abilities_of<B>.steps_inside) {
             const std::size_t buckets = engine.plan().size();
@@ -28,7 +29,8 @@ public:
             std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
                 // Pooled buckets get memory when they are filled.
-                shared = (engine.bucket(b).data == nullptr || backend.shares(engine.bucket(b))) && backend.shares(values_.bucket(b));
+                shared = (engine.bucket(b).data == nullptr || backend.shares(engine.bucket(b))) &&
+                         backend.shares(values_.bucket(b));
             possible_ = true;
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
             steps_ = List<Step>(buckets);
@@ -77,16 +79,19 @@ public:
     class Exchange : public ReduceScatter {
     public:
         explicit Exchange(InsideSteps& steps) noexcept : steps_(&steps) {}
-        typename B::WorkType start(B& backend, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution) {
+        typename B::WorkType start(B& backend, std::size_t b, BufferView bucket, ReduceOp op,
+                                   Contribution contribution) {
             if constexpr (abilities_of<B>.steps_inside) {
                 if (steps_->inside_) {
                     if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->begin();
                     if (steps_->in_backward_ && !backend.shares(bucket))  // in other cases `adopt_plan` has checked it
                         raise(Errc::invalid_argument,
                               text("bucket ", b,
-                                   " lies in memory of its own, because others wait for marks; with StepInBackward ask for "
-                                   "gradients in the order in which they become ready"),
-                              {.operation = "mark_ready", .rank = backend.rank(), .bucket = static_cast<std::ptrdiff_t>(b)});
+                                   " lies in memory of its own, because others wait for marks; with StepInBackward ask "
+                                   "for gradients in the order in which they become ready"),
+                              {.operation = "mark_ready",
+                               .rank = backend.rank(),
+                               .bucket = static_cast<std::ptrdiff_t>(b)});
                     return backend.reduce_step(bucket, steps_->values_.bucket(b), op, contribution, steps_->steps_[b]);
                 }
             }

@@ -10,9 +10,10 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The dtype of the values of bucket b. Throws Error(invalid_argument) if they differ, because a bucket is gathered as one buffer, or if a
-/// type is not floating-point.
-inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters, const char* who, int rank) {
+/// The dtype of the values of bucket b. Throws Error(invalid_argument) if they differ, because a bucket is gathered as
+/// one buffer, or if a type is not floating-point.
+inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters,
+                         const char* who, int rank) {
     const ParameterView& first = parameters[plan.bucket(b).front()];
     for (std::size_t i : plan.bucket(b)) {
         const ParameterView& p = parameters[i];
@@ -20,8 +21,8 @@ inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const 
         if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
             problem = "is not of a floating type; freeze it (requires_grad = false)";
         else if (p.value.dtype != first.value.dtype)
-            problem = text("has values of ", p.value.dtype, ", but shares bucket ", b, " with '", first.name, "' of ", first.value.dtype,
-                           "; put them in different buckets");
+            problem = text("has values of ", p.value.dtype, ", but shares bucket ", b, " with '", first.name, "' of ",
+                           first.value.dtype, "; put them in different buckets");
         if (!problem.empty())
             raise(Errc::invalid_argument, text(who, " on rank ", rank, ": parameter '", p.name, "' ", problem),
                   {.operation = who, .rank = rank, .parameter = p.name});
@@ -29,9 +30,9 @@ inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const 
     return first.value.dtype;
 }
 
-/// The parameters' values, laid out as the buckets of their gradients, so that ranks can gather them by bucket. Buckets form units, and a
-/// unit has memory while it has a slot. A released unit stays until another one needs its slot, so that a unit that is used again soon need
-/// not be gathered again. All ranks make the same calls.
+/// The parameters' values, laid out as the buckets of their gradients, so that ranks can gather them by bucket. Buckets
+/// form units, and a unit has memory while it has a slot. A released unit stays until another one needs its slot, so
+/// that a unit that is used again soon need not be gathered again. All ranks make the same calls.
 template <Backend B>
 class UnitValues {
 public:
@@ -47,14 +48,15 @@ public:
     };
 
     UnitValues() = default;
-    /// `unit_of(b)`: the unit of bucket b, below `units`. Units from `first_staying` on get slots of their own. The slots of the others are
-    /// large enough for any of them. No unit has a slot yet. Throws as `value_dtype` does.
+    /// `unit_of(b)`: the unit of bucket b, below `units`. Units from `first_staying` on get slots of their own. The
+    /// slots of the others are large enough for any of them. No unit has a slot yet. Throws as `value_dtype` does.
     template <class UnitOf>
-    UnitValues(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters, const char* who, int rank,
-               std::size_t units, std::size_t first_staying, UnitOf&& unit_of)
+    UnitValues(const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters,
+               const char* who, int rank, std::size_t units, std::size_t first_staying, UnitOf&& unit_of)
         : units_(units), first_staying_(first_staying), places_(parameters.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            buckets_.push_back(typed_view(nullptr, layout.counts[b], value_dtype(plan, b, parameters, who, rank), B::memory_space));
+            buckets_.push_back(
+                typed_view(nullptr, layout.counts[b], value_dtype(plan, b, parameters, who, rank), B::memory_space));
             for (std::size_t i : plan.bucket(b)) places_[i] = {b, layout.offsets[i], parameters[i].gradient.count};
             const std::size_t u = unit_of(b);
             units_[u].buckets.push_back(b);
@@ -63,9 +65,10 @@ public:
         }
     }
 
-    /// Uses the trainer's memory for buckets whose values lie there alone and in the order of the gradients, on all ranks. Call it before
-    /// `place`. Collective.
-    void borrow(B& backend, const BucketPlan& plan, const BucketLayout& layout, std::span<const ParameterView> parameters) {
+    /// Uses the trainer's memory for buckets whose values lie there alone and in the order of the gradients, on all
+    /// ranks. Call it before `place`. Collective.
+    void borrow(B& backend, const BucketPlan& plan, const BucketLayout& layout,
+                std::span<const ParameterView> parameters) {
         List<std::uint64_t> fits(plan.size());
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const BufferView range = range_of(plan.bucket(b), [&](std::size_t i) { return parameters[i].value; });
@@ -76,7 +79,8 @@ public:
             bool same = range.data != nullptr && range.count == layout.counts[b];
             if (B::memory_space != MemorySpace::host) same = same && !by_chance;
             for (const std::size_t i : plan.bucket(b))
-                same = same && (parameters[i].value.count == 0 || distance(range, parameters[i].value) == layout.offsets[i]);
+                same = same &&
+                       (parameters[i].value.count == 0 || distance(range, parameters[i].value) == layout.offsets[i]);
             if ((fits[b] = same)) buckets_[b].data = range.data;
         }
         const List<std::uint64_t> all = gather_values(host_of(backend), fits);
@@ -100,10 +104,12 @@ public:
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// The bucket of trainable parameter i, and its values.
     std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
-    BufferView value(std::size_t i) const noexcept { return buckets_[places_[i].bucket].subview(places_[i].offset, places_[i].count); }
+    BufferView value(std::size_t i) const noexcept {
+        return buckets_[places_[i].bucket].subview(places_[i].offset, places_[i].count);
+    }
 
-    /// Gives unit u a slot: a free one, that of the unit released first, or a new one. Units in use keep their slots; with `keep`, so do
-    /// released units. Collective.
+    /// Gives unit u a slot: a free one, that of the unit released first, or a new one. Units in use keep their slots;
+    /// with `keep`, so do released units. Collective.
     void place(B& backend, std::size_t u, bool keep) {
         const auto released = [&](const Slot& slot) { return slot.unit == none ? 0 : 1 + units_[slot.unit].released; };
         std::size_t slot = none;
@@ -129,7 +135,8 @@ public:
         }
     }
 
-    /// Makes all ranks, which must be threads of one process, use the memory of rank 0. Call it after `place`. Collective.
+    /// Makes all ranks, which must be threads of one process, use the memory of rank 0. Call it after `place`.
+    /// Collective.
     [[gnu::cold]] void share(B& backend, const char* who) {
         const std::uint64_t own[] = {process_number(), reinterpret_cast<std::uintptr_t>(this)};
         const List<std::uint64_t> all = gather_values(host_of(backend), own);
@@ -210,7 +217,8 @@ private:
         return std::span(before_).subspan(from, smaller(ahead_, before_.size() - from));
     }
 
-    static constexpr std::size_t most = std::size_t{1} << 16;  ///< gathers without a step; beyond that it records no more
+    static constexpr std::size_t most = std::size_t{1}
+                                        << 16;  ///< gathers without a step; beyond that it records no more
 
     std::size_t ahead_;
     List<std::size_t> before_, now_;

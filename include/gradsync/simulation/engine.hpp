@@ -14,9 +14,9 @@ namespace gradsync::inline v0_2::simulation {
 
 using collective::Call;
 
-/// The collectives of a group of ranks: which rank has started which, and when they end. A collective begins when the last rank has started
-/// it and its links are free. Its results are computed already at that last start, because no rank may read them before it is complete. All
-/// calls require the scheduler's lock.
+/// The collectives of a group of ranks: which rank has started which, and when they end. A collective begins when the
+/// last rank has started it and its links are free. Its results are computed already at that last start, because no
+/// rank may read them before it is complete. All calls require the scheduler's lock.
 class Communicator : public std::enable_shared_from_this<Communicator> {
 public:
     Communicator(std::shared_ptr<Simulation> simulation, List<int> world_ranks)
@@ -55,13 +55,15 @@ public:
     }
 
     /// Is collective n complete on this rank's clock? Asking takes no virtual time.
-    bool is_through(std::uint64_t n, int rank) const { return is_placed(n) && end(n) <= simulation_->scheduler.now(world_rank(rank)); }
+    bool is_through(std::uint64_t n, int rank) const {
+        return is_placed(n) && end(n) <= simulation_->scheduler.now(world_rank(rank));
+    }
     bool is_placed(std::uint64_t n) const { return started_[n].placed; }
     double end(std::uint64_t n) const { return started_[n].times.end; }
     const Call& name(std::uint64_t n) const { return started_[n].name; }
 
-    /// Blocks until the end of collective n is known. Returns false if the simulation has failed. An end past the limit also fails the
-    /// simulation.
+    /// Blocks until the end of collective n is known. Returns false if the simulation has failed. An end past the limit
+    /// also fails the simulation.
     bool await(Scheduler::Lock& lock, std::uint64_t n, int rank, std::chrono::nanoseconds limit) {
         const int own = world_rank(rank);
         const double deadline = simulation_->scheduler.now(own) + std::chrono::duration<double>(limit).count();
@@ -99,7 +101,8 @@ public:
 
     /// The communicator that the members of a group share. The first caller makes it.
     std::shared_ptr<Communicator> meet(const collective::Group& group, List<int> members) {
-        return meetings_.meet(this, group, [&] { return std::make_shared<Communicator>(simulation_, std::move(members)); });
+        return meetings_.meet(this, group,
+                              [&] { return std::make_shared<Communicator>(simulation_, std::move(members)); });
     }
 
 private:
@@ -124,7 +127,8 @@ private:
         simulation_->scheduler.add_event(started.times.ready, [self = shared_from_this(), n] { self->place(n); });
     }
 
-    /// Places collective n on the links. No rank can start anything earlier any more, so collectives take links in the order of readiness.
+    /// Places collective n on the links. No rank can start anything earlier any more, so collectives take links in the
+    /// order of readiness.
     void place(std::uint64_t n) {
         Started& started = started_[n];
         simulation_->network.reserve(route_, started.times);
@@ -142,10 +146,12 @@ private:
         const bool anybody = !has_shards(first.operation);
         if (anybody && count != 0) worker_.run(calls, 0, {0, count});
         for (int owner = 0; owner < size() && !anybody; ++owner)
-            if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0) worker_.run(calls, owner, shard);
+            if (const ElementRange shard = shard_range(count, size(), owner); shard.size() != 0)
+                worker_.run(calls, owner, shard);
     }
 
-    /// World rank `own` has waited for collective n up to its deadline. Ranks that arrived after it are to blame, if there are any.
+    /// World rank `own` has waited for collective n up to its deadline. Ranks that arrived after it are to blame, if
+    /// there are any.
     collective::Failure too_late(std::uint64_t n, int own, double deadline, std::chrono::nanoseconds limit) const {
         const Started& started = started_[n];
         collective::Late late;
@@ -158,14 +164,16 @@ private:
     collective::Member::WorldRanks world_ranks_;
     Network::Route route_ = simulation_->network.route(*world_ranks_);
     int number_ = simulation_->communicators++;
-    collective::InFlight<Started> started_;                                               ///< not yet retired by all ranks
-    std::vector<std::uint64_t> next_ = std::vector<std::uint64_t>(world_ranks_->size());  ///< by rank: number of its next collective
+    collective::InFlight<Started> started_;  ///< not yet retired by all ranks
+    std::vector<std::uint64_t> next_ =
+        std::vector<std::uint64_t>(world_ranks_->size());  ///< by rank: number of its next collective
     std::vector<bool> gone_ = std::vector<bool>(world_ranks_->size());
     collective::Meetings<std::shared_ptr<Communicator>> meetings_;
     shared_memory::ChunkWorker worker_{world_ranks_->size()};
 };
 
-/// One rank's side of a communicator, in virtual time. Only the rank's own thread may start, test, wait, split or let time pass.
+/// One rank's side of a communicator, in virtual time. Only the rank's own thread may start, test, wait, split or let
+/// time pass.
 class Engine final : public collective::Member {
 public:
     Engine(std::shared_ptr<Communicator> communicator, int rank, std::chrono::nanoseconds timeout)
@@ -243,10 +251,12 @@ public:
         return std::make_shared<Engine>(communicator_->meet(group, world_ranks_of(group)), group.rank, timeout());
     }
 
-    /// Zeroed memory that uses no physical memory until it is written, so that thousands of ranks can each have buckets.
+    /// Zeroed memory that uses no physical memory until it is written, so that thousands of ranks can each have
+    /// buckets.
     collective::Memory allocate(std::size_t bytes) {
         if (bytes == 0) return {};
-        void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* const data =
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (data == MAP_FAILED) throw std::bad_alloc();
         const auto take_back = [communicator = communicator_, bytes](void* region) {
             communicator->simulation().regions.remove(region);
@@ -276,16 +286,18 @@ private:
     Scheduler::Lock locked_by_own_thread() const {
         auto lock = scheduler().lock();
         if (!scheduler().is_thread_of(own()))
-            detail::raise(Errc::invalid_argument,
-                          "a rank of a simulation has one thread, which run_simulated has started; let that one communicate "
-                          "(Progress::polls, not Progress::thread)",
-                          {.operation = "SimulatedBackend", .rank = own()});
+            detail::raise(
+                Errc::invalid_argument,
+                "a rank of a simulation has one thread, which run_simulated has started; let that one communicate "
+                "(Progress::polls, not Progress::thread)",
+                {.operation = "SimulatedBackend", .rank = own()});
         return lock;
     }
 
     [[noreturn]] void throw_failure(collective::Operation operation) const {
         collective::Failure failure = world().failure();
-        if (failure.message.find(name_of(operation)) == std::string::npos) failure.message = detail::text(operation, ": ", failure.message);
+        if (failure.message.find(name_of(operation)) == std::string::npos)
+            failure.message = detail::text(operation, ": ", failure.message);
         collective::raise_failure(failure, operation, own());
     }
 

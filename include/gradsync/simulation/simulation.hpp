@@ -19,9 +19,9 @@
 
 namespace gradsync::inline v0_2::simulation {
 
-/// Virtual time. Every rank has its own thread and clock. One rank runs at a time, until its next call depends on others. Then the rank
-/// with the earliest clock gets the turn; among equal clocks, the one that gave up its turn first. So all runs are the same, and ranks need
-/// no locks against each other.
+/// Virtual time. Every rank has its own thread and clock. One rank runs at a time, until its next call depends on
+/// others. Then the rank with the earliest clock gets the turn; among equal clocks, the one that gave up its turn
+/// first. So all runs are the same, and ranks need no locks against each other.
 ///
 /// There are also events, which happen once no rank that may still act has an earlier clock.
 ///
@@ -51,19 +51,24 @@ public:
         at(rank).thread = {};
         pass_on();
     }
-    bool is_thread_of(int rank) const { return ranks_[static_cast<std::size_t>(rank)].thread == std::this_thread::get_id(); }
+    bool is_thread_of(int rank) const {
+        return ranks_[static_cast<std::size_t>(rank)].thread == std::this_thread::get_id();
+    }
 
     double now(int rank) const { return ranks_[static_cast<std::size_t>(rank)].clock; }
-    /// Moves the rank's clock to `time`. Earlier actions of other ranks become visible only when the rank asks for them.
+    /// Moves the rank's clock to `time`. Earlier actions of other ranks become visible only when the rank asks for
+    /// them.
     void advance_to(int rank, double time) {
         if (time > at(rank).clock) at(rank).clock = time;
     }
 
     /// Runs `happen` when no rank that may still act has a clock before `time`.
-    void add_event(double time, std::function<void()> happen) { queue_.push({time, ++sequence_, event, std::move(happen)}); }
+    void add_event(double time, std::function<void()> happen) {
+        queue_.push({time, ++sequence_, event, std::move(happen)});
+    }
 
-    /// Runs the events that are due on this rank's clock, unless another rank is behind them. Returns true if none is left and all other
-    /// ranks are later: nothing new can then happen before its clock moves.
+    /// Runs the events that are due on this rank's clock, unless another rank is behind them. Returns true if none is
+    /// left and all other ranks are later: nothing new can then happen before its clock moves.
     bool settle(int rank) {
         while (!queue_.empty() && queue_.top().time <= now(rank)) {
             if (queue_.top().rank != event) return false;
@@ -126,7 +131,8 @@ private:
 
         /// At the same time, events come before ranks.
         bool operator>(const Entry& other) const noexcept {
-            return std::tuple(time, rank != event, sequence) > std::tuple(other.time, other.rank != event, other.sequence);
+            return std::tuple(time, rank != event, sequence) >
+                   std::tuple(other.time, other.rank != event, other.sequence);
         }
     };
     static constexpr int event = -1;  ///< the rank of an event
@@ -183,11 +189,12 @@ struct CollectiveRecord {
     double start = 0, end = 0;  ///< its times on the links
 };
 
-/// The links of a cluster. A collective takes the links of all its nodes, and a node's links carry one collective at a time. A collective
-/// between nodes also needs the links within them.
+/// The links of a cluster. A collective takes the links of all its nodes, and a node's links carry one collective at a
+/// time. A collective between nodes also needs the links within them.
 class Network {
 public:
-    Network(const plan::Cluster& of, plan::Algorithm by) : cluster(of), algorithm(by), taken_(static_cast<std::size_t>(of.nodes())) {}
+    Network(const plan::Cluster& of, plan::Algorithm by)
+        : cluster(of), algorithm(by), taken_(static_cast<std::size_t>(of.nodes())) {}
 
     const plan::Cluster cluster;
     const plan::Algorithm algorithm;
@@ -220,15 +227,16 @@ public:
     /// Reserves the links for a collective of this route: sets its `start` and `end`.
     void reserve(const Route& route, CollectiveRecord& collective) {
         collective.start = collective.ready;
-        for (const std::size_t node : route.nodes) collective.start = gradsync::detail::larger(collective.start, taken_[node]);
+        for (const std::size_t node : route.nodes)
+            collective.start = gradsync::detail::larger(collective.start, taken_[node]);
         const plan::CallCost cost = plan::collective_cost(kind_of(collective.operation), algorithm, route.shape);
         collective.end = collective.start + cost.seconds(static_cast<double>(collective.bytes));
         for (const std::size_t node : route.nodes) taken_[node] = collective.end;
     }
 
 private:
-    /// A reduction to one rank costs as much as a broadcast, a gather or scatter as much as an all-gather, and a barrier as much as an
-    /// empty all-reduce.
+    /// A reduction to one rank costs as much as a broadcast, a gather or scatter as much as an all-gather, and a
+    /// barrier as much as an empty all-reduce.
     static plan::Collective kind_of(collective::Operation operation) noexcept {
         using enum plan::Collective;
         constexpr plan::Collective kinds[] = {all_reduce, broadcast,  reduce_scatter, all_gather,
@@ -262,7 +270,7 @@ public:
         scheduler.wake_all();
     }
 
-    // ------------------------------------------------------------------------------------------------------- waiting
+    // --------------------------------------------------------------------------------------------------------- waiting
 
     /// The wait of a blocked rank: its deadline in virtual seconds, and the failure to report at a time-out.
     struct Wait {
@@ -276,7 +284,8 @@ public:
         scheduler.block(lock, world_rank);
         own = {};
     }
-    /// Lets blocked ranks continue, no earlier than at `time` or at their deadlines; ranks that are not blocked are unchanged.
+    /// Lets blocked ranks continue, no earlier than at `time` or at their deadlines; ranks that are not blocked are
+    /// unchanged.
     void wake(List<int>& world_ranks, double time) {
         for (const int rank : world_ranks)
             scheduler.wake(rank, gradsync::detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));
@@ -284,7 +293,9 @@ public:
     }
 
     /// Sets how long this rank may keep its turn in real time. No other rank runs meanwhile that could end it.
-    void set_limit(int world_rank, std::chrono::nanoseconds limit) { limits_[static_cast<std::size_t>(world_rank)] = limit; }
+    void set_limit(int world_rank, std::chrono::nanoseconds limit) {
+        limits_[static_cast<std::size_t>(world_rank)] = limit;
+    }
 
     /// Run it in a separate thread, until `stop_watching`. It fails the simulation if a rank keeps its turn too long.
     void watch() {
@@ -299,10 +310,11 @@ public:
             } else if (const int rank = scheduler.running();
                        rank >= 0 && !failed() && Clock::now() - since > limits_[static_cast<std::size_t>(rank)]) {
                 fail({Errc::timeout, rank,
-                      detail::text("rank ", rank, " has kept its turn for ",
-                                   detail::format_duration(limits_[static_cast<std::size_t>(rank)]),
-                                   "; ranks of a simulation run one at a time: find out what delays it, or raise the limit with "
-                                   "set_timeout()")});
+                      detail::text(
+                          "rank ", rank, " has kept its turn for ",
+                          detail::format_duration(limits_[static_cast<std::size_t>(rank)]),
+                          "; ranks of a simulation run one at a time: find out what delays it, or raise the limit with "
+                          "set_timeout()")});
             }
         }
     }
@@ -312,7 +324,7 @@ public:
         stopped_.notify_all();
     }
 
-    // -------------------------------------------------------------------------------------------------------- memory
+    // ---------------------------------------------------------------------------------------------------------- memory
 
     /// Is this memory from `allocate`, in a simulation that moves no data of buckets?
     bool is_unmoved(const void* data) const { return !moves_buckets_ && regions.contains(data, 1); }
@@ -323,9 +335,11 @@ private:
     void end_the_earliest_wait() {
         std::size_t first = waits_.size();
         for (std::size_t r = 0; r < waits_.size(); ++r)
-            if (scheduler.is_blocked(static_cast<int>(r)) && (first == waits_.size() || waits_[r].deadline < waits_[first].deadline))
+            if (scheduler.is_blocked(static_cast<int>(r)) &&
+                (first == waits_.size() || waits_[r].deadline < waits_[first].deadline))
                 first = r;
-        if (waits_[first].deadline < Scheduler::endless) scheduler.advance_to(static_cast<int>(first), waits_[first].deadline);
+        if (waits_[first].deadline < Scheduler::endless)
+            scheduler.advance_to(static_cast<int>(first), waits_[first].deadline);
         fail(waits_[first].complain());
     }
 

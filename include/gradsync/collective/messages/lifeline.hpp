@@ -5,12 +5,12 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Detects the death of processes on other machines, in any state: their system then closes their connections. Every rank connects to the
-/// two ranks after it, and so watches four others; all ranks learn what one sees.
+/// Detects the death of processes on other machines, in any state: their system then closes their connections. Every
+/// rank connects to the two ranks after it, and so watches four others; all ranks learn what one sees.
 ///
-/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after a few seconds of silence. These
-/// probes keep firewalls from dropping quiet connections, and detect a machine that no longer answers. Without a connection, only the time
-/// limit reveals a death. `lost` and `silent` are thread-safe.
+/// Bytes travel only at the beginning and at the end, apart from the system's keep-alive probes after a few seconds of
+/// silence. These probes keep firewalls from dropping quiet connections, and detect a machine that no longer answers.
+/// Without a connection, only the time limit reveals a death. `lost` and `silent` are thread-safe.
 class Lifeline {
 public:
     Lifeline() = default;
@@ -33,10 +33,12 @@ public:
         return reception_.contact();
     }
 
-    /// Connects this rank with others. `all`: the addresses by rank. `apart(r)`: can only a connection watch rank r? Takes up to `limit`.
-    /// Returns the number of connections that should exist; `lines()` is the number that do. Collective.
+    /// Connects this rank with others. `all`: the addresses by rank. `apart(r)`: can only a connection watch rank r?
+    /// Takes up to `limit`. Returns the number of connections that should exist; `lines()` is the number that do.
+    /// Collective.
     template <class Apart>
-    std::size_t connect(int rank, const List<net::Contact>& all, std::string_view secret, std::chrono::milliseconds limit, Apart&& apart) {
+    std::size_t connect(int rank, const List<net::Contact>& all, std::string_view secret,
+                        std::chrono::milliseconds limit, Apart&& apart) {
         const int size = static_cast<int>(all.size());
         List<int> after, before;
         for (int distance = 1; distance <= 2 && distance < size; ++distance) {
@@ -61,7 +63,8 @@ public:
             if (line.rank != rank || !line.socket) continue;
             char word = 0;
             ssize_t got = 0;
-            while ((got = ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT)) == 1 && word == is_here) line.is_made = true;
+            while ((got = ::recv(line.socket.get(), &word, 1, MSG_DONTWAIT)) == 1 && word == is_here)
+                line.is_made = true;
             if (got < 0 && net::may_pass(errno)) continue;
             if (got == 1 || !line.is_made) {
                 line.socket = {};

@@ -11,13 +11,13 @@ using gradsync::detail::leak_until_exit;
 
 /// A communicator of ranks that send one another messages, for buffers in any memory.
 ///
-/// Every collective begins with a small message from every rank to every other, which says what it has started. So each rank knows which
-/// others have started, and that all have started the same. If few ranks do the work, the message goes to rank 0 only, which checks for all
-/// (see PendingCollective). Small data travels in this message. Larger data travels in rounds; several rounds are in flight at a time, of
-/// one collective after another.
+/// Every collective begins with a small message from every rank to every other, which says what it has started. So each
+/// rank knows which others have started, and that all have started the same. If few ranks do the work, the message goes
+/// to rank 0 only, which checks for all (see PendingCollective). Small data travels in this message. Larger data
+/// travels in rounds; several rounds are in flight at a time, of one collective after another.
 ///
-/// Messages from and to user memory go through buffers of the engine, unless that memory is known to outlive every message. So a failing
-/// rank can be unwound at once, whatever the others do.
+/// Messages from and to user memory go through buffers of the engine, unless that memory is known to outlive every
+/// message. So a failing rank can be unwound at once, whatever the others do.
 ///
 /// Thread-safe, for the threads that the transport allows.
 class MessageEngine final : public collective::Engine {
@@ -26,10 +26,10 @@ class MessageEngine final : public collective::Engine {
 public:
     static constexpr std::size_t slots = 256;  ///< collectives in flight before a start must wait
 
-    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks. Communicators that share a rank
-    /// must have different numbers.
-    [[gnu::cold]] MessageEngine(Shared<MessageWorld> world, List<int> world_ranks, int rank, int communicator, Shared<KnownMemory> known,
-                                std::chrono::nanoseconds timeout)
+    /// `world_ranks[r]` is the world rank of rank r. `communicator`: its number, the same on all its ranks.
+    /// Communicators that share a rank must have different numbers.
+    [[gnu::cold]] MessageEngine(Shared<MessageWorld> world, List<int> world_ranks, int rank, int communicator,
+                                Shared<KnownMemory> known, std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           known_(std::move(known)),
@@ -49,7 +49,8 @@ public:
             try {
                 pending_.retire([this](const Shared<PendingCollective>& last) {
                     for (int r = 0; r < size(); ++r)
-                        for (const Transport::Ticket ticket : last->out_to(r)) world_->keep_until_over(ticket, world_rank(r), last);
+                        for (const Transport::Ticket ticket : last->out_to(r))
+                            world_->keep_until_over(ticket, world_rank(r), last);
                     return true;
                 });
                 world_->say_left(route_.communicator, *world_ranks(), pending_.next());
@@ -63,12 +64,12 @@ public:
 
     MessageWorld& world() const noexcept override { return *world_; }
 
-    /// Makes each rank's elements count as the sum of several leaves: `leaves`, by rank. Call before the first collective, the same on all
-    /// ranks.
+    /// Makes each rank's elements count as the sum of several leaves: `leaves`, by rank. Call before the first
+    /// collective, the same on all ranks.
     void set_leaves(List<std::size_t> leaves) { combiner_.set_leaves(std::move(leaves)); }
 
-    /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if the world has
-    /// failed.
+    /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if
+    /// the world has failed.
     std::uint64_t start(const Call& call) override {
         check_thread(call.operation);
         for (;;) {
@@ -94,7 +95,9 @@ public:
     void deliver_failure() noexcept override { world_->deliver(timeout()); }
 
     /// The time that this rank has spent in `progress()` and `test()`.
-    std::chrono::nanoseconds progress_time() const noexcept override { return progress_time_.load(std::memory_order_relaxed); }
+    std::chrono::nanoseconds progress_time() const noexcept override {
+        return progress_time_.load(std::memory_order_relaxed);
+    }
 
     std::optional<Call> advance_to(std::uint64_t n) noexcept override {
         std::lock_guard lock(world_->mutex());
@@ -124,7 +127,8 @@ public:
     /// The ranks that hold up collective n.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late() : detector_.late(pending(n < heard_ ? n : heard_));  // later ones are not heard of yet
+        return is_complete(n) ? collective::Late()
+                              : detector_.late(pending(n < heard_ ? n : heard_));  // later ones are not heard of yet
     }
 
     /// For callers that wait elsewhere: returns `use(world, detector)`.
@@ -134,8 +138,8 @@ public:
         return use(*world_, detector_);
     }
 
-    /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank has left or died, and so does not start a
-    /// collective of this one.
+    /// The liveness check of a wait, for callers that wait elsewhere: ends the world if a rank has left or died, and so
+    /// does not start a collective of this one.
     [[gnu::cold]] void look_for_missing() noexcept {
         std::unique_lock lock(world_->mutex(), std::try_to_lock);
         if (lock && !world_->failed()) report_missing();
@@ -152,7 +156,8 @@ public:
         world_->deliver(timeout());
     }
 
-    /// Returns memory for messages without a copy. If a message may still be written into it, it stays until the process ends.
+    /// Returns memory for messages without a copy. If a message may still be written into it, it stays until the
+    /// process ends.
     collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
     }
@@ -162,18 +167,20 @@ public:
         known_->add(data, bytes);
         const auto take_back = [world = world_, known = known_, memory = std::move(memory), bytes](void* lent) {
             known->remove(lent);
-            if (world->failed() && !world->release(lent, bytes)) leak_until_exit(Shared<collective::Memory>::make(memory));
+            if (world->failed() && !world->release(lent, bytes))
+                leak_until_exit(Shared<collective::Memory>::make(memory));
         };
         return collective::Memory(Shared<void>::of(data, take_back));
     }
 
     [[gnu::cold]] Shared<collective::Engine> split(const collective::Group& group) override {
-        // Two communicators that share a rank get different numbers, because each rank's numbers only grow. (A rank makes one split at a
-        // time, see the concept.)
+        // Two communicators that share a rank get different numbers, because each rank's numbers only grow. (A rank
+        // makes one split at a time, see the concept.)
         int number = 0;
         for (const int proposal : exchange(world_->next_communicator.load())) number = larger(number, proposal);
         if (number < 0 || number >= world_->transport().last_stream() / Route::streams)
-            gradsync::detail::refuse("split", text(number, " communicators were made; the transport has no room for more"),
+            gradsync::detail::refuse("split",
+                                     text(number, " communicators were made; the transport has no room for more"),
                                      own_world_rank());
         auto made = Shared<MessageEngine>::make(world_, world_ranks_of(group), group.rank, number, known_, timeout());
         world_->next_communicator = number + 1;
@@ -203,11 +210,11 @@ private:
             });
     }
 
-    /// Bytes of data that a hello carries: as many as cost no more than another round trip. With two ranks, some operations send no more
-    /// this way than as a share and its result.
+    /// Bytes of data that a hello carries: as many as cost no more than another round trip. With two ranks, some
+    /// operations send no more this way than as a share and its result.
     static constexpr std::size_t hello_room(std::size_t ranks, Operation operation) noexcept {
-        const bool no_more =
-            ranks == 2 && (operation == Operation::all_reduce || operation == Operation::broadcast || operation == Operation::all_gather);
+        const bool no_more = ranks == 2 && (operation == Operation::all_reduce || operation == Operation::broadcast ||
+                                            operation == Operation::all_gather);
         return (no_more ? 128 : 32) * 1024 / ranks / 64 * 64;
     }
 
@@ -226,8 +233,8 @@ private:
     std::uint64_t begin(const Call& call) {
         const std::size_t room = hello_room(world_ranks()->size(), call.operation);
         if (spare_.empty())
-            spare_.push_back(
-                Shared<PendingCollective>::make(route_, hello_room(world_ranks()->size(), Operation::all_reduce), shares_cores_));
+            spare_.push_back(Shared<PendingCollective>::make(
+                route_, hello_room(world_ranks()->size(), Operation::all_reduce), shares_cores_));
         const std::uint64_t added = pending_.add([&](Shared<PendingCollective>& pending, std::uint64_t n) {
             pending = std::move(spare_.back());
             spare_.pop_back();
@@ -249,7 +256,8 @@ private:
         const bool failed = world_->failed();
         try_move([this, failed] {
             if (!failed) world_->poll();
-            // Hear even if the world has failed: hellos from before the failure count, and another engine may have received both.
+            // Hear even if the world has failed: hellos from before the failure count, and another engine may have
+            // received both.
             hear();
             if (!failed) {
                 open_rounds();
@@ -317,7 +325,8 @@ private:
         deadline.look(
             timeout(),
             [&](std::chrono::nanoseconds by) {
-                detector_.report_timeout(oldest_open(), heard_ < pending_.next() ? &pending(heard_) : nullptr, by, timeout());
+                detector_.report_timeout(oldest_open(), heard_ < pending_.next() ? &pending(heard_) : nullptr, by,
+                                         timeout());
             },
             [&] { report_missing(); });
     }
@@ -328,13 +337,15 @@ private:
         if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()));
     }
 
-    /// A failed call is often the first sign that another process has died. Looks for one, and listens to the others, for up to a second.
+    /// A failed call is often the first sign that another process has died. Looks for one, and listens to the others,
+    /// for up to a second.
     [[gnu::cold]] void find_dead() noexcept {
         const auto deadline = Clock::now() + std::chrono::seconds(1);
         for (; !world_->failed() && Clock::now() < deadline; ::usleep(1'000)) {
             if (const int dead = detector_.first_dead(); dead >= 0)
                 world_->fail(world_->end_of(
-                    dead, pending_.empty() ? "a collective" : collective::name_of(oldest_open().call(), oldest_open().number())));
+                    dead, pending_.empty() ? "a collective"
+                                           : collective::name_of(oldest_open().call(), oldest_open().number())));
             try {
                 world_->poll();
             } catch (const std::exception&) {

@@ -7,8 +7,8 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Finds the ranks that hold up a collective, as far as one rank can tell from its messages, and ends the world for it. Requires the
-/// world's mutex.
+/// Finds the ranks that hold up a collective, as far as one rank can tell from its messages, and ends the world for it.
+/// Requires the world's mutex.
 class MessageFailureDetector {
     using Clock = std::chrono::steady_clock;
     using Late = collective::Late;
@@ -16,7 +16,11 @@ class MessageFailureDetector {
 public:
     /// All references must outlive the object.
     MessageFailureDetector(MessageWorld& world, const collective::Member& self, int communicator, const Rounds& rounds)
-        : world_(world), self_(self), communicator_(communicator), rounds_(rounds), gone_since_(self.world_ranks()->size()) {}
+        : world_(world),
+          self_(self),
+          communicator_(communicator),
+          rounds_(rounds),
+          gone_since_(self.world_ranks()->size()) {}
 
     /// The ranks that hold up `pending`.
     [[gnu::cold]] Late late(const PendingCollective& pending) const {
@@ -41,8 +45,8 @@ public:
         return {.ranks = std::move(late), .did = Did::not_go_on, .certain = certain};
     }
 
-    /// Ends the world if a rank does not start `oldest`, the first incomplete collective, because it has left or died. Opens files, and may
-    /// send messages.
+    /// Ends the world if a rank does not start `oldest`, the first incomplete collective, because it has left or died.
+    /// Opens files, and may send messages.
     [[gnu::cold]] void report_missing(const PendingCollective& oldest) {
         const auto what = [&] { return collective::name_of(oldest.call(), oldest.number()); };
         for (int r = 0; r < size(); ++r) {
@@ -60,19 +64,24 @@ public:
         return -1;
     }
 
-    /// Called repeatedly once the time limit has passed, `by` ago. An uncertain rank waits for a better informed one to report first.
-    /// `unheard`: the first collective that some rank may not have started; null if there is none.
-    [[gnu::cold]] void report_timeout(const PendingCollective& oldest, const PendingCollective* unheard, std::chrono::nanoseconds by,
-                                      std::chrono::nanoseconds limit) {
+    /// Called repeatedly once the time limit has passed, `by` ago. An uncertain rank waits for a better informed one to
+    /// report first. `unheard`: the first collective that some rank may not have started; null if there is none.
+    [[gnu::cold]] void report_timeout(const PendingCollective& oldest, const PendingCollective* unheard,
+                                      std::chrono::nanoseconds by, std::chrono::nanoseconds limit) {
         const PendingCollective* open = &oldest;
         Late who = late(*open);
         const bool names_none = who.ranks.empty() && unheard == nullptr;
-        if (!who.certain && collective::Deadline::too_early(by, limit, names_none ? collective::Deadline::most_stages : 1)) return;
+        if (!who.certain &&
+            collective::Deadline::too_early(by, limit, names_none ? collective::Deadline::most_stages : 1))
+            return;
         // Several ranks may all wait for one of them, which only another one can name.
         if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
-        if (!ask(who, open->number(), limit)) return;  // a rank that has not started this one may be waiting in an earlier one
-        if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));  // the rank that stopped did not start this one
-        world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who, self_.own_world_rank(), limit));
+        if (!ask(who, open->number(), limit))
+            return;  // a rank that has not started this one may be waiting in an earlier one
+        if (who.ranks.empty() && unheard != nullptr)
+            who = late(*(open = unheard));  // the rank that stopped did not start this one
+        world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who,
+                                          self_.own_world_rank(), limit));
     }
 
     /// Tells the ranks that ask which rank this one waits for. Called while it waits.
@@ -81,8 +90,9 @@ public:
         world_.answer(knows ? who.ranks.front() : -1);
     }
 
-    /// Asks the first of these ranks which rank it waits for, then that one, and so on: the last one is to blame. `number`: the collective
-    /// that the ranks hold up. Returns false while the last one may still answer or, if it does not know, report.
+    /// Asks the first of these ranks which rank it waits for, then that one, and so on: the last one is to blame.
+    /// `number`: the collective that the ranks hold up. Returns false while the last one may still answer or, if it
+    /// does not know, report.
     [[gnu::cold]] bool ask(Late& who, std::uint64_t number, std::chrono::nanoseconds limit) {
         if (who.ranks.empty()) return true;
         const bool not_started = who.did == Late::Did::not_start;
@@ -96,7 +106,9 @@ public:
         bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another, so some calls differ
         for (const int rank : asked_) in_turn |= late && rank == *late;
         if (late && *late >= 0 && !in_turn) return ask(*late), false;
-        const auto too_early = [&](int stages) { return collective::Deadline::too_early(Clock::now() - asked_at_, limit, stages); };
+        const auto too_early = [&](int stages) {
+            return collective::Deadline::too_early(Clock::now() - asked_at_, limit, stages);
+        };
         const bool followed = asked_.size() > 1;
         if (not_started) {
             if (in_turn) return true;
@@ -123,8 +135,8 @@ private:
     int size() const noexcept { return self_.size(); }
     int world_rank(int rank) const noexcept { return self_.world_rank(rank); }
 
-    /// Has its process been gone for a while? The delay is for its last messages, which may still be on their way, and may say that the
-    /// rank has left.
+    /// Has its process been gone for a while? The delay is for its last messages, which may still be on their way, and
+    /// may say that the rank has left.
     bool is_dead(int rank) noexcept {
         Clock::time_point& since = gone_since_[static_cast<std::size_t>(rank)];
         if (world_.alive(world_rank(rank))) since = {};

@@ -12,18 +12,19 @@ namespace gradsync::inline v0_2::message_passing {
 
 using collective::Shared;
 
-/// The world of ranks that send one another messages. Failures and departures travel in a separate stream, which each rank reads whenever
-/// it communicates.
+/// The world of ranks that send one another messages. Failures and departures travel in a separate stream, which each
+/// rank reads whenever it communicates.
 class MessageWorld final : public collective::World {
 public:
-    /// `processes`: those of all ranks. `ranks_here`: number of ranks on this machine. `twin`: another world of this rank, if there is one:
-    /// both fail together, and share their hooks.
+    /// `processes`: those of all ranks. `ranks_here`: number of ranks on this machine. `twin`: another world of this
+    /// rank, if there is one: both fail together, and share their hooks.
     ///
-    /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are destroyed later: when
-    /// another world is made or goes, and all other ranks have said good-bye to this one. A failed world is destroyed once the news of the
-    /// failure has arrived, if its transport allows that; otherwise never.
-    static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
-                                     const World* twin = nullptr) {
+    /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are
+    /// destroyed later: when another world is made or goes, and all other ranks have said good-bye to this one. A
+    /// failed world is destroyed once the news of the failure has arrived, if its transport allows that; otherwise
+    /// never.
+    static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes,
+                                     int ranks_here, const World* twin = nullptr) {
         sweep();
         return Shared<MessageWorld>::of(new MessageWorld(std::move(transport), std::move(processes), ranks_here, twin),
                                         [](MessageWorld* world) { world->retire(); });
@@ -41,7 +42,8 @@ public:
     /// Requires the mutex.
     bool alive(int world_rank) noexcept override {
         const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
-        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) && !lifeline_.lost(world_rank);
+        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) &&
+               !lifeline_.lost(world_rank);
     }
 
     /// The failure to report for a rank that died while `what` was in progress. Requires the mutex.
@@ -52,7 +54,9 @@ public:
 
     /// Do all these ranks run on one machine with fewer cores than ranks? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
-        const auto process = [&](int r) -> const collective::ProcessIdentity& { return processes_[static_cast<std::size_t>(r)]; };
+        const auto process = [&](int r) -> const collective::ProcessIdentity& {
+            return processes_[static_cast<std::size_t>(r)];
+        };
         const collective::ProcessIdentity& first = process(world_ranks.front());
         for (const int r : world_ranks)
             if (process(r).machine != first.machine || process(r).system != first.system) return false;
@@ -72,16 +76,16 @@ public:
 
     std::uint64_t arrivals() const noexcept override { return arrivals_.load(std::memory_order_relaxed); }
 
-    /// Call after the world has failed. Tells the others, and waits once until the news has reached their systems, for a thirtieth of
-    /// `limit`, but at least one and at most ten seconds: a computing rank reads nothing, and when a process ends with unread messages, its
-    /// system drops what it has not sent.
+    /// Call after the world has failed. Tells the others, and waits once until the news has reached their systems, for
+    /// a thirtieth of `limit`, but at least one and at most ten seconds: a computing rank reads nothing, and when a
+    /// process ends with unread messages, its system drops what it has not sent.
     [[gnu::cold]] void deliver(std::chrono::nanoseconds limit = {}) noexcept {
         using gradsync::detail::larger, gradsync::detail::smaller;
         if (transport_->refusal() != nullptr) return;
         const std::chrono::nanoseconds least = std::chrono::seconds(1), most = std::chrono::seconds(10);
         const bool again = delivered_.exchange(true, std::memory_order_relaxed);
-        const auto deadline =
-            std::chrono::steady_clock::now() + (again ? std::chrono::seconds(0) : larger(least, smaller(limit / 30, most)));
+        const auto deadline = std::chrono::steady_clock::now() +
+                              (again ? std::chrono::seconds(0) : larger(least, smaller(limit / 30, most)));
         try {
             do {
                 std::lock_guard lock(mutex());
@@ -98,7 +102,8 @@ public:
         if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket, rank});
     }
 
-    /// Tells the members of a communicator that this rank will start no collective from number `next` on. Requires the mutex.
+    /// Tells the members of a communicator that this rank will start no collective from number `next` on. Requires the
+    /// mutex.
     void say_left(int communicator, std::span<const int> members, std::uint64_t next) {
         for (const int member : members)
             if (member != transport_->rank() && !left(communicator, member))
@@ -111,7 +116,8 @@ public:
             if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
         return std::nullopt;
     }
-    /// Opens or closes a communicator of this rank. On close, it forgets which ranks left the communicator. Requires the mutex.
+    /// Opens or closes a communicator of this rank. On close, it forgets which ranks left the communicator. Requires
+    /// the mutex.
     void enlist(int communicator) { communicators_.push_back(communicator); }
     void dismiss(int communicator) noexcept {
         communicators_.erase_if([&](int one) { return one == communicator; });
@@ -141,7 +147,8 @@ public:
     }
 
 private:
-    [[gnu::cold]] MessageWorld(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here, const World* twin)
+    [[gnu::cold]] MessageWorld(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
+                               const World* twin)
         : World(ranks_here, twin ? twin->shared_state() : Shared<State>::make(),
                 twin ? twin->shared_hooks() : Shared<collective::ProgressHooks>::make()),
           transport_(std::move(transport)),
@@ -150,7 +157,8 @@ private:
         listen();
     }
 
-    /// Keeps another world without owners, and destroys those that are quiet by now. A forked child leaves its parent's worlds alone.
+    /// Keeps another world without owners, and destroys those that are quiet by now. A forked child leaves its parent's
+    /// worlds alone.
     [[gnu::cold]] static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
         static auto& worlds = *new List<MessageWorld*>;
@@ -251,8 +259,9 @@ private:
     [[gnu::cold]] void send_failure() {
         announced_.store(true, std::memory_order_relaxed);
         const collective::Failure failure = this->failure();
-        ControlMessage message{
-            .kind = ControlMessage::has_failed, .code = static_cast<std::int32_t>(failure.code), .culprit = failure.culprit};
+        ControlMessage message{.kind = ControlMessage::has_failed,
+                               .code = static_cast<std::int32_t>(failure.code),
+                               .culprit = failure.culprit};
         failure.message.copy(message.text, sizeof message.text - 1);
         for (int r = 0; r < transport_->size(); ++r) {
             if (r == transport_->rank() || !listens(r)) continue;
@@ -263,9 +272,9 @@ private:
     [[gnu::cold]] void take_in(const ControlMessage& message, std::size_t bytes) {
         const auto is_rank = [&](std::int32_t number) { return number >= 0 && number < transport_->size(); };
         const bool fails = message.kind == ControlMessage::has_failed;
-        if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed || message.kind > ControlMessage::waits ||
-            message.communicator < 0 || !is_rank(message.sender) || message.sender == transport_->rank() ||
-            (fails && !is_errc(message.code)) ||
+        if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed ||
+            message.kind > ControlMessage::waits || message.communicator < 0 || !is_rank(message.sender) ||
+            message.sender == transport_->rank() || (fails && !is_errc(message.code)) ||
             ((fails || message.kind == ControlMessage::waits) && message.culprit != -1 && !is_rank(message.culprit)))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {
@@ -286,8 +295,8 @@ private:
     }
 
     void listen() {
-        incoming_ticket_ =
-            transport_->receive(Transport::any_rank, Transport::control_stream, &incoming_, sizeof incoming_, &incoming_bytes_);
+        incoming_ticket_ = transport_->receive(Transport::any_rank, Transport::control_stream, &incoming_,
+                                               sizeof incoming_, &incoming_bytes_);
     }
 
     Owner<Transport> transport_;

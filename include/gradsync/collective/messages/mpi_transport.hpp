@@ -20,12 +20,13 @@ using MpiOwner = Shared<void>;
 
 /// MPI messages between the ranks of a communicator that nothing else uses.
 ///
-/// MPI must allow calls from the calling thread: any thread with MPI_THREAD_MULTIPLE; one at a time with MPI_THREAD_SERIALIZED (all
-/// transports of the process share one mutex; the program must serialise its own calls); otherwise the main thread only.
+/// MPI must allow calls from the calling thread: any thread with MPI_THREAD_MULTIPLE; one at a time with
+/// MPI_THREAD_SERIALIZED (all transports of the process share one mutex; the program must serialise its own calls);
+/// otherwise the main thread only.
 class MpiTransport final : public message_passing::Transport {
 public:
-    /// Sends in `comm`, which must serve no other transport. Without an `owner` it must live until MPI is finalised. `one_machine`: all
-    /// ranks of `comm` run on one machine.
+    /// Sends in `comm`, which must serve no other transport. Without an `owner` it must live until MPI is finalised.
+    /// `one_machine`: all ranks of `comm` run on one machine.
     [[gnu::cold]] MpiTransport(MPI_Comm comm, MpiOwner owner, bool one_machine)
         : comm_(comm), owner_(std::move(owner)), one_machine_(one_machine) {
         std::lock_guard lock(mutex());
@@ -43,8 +44,8 @@ public:
         MPI_Comm_set_attr(MPI_COMM_SELF, key_, this);
     }
 
-    /// Lets the owner free the communicator if no message is in flight. The standard calls that collective, but it is local in practice. In
-    /// Open MPI 4, a message for a freed communicator ends the process.
+    /// Lets the owner free the communicator if no message is in flight. The standard calls that collective, but it is
+    /// local in practice. In Open MPI 4, a message for a freed communicator ends the process.
     [[gnu::cold]] ~MpiTransport() override {
         if (refusal() != nullptr) {
             leak_until_exit(owner_);
@@ -55,7 +56,8 @@ public:
         MPI_Comm_free_keyval(&key_);
         MPI_Errhandler present = MPI_ERRHANDLER_NULL;
         MPI_Comm_get_errhandler(comm_, &present);
-        if (present == MPI_ERRORS_RETURN) MPI_Comm_set_errhandler(comm_, error_handler_);  // otherwise the program has set its own
+        if (present == MPI_ERRORS_RETURN)
+            MPI_Comm_set_errhandler(comm_, error_handler_);  // otherwise the program has set its own
         if (present != MPI_ERRHANDLER_NULL) MPI_Errhandler_free(&present);
         MPI_Errhandler_free(&error_handler_);
         if (requests_.empty()) owner_.reset();
@@ -73,14 +75,16 @@ public:
 
     std::mutex& mutex() noexcept override { return bootstrap::mpi_mutex(); }
 
-    /// Between processes of one machine, Open MPI sends up to 4 KiB, header included, without asking the receiver. Networks allow more.
+    /// Between processes of one machine, Open MPI sends up to 4 KiB, header included, without asking the receiver.
+    /// Networks allow more.
     std::size_t quick_bytes() const noexcept override { return one_machine_ ? 4000 : Transport::quick_bytes(); }
 
     bool in_parts(std::size_t bytes) const noexcept override { return bytes <= max_parts * quick_bytes(); }
     Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool known = false) override {
         return begin({.receives = false}, rank, stream, const_cast<void*>(data), bytes, known ? bytes : 0);
     }
-    Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr, std::size_t known = 0) override {
+    Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr,
+                   std::size_t known = 0) override {
         assert(known <= room);
         return begin({.receives = true, .came = came}, rank, stream, data, room, known);
     }
@@ -91,14 +95,18 @@ public:
         statuses_.resize(requests_.size());
         int count = 0;
         int code = MPI_SUCCESS;
-        // Open MPI first looks for completed requests, and moves messages only if there are none: the second look sees what it has moved.
+        // Open MPI first looks for completed requests, and moves messages only if there are none: the second look sees
+        // what it has moved.
         for (int looks = 0; looks < 2 && count == 0 && code == MPI_SUCCESS; ++looks)
-            code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), statuses_.data());
+            code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(),
+                                statuses_.data());
         if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
         for (int i = 0; i < count && code == MPI_SUCCESS; ++i) {
             int bytes = 0;
-            std::size_t* const came = tickets_[request_tickets_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])]].came;
-            if (came != nullptr && MPI_Get_count(&statuses_[static_cast<std::size_t>(i)], MPI_BYTE, &bytes) == MPI_SUCCESS)
+            std::size_t* const came =
+                tickets_[request_tickets_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])]].came;
+            if (came != nullptr &&
+                MPI_Get_count(&statuses_[static_cast<std::size_t>(i)], MPI_BYTE, &bytes) == MPI_SUCCESS)
                 *came += static_cast<std::size_t>(bytes);
         }
         // Completed requests are null now, even if another one has failed.
@@ -141,10 +149,12 @@ private:
         std::size_t* came = nullptr;  ///< see `receive`
     };
 
-    /// More parts than this are slower than asking the receiver and copying once from memory to memory (docs/background/lab-notes.md).
+    /// More parts than this are slower than asking the receiver and copying once from memory to memory
+    /// (docs/background/lab-notes.md).
     static constexpr std::size_t max_parts = 5;
 
-    /// Begins a message. If its length is `known`, it goes in parts where that is quicker. `room`: bytes that may be touched at `data`.
+    /// Begins a message. If its length is `known`, it goes in parts where that is quicker. `room`: bytes that may be
+    /// touched at `data`.
     Ticket begin(Entry entry, int rank, int stream, void* data, std::size_t room, std::size_t known) {
         const Ticket ticket = tickets_.add(entry);
         const std::size_t part = known != 0 && in_parts(known) ? quick_bytes() : room;
@@ -162,8 +172,8 @@ private:
     static void check_mpi(int code, const char* function, int peer = any_rank) {
         if (code == MPI_SUCCESS) return;
         const std::string what = bootstrap::mpi_text(function, code);
-        throw message_passing::CallFailed(peer == any_rank ? what
-                                                           : message_passing::text(what, ", with rank ", peer, " of its communicator"));
+        throw message_passing::CallFailed(
+            peer == any_rank ? what : message_passing::text(what, ", with rank ", peer, " of its communicator"));
     }
 
     void begin(Ticket ticket, int rank, int stream, void* data, std::size_t bytes) {
@@ -172,7 +182,8 @@ private:
         requests_.reserve(requests_.size() + 1);
         request_tickets_.reserve(requests_.size() + 1);
         const int count = static_cast<int>(bytes), other = rank == any_rank ? MPI_ANY_SOURCE : rank;
-        if (tickets_[ticket].receives) check_mpi(MPI_Irecv(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Irecv", rank);
+        if (tickets_[ticket].receives)
+            check_mpi(MPI_Irecv(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Irecv", rank);
         else check_mpi(MPI_Isend(data, count, MPI_BYTE, other, stream, comm_, &request), "MPI_Isend", rank);
         requests_.push_back(request);
         request_tickets_.push_back(ticket);

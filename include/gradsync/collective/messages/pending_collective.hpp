@@ -15,17 +15,19 @@ using gradsync::detail::smaller;
 
 static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 
-/// One rank's part of one collective. It begins with a hello to every other rank: the call and, if there is little data, all elements that
-/// the rank contributes. If the hello is too long for one quick message (Transport::quick_bytes), the rest follows in another stream. Its
-/// length is known if the others have started the same collective. If they have not, no message is longer than its receive buffer.
+/// One rank's part of one collective. It begins with a hello to every other rank: the call and, if there is little
+/// data, all elements that the rank contributes. If the hello is too long for one quick message
+/// (Transport::quick_bytes), the rest follows in another stream. Its length is known if the others have started the
+/// same collective. If they have not, no message is longer than its receive buffer.
 ///
-/// With `few_owners`, if one rank owns all elements, every hello goes to that rank only: the hub, rank 0. The hub hears the others, and
-/// answers with its own call and, if there is little data, their results. That takes 2 (n - 1) messages instead of n (n - 1), and two
-/// trips; the others do not learn which ranks have started the collective. A barrier never uses the hub: it must complete when every rank
-/// has started it, whatever rank 0 does then.
+/// With `few_owners`, if one rank owns all elements, every hello goes to that rank only: the hub, rank 0. The hub hears
+/// the others, and answers with its own call and, if there is little data, their results. That takes 2 (n - 1) messages
+/// instead of n (n - 1), and two trips; the others do not learn which ranks have started the collective. A barrier
+/// never uses the hub: it must complete when every rank has started it, whatever rank 0 does then.
 class PendingCollective {
 public:
-    /// `room`: the most bytes of data that a hello carries. `few_owners`: if there is little data, few ranks own all of it.
+    /// `room`: the most bytes of data that a hello carries. `few_owners`: if there is little data, few ranks own all of
+    /// it.
     PendingCollective(const Route& route, std::size_t room, bool few_owners)
         : route_(route),
           few_owners_(few_owners),
@@ -58,14 +60,17 @@ public:
             came_[index(r)] = due_[index(r)] = 0;
             if (!talks_to(r)) continue;
             const int stream = waits_for_hub() ? Route::answers : Route::hellos;
-            const std::size_t all = due_[index(r)] = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r));
+            const std::size_t all = due_[index(r)] =
+                sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r));
             hellos_in_[index(r)] = route_.receive(r, stream, hello_of(r), first_, &came_[index(r)]);
-            if (all > first_) rests_in_[index(r)] = receive_rest(r, stream, hello_of(r) + first_, all - first_, &came_[index(r)]);
+            if (all > first_)
+                rests_in_[index(r)] = receive_rest(r, stream, hello_of(r) + first_, all - first_, &came_[index(r)]);
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
         // The elements of a rank with scale 0 are not read; zeros are sent instead, which no rank uses.
-        const std::size_t read = brought != 0 && collective::contributes(call, rank_, rank_) ? smaller(brought, call.in_count * width) : 0;
+        const std::size_t read =
+            brought != 0 && collective::contributes(call, rank_, rank_) ? smaller(brought, call.in_count * width) : 0;
         from_in_ = has_rest && in_is_known_ && read == brought && !is_hub();
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
         if (read == 0 && brought != 0) std::memset(own + sizeof(Call), 0, brought);
@@ -76,8 +81,8 @@ public:
     std::uint64_t number() const noexcept { return number_; }
     const Call& call() const noexcept { return call_; }
 
-    /// Have all ranks started it? From then on `calls()` is valid. If the hub said so, it holds the calls of the hub and of this rank only.
-    /// Throws Nonsense if a rank has sent an invalid call.
+    /// Have all ranks started it? From then on `calls()` is valid. If the hub said so, it holds the calls of the hub
+    /// and of this rank only. Throws Nonsense if a rank has sent an invalid call.
     bool hear() {
         if (!sent_ || !route_.transport.finish_all(hellos_in_)) return false;
         for (int r = 0; r < ranks_; ++r) {
@@ -92,9 +97,11 @@ public:
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
     /// Does this rank wait for rank 0's answer? If so, rank 0 may have started it while others have not.
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
-    /// Has that rank, which has started it, yet to send some of its contribution, or to receive some of what is sent to it?
+    /// Has that rank, which has started it, yet to send some of its contribution, or to receive some of what is sent to
+    /// it?
     bool owes(int rank) const noexcept {
-        return rests_in_[index(rank)] != Transport::no_ticket || (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket) ||
+        return rests_in_[index(rank)] != Transport::no_ticket ||
+               (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket) ||
                (is_leaving() && hellos_out_[index(rank)] != Transport::no_ticket);
     }
     const List<Call>& calls() const noexcept { return calls_; }
@@ -109,8 +116,9 @@ public:
 
     /// Do the hellos carry all data?
     bool small() const noexcept { return small_; }
-    /// Are all contributions here? This rank's own must also have left, if results may overwrite it, or if the receivers had to be asked
-    /// first: this rank may do something else for long once the collective is complete, and the receivers must not wait for that.
+    /// Are all contributions here? This rank's own must also have left, if results may overwrite it, or if the
+    /// receivers had to be asked first: this rank may do something else for long once the collective is complete, and
+    /// the receivers must not wait for that.
     bool is_all_here() {
         const bool here = route_.transport.finish_all(rests_in_);
         for (int r = 0; here && r < ranks_; ++r) route_.check_length(r, came_[index(r)], due_[index(r)]);
@@ -122,17 +130,20 @@ public:
         if (is_hub()) send_hellos(0);
     }
 
-    /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others. `inputs`: scratch.
+    /// For a small collective: computes this rank's results or takes them from the answer; the hub answers the others.
+    /// `inputs`: scratch.
     void finish_small(collective::Combiner& combiner, List<const void*>& inputs) {
         inputs.resize(calls_.size());
         if (!by_way_of_one_) {
             for (int owner = 0; owner < ranks_; ++owner)
-                if (const ElementRange range = shard(owner); range.size() != 0 && collective::receives(call_, rank_, owner))
+                if (const ElementRange range = shard(owner);
+                    range.size() != 0 && collective::receives(call_, rank_, owner))
                     compute(owner, range, output(range), combiner, inputs);
         } else {
             const ElementRange all{0, whole_};
             if (is_hub() && whole_ != 0) compute(0, all, elements_of(0), combiner, inputs);
-            if (const std::size_t bytes = result_bytes(rank_); bytes != 0) std::memcpy(output(all), elements_of(0), bytes);
+            if (const std::size_t bytes = result_bytes(rank_); bytes != 0)
+                std::memcpy(output(all), elements_of(0), bytes);
         }
         computed_ = true;  // set first: sending may throw, and this must not run twice
         if (is_hub()) send_hellos(0, true);
@@ -141,10 +152,12 @@ public:
     void set_computed() noexcept { computed_ = true; }
     /// Is it computed, but not known to be complete?
     bool is_leaving() const noexcept { return computed_ && !complete_; }
-    /// Completes what is computed once its own hellos have left this process: this rank may do something else for long afterwards, or end,
-    /// and the receivers must not wait for that. After a failure of the world it is complete at once, because other ranks may have seen it
-    /// so.
-    void see_off(bool failed) { complete_ = failed || !route_.transport.sends_in_poll() || route_.transport.finish_all(hellos_out_); }
+    /// Completes what is computed once its own hellos have left this process: this rank may do something else for long
+    /// afterwards, or end, and the receivers must not wait for that. After a failure of the world it is complete at
+    /// once, because other ranks may have seen it so.
+    void see_off(bool failed) {
+        complete_ = failed || !route_.transport.sends_in_poll() || route_.transport.finish_all(hellos_out_);
+    }
 
     bool complete() const noexcept { return complete_; }
 
@@ -156,19 +169,23 @@ public:
     }
 
     /// The messages that is_over() waits for, by rank.
-    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[index(rank)], rests_out_[index(rank)]}; }
+    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept {
+        return {hellos_out_[index(rank)], rests_out_[index(rank)]};
+    }
 
-    /// Gives up all messages after the world has failed. Returns false if a message may still be written into this object's memory.
+    /// Gives up all messages after the world has failed. Returns false if a message may still be written into this
+    /// object's memory.
     bool give_up() noexcept {
         bool all = true;
-        for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_}) all &= route_.transport.give_up_all(*tickets);
+        for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_})
+            all &= route_.transport.give_up_all(*tickets);
         return all;
     }
 
     /// Is the number of elements of the whole buffer known? In a gather or scatter only after the hellos.
     bool whole_is_known() const noexcept { return whole_is_known_; }
-    /// The elements that `rank` reduces or passes on: its shard, if the collective has shards; otherwise only the first few ranks, the
-    /// owners, have any.
+    /// The elements that `rank` reduces or passes on: its shard, if the collective has shards; otherwise only the first
+    /// few ranks, the owners, have any.
     ElementRange shard(int rank) const noexcept { return shard_range(whole_, owners_, rank); }
 
     /// May messages be sent from `in`, and received in `out`, without a copy?
@@ -178,11 +195,13 @@ public:
     /// Addresses of elements of the whole buffer in this rank's `in` and `out`.
     const void* input(ElementRange range) const noexcept {
         return static_cast<const std::byte*>(call_.in) +
-               (range.first - (collective::in_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+               (range.first - (collective::in_is_shard(call_.operation) ? shard(rank_).first : 0)) *
+                   size_of(call_.dtype);
     }
     void* output(ElementRange range) const noexcept {
         return static_cast<std::byte*>(call_.out) +
-               (range.first - (collective::out_is_shard(call_.operation) ? shard(rank_).first : 0)) * size_of(call_.dtype);
+               (range.first - (collective::out_is_shard(call_.operation) ? shard(rank_).first : 0)) *
+                   size_of(call_.dtype);
     }
 
 private:
@@ -203,7 +222,8 @@ private:
                                          : elements_of(rank, first);
     }
 
-    /// Computes the result of an owner's share from the data of the hellos. `to` may be the memory of rank 0's elements.
+    /// Computes the result of an owner's share from the data of the hellos. `to` may be the memory of rank 0's
+    /// elements.
     void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, List<const void*>& inputs) {
         const bool gathers = collective::in_is_shard(call_.operation);
         for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
@@ -218,7 +238,8 @@ private:
     /// Sends `bytes` bytes after the call; with `results`, each rank's results instead.
     void send_hellos(std::size_t bytes, bool results = false) {
         const std::byte* const own = hello_of(rank_);
-        const std::byte* const rest = from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
+        const std::byte* const rest =
+            from_in_ ? static_cast<const std::byte*>(call_.in) + (first_ - sizeof(Call)) : own + first_;
         for (int k = 1; k < ranks_; ++k) {  // each rank starts at another one, so that messages spread out
             const int r = (rank_ + k) % ranks_;
             if (!talks_to(r)) continue;
@@ -242,8 +263,8 @@ private:
         return small_ && collective::receives(call_, rank, 0) ? whole_ * size_of(call_.dtype) : 0;
     }
 
-    /// Bytes that `rank` sends with its hello, if all ranks have started the same. A rank with scale 0 sends as many, because the others do
-    /// not know its scale.
+    /// Bytes that `rank` sends with its hello, if all ranks have started the same. A rank with scale 0 sends as many,
+    /// because the others do not know its scale.
     std::size_t brought_by(int rank) const noexcept {
         if (!small_) return 0;
         const bool brings = call_.operation != Operation::broadcast || rank == call_.root;
@@ -258,16 +279,19 @@ private:
     List<Call> calls_ = List<Call>(route_.transport_ranks.size());
     const bool few_owners_;
     const std::size_t first_;  ///< bytes of a hello that fit into a quick message
-    const std::size_t place_;  ///< bytes of a hello's memory: whole quick messages and cache lines, so that elements are aligned
+    const std::size_t
+        place_;  ///< bytes of a hello's memory: whole quick messages and cache lines, so that elements are aligned
     int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false;
     bool computed_ = false, complete_ = false;
-    bool from_in_ = false;       ///< the rest of the hello is sent straight from `in`
-    bool has_to_leave_ = false;  ///< the rest must leave before this is complete: it is sent from `in`, or asks the receiver first
+    bool from_in_ = false;  ///< the rest of the hello is sent straight from `in`
+    bool has_to_leave_ =
+        false;  ///< the rest must leave before this is complete: it is sent from `in`, or asks the receiver first
     bool in_is_known_ = false, out_is_known_ = false;
-    List<std::byte> hellos_;                                                  ///< by rank; never zeroed, because most of it may stay unused
-    List<std::size_t> due_ = List<std::size_t>(calls_.size()), came_ = due_;  ///< by rank: bytes of its hello, with the rest
+    List<std::byte> hellos_;  ///< by rank; never zeroed, because most of it may stay unused
+    List<std::size_t> due_ = List<std::size_t>(calls_.size()),
+                      came_ = due_;  ///< by rank: bytes of its hello, with the rest
     List<Transport::Ticket> hellos_in_ = List<Transport::Ticket>(calls_.size(), Transport::no_ticket);
     List<Transport::Ticket> hellos_out_ = hellos_in_, rests_in_ = hellos_in_, rests_out_ = hellos_in_;
 };

@@ -6,12 +6,13 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// One piece of every share of a collective. Each rank owns a share, or only a few ranks do. Every rank sends its contributions to the
-/// owners. An owner combines what it receives, in the order of the tree, and sends the result to the ranks that want it. So each element
-/// crosses the network as often as in a ring, in two steps, and its bits do not depend on the number of pieces or the rank.
+/// One piece of every share of a collective. Each rank owns a share, or only a few ranks do. Every rank sends its
+/// contributions to the owners. An owner combines what it receives, in the order of the tree, and sends the result to
+/// the ranks that want it. So each element crosses the network as often as in a ring, in two steps, and its bits do not
+/// depend on the number of pieces or the rank.
 ///
-/// Both sides must begin messages of one stream in the order of the rounds: call `hear` and `advance` for one round after another, with the
-/// gates that earlier rounds have left open.
+/// Both sides must begin messages of one stream in the order of the rounds: call `hear` and `advance` for one round
+/// after another, with the gates that earlier rounds have left open.
 class Round {
 public:
     /// The steps that a round may begin now.
@@ -46,9 +47,9 @@ public:
 
     PendingCollective& pending() const noexcept { return *pending_; }
 
-    /// Begins to receive contributions, if it is this round's turn. True if it did and may combine them next. The caller should then poll:
-    /// some transports copy a message that has arrived as soon as its receive begins. If it is combined before the next round's is copied,
-    /// it is still in the cache.
+    /// Begins to receive contributions, if it is this round's turn. True if it did and may combine them next. The
+    /// caller should then poll: some transports copy a message that has arrived as soon as its receive begins. If it is
+    /// combined before the next round's is copied, it is still in the cache.
     bool hear(Gates& gates) {
         const bool begins = !hearing_ && gates.hear && pending_->accepted();
         if (begins) receive_contributions();
@@ -73,8 +74,8 @@ public:
     /// The step that another rank still owes this one. A higher value is worse.
     enum class Debt {
         none,
-        result,        ///< it has not sent its share's result; it may be waiting for others
-        look,          ///< it has not received this rank's result; it needs no other rank, but may not have got there yet
+        result,  ///< it has not sent its share's result; it may be waiting for others
+        look,    ///< it has not received this rank's result; it needs no other rank, but may not have got there yet
         contribution,  ///< it has not sent its contribution or not received this rank's; it needs no other rank
     };
     Debt debt(int rank) const noexcept {
@@ -83,7 +84,8 @@ public:
         return open(results_out_) ? Debt::look : open(results_in_) ? Debt::result : Debt::none;
     }
 
-    /// Gives up all messages after the world has failed. Returns false if a message may still be written into this round's memory.
+    /// Gives up all messages after the world has failed. Returns false if a message may still be written into this
+    /// round's memory.
     bool give_up() noexcept {
         bool all = true;
         for (auto* tickets : {&contributions_out_, &contributions_in_, &results_out_, &results_in_})
@@ -179,7 +181,9 @@ private:
         taking_ = true;
         for (int owner = 0; owner < route_.size(); ++owner) {
             const ElementRange range = part(owner);
-            if (owner == route_.rank || range.size() == 0 || !collective::receives(pending_->call(), route_.rank, owner)) continue;
+            if (owner == route_.rank || range.size() == 0 ||
+                !collective::receives(pending_->call(), route_.rank, owner))
+                continue;
             void* const to = pending_->out_is_known() ? pending_->output(range) : place(taking_area_, owner);
             results_in_[index(owner)] = receive(owner, Route::results, to, range, results_came_);
         }
@@ -191,7 +195,8 @@ private:
             if (ticket == Transport::no_ticket || !route_.transport.finish_one(ticket)) continue;
             const ElementRange range = part(owner);
             route_.check_length(owner, results_came_[index(owner)], bytes(range));
-            if (!pending_->out_is_known()) std::memcpy(pending_->output(range), place(taking_area_, owner), bytes(range));
+            if (!pending_->out_is_known())
+                std::memcpy(pending_->output(range), place(taking_area_, owner), bytes(range));
         }
     }
 
@@ -203,7 +208,8 @@ private:
     bool hearing_ = false, combined_ = false, taking_ = false;
     Tickets contributions_out_ = Tickets(route_.transport_ranks.size(), Transport::no_ticket);
     Tickets contributions_in_ = contributions_out_, results_out_ = contributions_out_, results_in_ = contributions_out_;
-    List<std::size_t> contributions_came_ = List<std::size_t>(results_in_.size()), results_came_ = contributions_came_;  ///< bytes, by rank
+    List<std::size_t> contributions_came_ = List<std::size_t>(results_in_.size()),
+                      results_came_ = contributions_came_;  ///< bytes, by rank
     List<const void*> inputs_ = List<const void*>(results_in_.size());
     kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< allocated when first needed
 };
@@ -219,8 +225,8 @@ public:
     /// Does this collective need no rounds?
     bool none_for(const PendingCollective& pending) const noexcept { return Round::count(pending, piece_bytes_) == 0; }
 
-    /// Opens as many rounds of `pending` as there is room for; true once all are open. Call it for one collective until it returns true,
-    /// then for the next.
+    /// Opens as many rounds of `pending` as there is room for; true once all are open. Call it for one collective until
+    /// it returns true, then for the next.
     bool open(PendingCollective& pending) {
         for (const std::size_t count = Round::count(pending, piece_bytes_); next_piece_ < count; ++next_piece_) {
             if (opened_ - closed_ == most) return false;
@@ -231,7 +237,8 @@ public:
         return true;
     }
 
-    /// Makes all possible progress. `poll()` looks for messages; `over(pending)` is called after a collective's last round.
+    /// Makes all possible progress. `poll()` looks for messages; `over(pending)` is called after a collective's last
+    /// round.
     template <class Poll, class Over>
     void advance(Poll&& poll, Over&& over) {
         Round::Gates gates;
@@ -250,11 +257,13 @@ public:
     Round::Debt debt(const PendingCollective& pending, int rank) const noexcept {
         auto worst = Round::Debt::none;
         for (std::uint64_t i = closed_; i < opened_; ++i)
-            if (const Round& round = rounds_[i % most]; &round.pending() == &pending) worst = larger(worst, round.debt(rank));
+            if (const Round& round = rounds_[i % most]; &round.pending() == &pending)
+                worst = larger(worst, round.debt(rank));
         return worst;
     }
 
-    /// Gives up all messages after the world has failed. Returns false if a message may still be written into the rounds' memory.
+    /// Gives up all messages after the world has failed. Returns false if a message may still be written into the
+    /// rounds' memory.
     bool give_up() noexcept {
         bool all = true;
         for (std::uint64_t i = closed_; i < opened_; ++i) all &= at(i).give_up();
@@ -265,8 +274,8 @@ private:
     /// One is sent, one combined, one received. More rounds would push the pieces out of the cache.
     static constexpr std::size_t most = 3;
 
-    /// The size of one round's share: small enough that a few rounds of every rank's share are in flight, large enough that the number of
-    /// rounds does not matter.
+    /// The size of one round's share: small enough that a few rounds of every rank's share are in flight, large enough
+    /// that the number of rounds does not matter.
     static constexpr std::size_t piece_bytes(std::size_t ranks) noexcept {
         std::size_t bytes = 1024 * 1024;
         while (bytes > 32 * 1024 && bytes * ranks > 2 * 1024 * 1024) bytes /= 2;

@@ -10,8 +10,8 @@
 
 namespace gradsync::inline v0_2::message_passing {
 
-/// Messages over TCP connections, one to each other rank. A message that comes before its receive is kept. A rank whose connection has
-/// ended is `lost`, and messages to it count as complete.
+/// Messages over TCP connections, one to each other rank. A message that comes before its receive is kept. A rank whose
+/// connection has ended is `lost`, and messages to it count as complete.
 class TcpTransport final : public Transport {
     using Clock = std::chrono::steady_clock;
 
@@ -61,7 +61,8 @@ public:
         return ticket;
     }
 
-    Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr, std::size_t /*known*/ = 0) override {
+    Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr,
+                   std::size_t /*known*/ = 0) override {
         const Ticket ticket = tickets_.add(false);
         Inbox& inbox = inbox_of(rank, stream);
         inbox.posted.push_back({static_cast<std::byte*>(data), room, ticket, came});
@@ -75,13 +76,15 @@ public:
         for (std::size_t r = 0; r < peers_.size(); ++r) {
             Peer& peer = peers_[r];
             if (peer.incoming.held_up && choose_place(static_cast<int>(r), peer)) pull(static_cast<int>(r));
-            const auto events = static_cast<short>((peer.incoming.held_up ? 0 : POLLIN) | (peer.outgoing.empty() ? 0 : POLLOUT));
+            const auto events =
+                static_cast<short>((peer.incoming.held_up ? 0 : POLLIN) | (peer.outgoing.empty() ? 0 : POLLOUT));
             waiting_.push_back({peer.lost ? -1 : peer.socket.get(), events, 0});
         }
         if (::poll(waiting_.data(), waiting_.size(), 0) > 0)
             for (std::size_t r = 0; r < peers_.size(); ++r) {
                 if (waiting_[r].revents & POLLOUT) push(peers_[r]);
-                if (waiting_[r].revents & (POLLIN | POLLHUP | POLLERR) && !peers_[r].incoming.held_up) pull(static_cast<int>(r));
+                if (waiting_[r].revents & (POLLIN | POLLHUP | POLLERR) && !peers_[r].incoming.held_up)
+                    pull(static_cast<int>(r));
             }
         return over_ != before;
     }
@@ -163,7 +166,9 @@ private:
     }
 
     /// The inbox of the control stream takes messages from any rank.
-    Inbox& inbox_of(int rank, int stream) { return stream == control_stream ? control_ : peers_[at(rank)].inboxes[stream]; }
+    Inbox& inbox_of(int rank, int stream) {
+        return stream == control_stream ? control_ : peers_[at(rank)].inboxes[stream];
+    }
 
     /// Added to each kept message's bytes, so that empty messages count against the limit, too.
     static constexpr std::size_t cost(std::size_t bytes) noexcept { return bytes + 256; }
@@ -174,7 +179,8 @@ private:
         throw Nonsense(rank, what);
     }
     void check_room(int rank, std::size_t bytes, const Posted& posted) {
-        if (bytes > posted.bytes) refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
+        if (bytes > posted.bytes)
+            refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
     }
     /// Gives a kept message to its receive, if it has begun.
     void match(Inbox& inbox) {
@@ -214,12 +220,14 @@ private:
         control_.posted.erase_if(concerned);
     }
 
-    /// Has the other side's system not acknowledged data for too long? This side would keep retrying for a quarter of an hour.
-    /// (TCP_USER_TIMEOUT does not help: it also ends the connection to a stopped process whose buffer is full.)
+    /// Has the other side's system not acknowledged data for too long? This side would keep retrying for a quarter of
+    /// an hour. (TCP_USER_TIMEOUT does not help: it also ends the connection to a stopped process whose buffer is
+    /// full.)
     [[gnu::cold]] static bool is_unanswered(const net::Socket& socket) noexcept {
         tcp_info info{};
         socklen_t size = sizeof info;
-        return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && (info.tcpi_unacked != 0 || info.tcpi_probes > 1) &&
+        return ::getsockopt(socket.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+               (info.tcpi_unacked != 0 || info.tcpi_probes > 1) &&
                info.tcpi_last_ack_recv >= 1000 * net::answer_limit.count();
     }
 
@@ -233,7 +241,8 @@ private:
         while (!peer.outgoing.empty()) {
             Moving& front = peer.outgoing.front();
             constexpr std::size_t header = sizeof(Header);
-            const std::size_t of_header = gradsync::detail::smaller(front.moved, header), of_data = front.moved - of_header;
+            const std::size_t of_header = gradsync::detail::smaller(front.moved, header),
+                              of_data = front.moved - of_header;
             iovec parts[] = {{reinterpret_cast<std::byte*>(&front.header) + of_header, header - of_header},
                              {front.data + of_data, front.header.bytes - of_data}};
             msghdr message{};
@@ -253,7 +262,8 @@ private:
         }
     }
 
-    /// Call when the rank receives no more. Messages that it sent earlier may still have to be read; after them it is lost.
+    /// Call when the rank receives no more. Messages that it sent earlier may still have to be read; after them it is
+    /// lost.
     void stop_sending(Peer& peer) noexcept {
         for (const Moving& outgoing : peer.outgoing) set_over(outgoing.ticket);
         peer.outgoing = {};
@@ -265,8 +275,8 @@ private:
         constexpr std::size_t header = sizeof(Header);
         while (!peer.lost) {
             const bool in_header = incoming.moved < header;
-            std::byte* const to =
-                in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.moved : incoming.data + (incoming.moved - header);
+            std::byte* const to = in_header ? reinterpret_cast<std::byte*>(&incoming.header) + incoming.moved
+                                            : incoming.data + (incoming.moved - header);
             const std::size_t bytes = (in_header ? header : incoming.all()) - incoming.moved;
             const ssize_t got = ::recv(peer.socket.get(), to, bytes, MSG_DONTWAIT);
             if (got < 0 && errno == EINTR) continue;
@@ -284,12 +294,13 @@ private:
         }
     }
 
-    /// Chooses the destination of a message whose header is here. Returns false if the message must wait. One that takes long to copy stays
-    /// in the system for a moment, because earlier messages may make the caller begin its receive. It waits no longer, since other messages
-    /// may be behind it.
+    /// Chooses the destination of a message whose header is here. Returns false if the message must wait. One that
+    /// takes long to copy stays in the system for a moment, because earlier messages may make the caller begin its
+    /// receive. It waits no longer, since other messages may be behind it.
     bool choose_place(int rank, Peer& peer) {
         Incoming& incoming = peer.incoming;
-        if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) || incoming.header.bytes > largest_message)
+        if (incoming.header.stream > static_cast<std::uint32_t>(last_stream()) ||
+            incoming.header.bytes > largest_message)
             refuse(rank, "a message with an invalid stream or length");
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
@@ -302,7 +313,8 @@ private:
         incoming.held_up = false;
         if (incoming.keep) {
             peer.kept += cost(incoming.header.bytes);
-            if (peer.kept > most_kept) refuse(rank, text("more than ", most_kept >> 20, " MiB that this rank has not asked for"));
+            if (peer.kept > most_kept)
+                refuse(rank, text("more than ", most_kept >> 20, " MiB that this rank has not asked for"));
             incoming.own = spare_.take(incoming.header.bytes);
             incoming.own.resize(incoming.header.bytes);
             incoming.data = incoming.own.data();
@@ -339,12 +351,15 @@ private:
     std::uint64_t over_ = 0;
 };
 
-/// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection cannot be made within
-/// half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks. The other half is for telling one another:
-/// a rank that has all its connections waits for those that miss one, and must not give up before they say which. Collective.
-[[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous, std::chrono::nanoseconds timeout,
+/// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection
+/// cannot be made within half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks.
+/// The other half is for telling one another: a rank that has all its connections waits for those that miss one, and
+/// must not give up before they say which. Collective.
+[[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous,
+                                                         std::chrono::nanoseconds timeout,
                                                          const std::string& bind = {}) {
-    const std::chrono::nanoseconds limit = gradsync::detail::smaller<std::chrono::nanoseconds>(timeout / 2, std::chrono::seconds(30));
+    const std::chrono::nanoseconds limit =
+        gradsync::detail::smaller<std::chrono::nanoseconds>(timeout / 2, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     const auto fail = [&](const std::string& what, int peer) {
@@ -366,7 +381,8 @@ private:
         if (contact.count == 0 && (contact.error == EMFILE || contact.error == ENFILE)) has_no_descriptors(r);
         if (contact.count == 0)
             fail(text("rank ", r, " cannot listen for connections",
-                      r != rank ? "; look at its output" : text(" at ", bind.empty() ? "any address" : "'" + bind + "'", ": ", problem)),
+                      r != rank ? "; look at its output"
+                                : text(" at ", bind.empty() ? "any address" : "'" + bind + "'", ": ", problem)),
                  r);
         if (r != rank) (r < rank ? below : above).push_back(r);
     }
@@ -378,7 +394,8 @@ private:
     } own;
     for (int r = size; r-- > 0;)
         if (r != rank && !sockets[at(r)]) own.apart = r;
-    if (own.apart >= 0) own.has_no_descriptors = !net::Socket::of_family(AF_INET) && (errno == EMFILE || errno == ENFILE);
+    if (own.apart >= 0)
+        own.has_no_descriptors = !net::Socket::of_family(AF_INET) && (errno == EMFILE || errno == ENFILE);
     using Tenths = std::chrono::duration<std::int64_t, std::deci>;
     const auto spent = gradsync::detail::smaller<std::chrono::nanoseconds>(net::Clock::now() - begun, limit);
     const List<Finding> all = bootstrap::exchange(rendezvous, own, timeout - std::chrono::floor<Tenths>(spent));

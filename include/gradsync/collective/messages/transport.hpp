@@ -20,16 +20,17 @@ struct CallFailed : std::runtime_error {
 /// A rank has sent data that no rank of this build sends.
 struct Nonsense : std::runtime_error {
     Nonsense(int sender, const std::string& what)
-        : std::runtime_error(text("rank ", sender, " sent ", what, "; give all ranks the same build, and look at that rank's machine")),
+        : std::runtime_error(text("rank ", sender, " sent ", what,
+                                  "; give all ranks the same build, and look at that rank's machine")),
           rank(sender) {}
     int rank;
 };
 
-/// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which they were sent;
-/// receives match them in the order in which they began. Messages move only inside these calls.
+/// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which
+/// they were sent; receives match them in the order in which they began. Messages move only inside these calls.
 ///
-/// Buffers belong to the transport until `finish` returns true for the message's ticket. Calls throw std::exception if the transport itself
-/// has failed, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`.
+/// Buffers belong to the transport until `finish` returns true for the message's ticket. Calls throw std::exception if
+/// the transport itself has failed, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`.
 class Transport {
 public:
     using Ticket = std::uint32_t;
@@ -50,8 +51,8 @@ public:
 
     virtual std::mutex& mutex() noexcept = 0;
 
-    /// The size up to which a message is sent without asking the receiver: a few such messages arrive sooner than a longer one. The same on
-    /// all ranks, in all calls.
+    /// The size up to which a message is sent without asking the receiver: a few such messages arrive sooner than a
+    /// longer one. The same on all ranks, in all calls.
     virtual std::size_t quick_bytes() const noexcept { return std::size_t{1} << 30; }
 
     /// Can a quick message stay in this process until a later `poll`?
@@ -61,7 +62,8 @@ public:
     virtual bool lost(int /*rank*/) noexcept { return false; }
     /// If it is `lost`: did its host stop answering?
     virtual bool silent(int /*rank*/) const noexcept { return false; }
-    /// Has everything that `finish` calls complete reached the rank's system? It can then be read even if this process ends.
+    /// Has everything that `finish` calls complete reached the rank's system? It can then be read even if this process
+    /// ends.
     virtual bool arrived(int /*rank*/) const noexcept { return true; }
 
     /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
@@ -69,9 +71,11 @@ public:
 
     /// `known`: the receiver knows the length, which is not 0. The message then travels in parts if that is quicker.
     virtual Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool known = false) = 0;
-    /// `room`: the largest message that may come. Its length is added to `came`, if that is not null. `known`: its length, if the sender
-    /// marks it as known; `room` must then be a whole number of quick messages if an erring rank may send something else in this stream.
-    virtual Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr, std::size_t known = 0) = 0;
+    /// `room`: the largest message that may come. Its length is added to `came`, if that is not null. `known`: its
+    /// length, if the sender marks it as known; `room` must then be a whole number of quick messages if an erring rank
+    /// may send something else in this stream.
+    virtual Ticket receive(int rank, int stream, void* data, std::size_t room, std::size_t* came = nullptr,
+                           std::size_t known = 0) = 0;
 
     /// Makes all possible progress; true if it completed a message.
     virtual bool poll() = 0;
@@ -79,7 +83,8 @@ public:
     /// Has `poll` found the message complete? If so, its ticket is forgotten and may be reused.
     virtual bool finish(Ticket ticket) = 0;
 
-    /// Forgets a message that may never complete. Returns false if its buffer may still be touched, until the process ends.
+    /// Forgets a message that may never complete. Returns false if its buffer may still be touched, until the process
+    /// ends.
     virtual bool give_up(Ticket ticket) noexcept = 0;
 
     /// Forgets all messages from and to this memory. Returns false if it may still be touched, until the process ends.
@@ -109,8 +114,9 @@ public:
 
 /// How one rank of a communicator reaches the others, in streams of the communicator. The references must outlive it.
 struct Route {
-    /// Hellos and answers have three streams each: one for the message, one for its rest in parts, one for its rest in one message. Answers have
-    /// streams of their own, because rank 0 may send the hello of a later collective before it can answer.
+    /// Hellos and answers have three streams each: one for the message, one for its rest in parts, one for its rest in
+    /// one message. Answers have streams of their own, because rank 0 may send the hello of a later collective before
+    /// it can answer.
     enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
     static constexpr int streams = 8;
 
@@ -124,7 +130,8 @@ struct Route {
     Transport::Ticket send(int to, int stream, const void* data, std::size_t bytes, bool known = false) const {
         return transport.send(other(to), number(stream), data, bytes, known);
     }
-    Transport::Ticket receive(int from, int stream, void* data, std::size_t room, std::size_t* came, std::size_t known = 0) const {
+    Transport::Ticket receive(int from, int stream, void* data, std::size_t room, std::size_t* came,
+                              std::size_t known = 0) const {
         return transport.receive(other(from), number(stream), data, room, came, known);
     }
     /// Throws if a rank has sent fewer or more bytes than were due.
@@ -178,7 +185,8 @@ public:
         const auto at = reinterpret_cast<std::uintptr_t>(address);
         std::lock_guard lock(mutex_);
         for (const Block& block : blocks_)
-            if (at >= block.base && at - block.base <= block.bytes && bytes <= block.bytes - (at - block.base)) return true;
+            if (at >= block.base && at - block.base <= block.bytes && bytes <= block.bytes - (at - block.base))
+                return true;
         return false;
     }
 

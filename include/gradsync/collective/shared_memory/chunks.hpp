@@ -12,8 +12,8 @@ using gradsync::detail::larger;
 using gradsync::detail::round_up;
 using gradsync::detail::smaller;
 
-/// Cuts the elements of a collective into chunks, each for one rank. Chunk c of share r belongs to rank r first: a rank that works on its
-/// own share finds it in its cache next time.
+/// Cuts the elements of a collective into chunks, each for one rank. Chunk c of share r belongs to rank r first: a rank
+/// that works on its own share finds it in its cache next time.
 class Chunks {
 public:
     Chunks() = default;  ///< no chunks
@@ -34,7 +34,9 @@ public:
         const std::size_t first = smaller(share_ * static_cast<std::size_t>(rank), count_);
         return {first, smaller(first + share_, count_)};
     }
-    std::uint32_t chunks_in(int rank) const noexcept { return static_cast<std::uint32_t>(divide_up(share(rank).size(), chunk_)); }
+    std::uint32_t chunks_in(int rank) const noexcept {
+        return static_cast<std::uint32_t>(divide_up(share(rank).size(), chunk_));
+    }
     ElementRange chunk(int rank, std::uint32_t c) const noexcept {
         const ElementRange range = share(rank);
         const std::size_t first = range.first + c * chunk_;
@@ -65,9 +67,11 @@ public:
         std::size_t receivers = 0;
         for (std::size_t r = 0; r < calls.size(); ++r)
             if (collective::receives(call, static_cast<int>(r), owner))
-                outputs_[receivers++] = static_cast<std::byte*>(calls[r].out) + (collective::out_is_shard(call.operation) ? shard : whole);
+                outputs_[receivers++] =
+                    static_cast<std::byte*>(calls[r].out) + (collective::out_is_shard(call.operation) ? shard : whole);
         if (collective::reduces(call.operation)) {
-            for (std::size_t r = 0; r < calls.size(); ++r) inputs_[r] = static_cast<const std::byte*>(calls[r].in) + whole;
+            for (std::size_t r = 0; r < calls.size(); ++r)
+                inputs_[r] = static_cast<const std::byte*>(calls[r].in) + whole;
             return combiner_.run(calls, inputs_, {outputs_.data(), receivers}, range.size());
         }
         const bool gathers = collective::in_is_shard(call.operation);
@@ -98,9 +102,10 @@ private:
     List<void*> outputs_;
 };
 
-/// The pieces in which one rank takes a collective through staging areas. Every rank has an area that the others see. Each piece is copied
-/// there, reduced or broadcast in the areas, and copied out. The pieces follow from the call, the rank and the size, so all ranks have the
-/// same pieces in the same order. If a piece has one owner (a gathered or scattered shard), it never spans two shards.
+/// The pieces in which one rank takes a collective through staging areas. Every rank has an area that the others see.
+/// Each piece is copied there, reduced or broadcast in the areas, and copied out. The pieces follow from the call, the
+/// rank and the size, so all ranks have the same pieces in the same order. If a piece has one owner (a gathered or
+/// scattered shard), it never spans two shards.
 class StagedPieces {
 public:
     /// A piece that fits into the area.
@@ -108,8 +113,8 @@ public:
         ElementRange range;  ///< elements of the whole buffer; the area holds only these
         int owner = 0;       ///< owner of the shard, if shards have owners
     };
-    /// The part of a piece that a rank copies in or out, as a range of the whole buffer. `begins`: the element of the whole buffer at which
-    /// the rank's own buffer begins.
+    /// The part of a piece that a rank copies in or out, as a range of the whole buffer. `begins`: the element of the
+    /// whole buffer at which the rank's own buffer begins.
     struct Share {
         ElementRange range;
         std::size_t begins = 0;
@@ -158,7 +163,9 @@ public:
     }
 
 private:
-    bool has_owners() const noexcept { return collective::in_is_shard(call_.operation) || call_.operation == Operation::scatter; }
+    bool has_owners() const noexcept {
+        return collective::in_is_shard(call_.operation) || call_.operation == Operation::scatter;
+    }
 
     /// The part of the piece that is in this rank's shard; its buffer holds the shard only.
     Share own_part(const Piece& piece) const noexcept {

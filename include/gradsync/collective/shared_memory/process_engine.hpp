@@ -12,8 +12,8 @@
 
 namespace gradsync::inline v0_2::shared_memory {
 
-/// The world of ranks that are processes of one machine. Their shared state is in a segment, which also has room for the shared state of
-/// the first communicator. One process creates the segment; every rank then joins.
+/// The world of ranks that are processes of one machine. Their shared state is in a segment, which also has room for
+/// the shared state of the first communicator. One process creates the segment; every rank then joins.
 class ProcessWorld : public collective::World {
 public:
     /// Creates the segment for `ranks` ranks, some of which may run on other machines. `room`: bytes for `memory()`.
@@ -21,7 +21,8 @@ public:
 
     /// Makes the calling process rank `rank` of `ranks`, of which `ranks_here` run on this machine.
     ProcessWorld(const Segment& segment, int rank, int ranks, int ranks_here)
-        : World(ranks_here, collective::Shared<State>(segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state),
+        : World(ranks_here,
+                collective::Shared<State>(segment.memory(), &reinterpret_cast<Shared*>(segment.data())->state),
                 collective::Shared<collective::ProgressHooks>::make()),
           segment_(segment.memory()),
           ranks_(ranks) {
@@ -34,7 +35,9 @@ public:
     /// False once the process has died; true if it has not joined yet.
     bool alive(int world_rank) noexcept override {
         const std::int64_t number = processes()[world_rank].load(std::memory_order_acquire);
-        return number == 0 || collective::ProcessIdentity{.machine = self_.machine, .system = self_.system, .number = number}.alive(self_);
+        return number == 0 ||
+               collective::ProcessIdentity{.machine = self_.machine, .system = self_.system, .number = number}.alive(
+                   self_);
     }
 
     /// Returns the number of a new region, 1 or more; no other rank gets it.
@@ -53,7 +56,8 @@ private:
 
     Shared& shared() const noexcept { return *reinterpret_cast<Shared*>(segment_.get()); }
     std::atomic<std::int64_t>* processes() const noexcept {
-        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_.get() + gradsync::detail::in_lines(sizeof(Shared)));
+        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_.get() +
+                                                            gradsync::detail::in_lines(sizeof(Shared)));
     }
 
     collective::Shared<std::byte> segment_;
@@ -61,9 +65,10 @@ private:
     const collective::ProcessIdentity self_ = collective::ProcessIdentity::own();
 };
 
-/// A communicator of processes of one machine, for buffers in any memory. Collectives work in place on buffers that all ranks can reach;
-/// others go through a staging area, piece by piece. Reachability is known only once all ranks have published their calls. So every
-/// collective starts on one board, and those that need staging continue, in the same order on all ranks, on a second.
+/// A communicator of processes of one machine, for buffers in any memory. Collectives work in place on buffers that all
+/// ranks can reach; others go through a staging area, piece by piece. Reachability is known only once all ranks have
+/// published their calls. So every collective starts on one board, and those that need staging continue, in the same
+/// order on all ranks, on a second.
 ///
 /// Thread-safe; one thread at a time does the staging.
 class ProcessEngine final : public collective::Engine {
@@ -77,10 +82,11 @@ public:
         return 2 * Board::bytes(ranks) + ranks * pieces_in_flight * piece_bytes;
     }
 
-    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a region number of the world for the
-    /// staging area, the same on all ranks.
+    /// `memory`: `bytes(ranks)` bytes that all ranks see, zeroed, aligned to 64. `staging_region`: a region number of
+    /// the world for the staging area, the same on all ranks.
     [[gnu::cold]] ProcessEngine(Shared<ProcessWorld> world, Shared<Regions> regions, List<int> world_ranks, int rank,
-                                Shared<std::byte> memory, std::uint32_t staging_region, std::chrono::nanoseconds timeout)
+                                Shared<std::byte> memory, std::uint32_t staging_region,
+                                std::chrono::nanoseconds timeout)
         : Engine(std::move(world_ranks), rank, timeout),
           world_(std::move(world)),
           regions_(std::move(regions)),
@@ -148,7 +154,8 @@ public:
                 oldest = {started_.oldest().call, started_.first()};
                 is_staged = started_.oldest().whole.has_value();
                 piece = pieces_in_flight_.first();
-                if (is_staged && pieces_in_flight_.empty()) continue;  // the piece could not be launched: the world has failed
+                if (is_staged && pieces_in_flight_.empty())
+                    continue;  // the piece could not be launched: the world has failed
             }
             // If these fail, `test` finds out what it means for n.
             if (is_staged) staged_.await(piece, &oldest);
@@ -185,8 +192,8 @@ public:
         world_->hooks().deliver_failure();  // ranks of other machines may wait for this one in another communicator
     }
 
-    /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private memory of this process,
-    /// on which collectives are slower. Collective.
+    /// Memory that every rank has mapped; each rank uses its own part. If the system has none left, returns private
+    /// memory of this process, on which collectives are slower. Collective.
     [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
         if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
@@ -202,7 +209,9 @@ public:
         const auto number = static_cast<std::uint32_t>(shared.number);
         regions_->add(number, shared.segment.data(), shared.segment.bytes(), world_ranks());
         std::byte* const data = shared.segment.data() + stride * static_cast<std::size_t>(rank());
-        const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) { regions->remove(number); };
+        const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) {
+            regions->remove(number);
+        };
         return collective::Memory(Shared<void>::of(data, take_back));
     }
 
@@ -242,11 +251,12 @@ public:
         SharedSegment shared = share(group.members.front(), room);
         if (shared.without >= 0) {
             const int culprit = world_rank(shared.without);
-            gradsync::detail::raise(Errc::invalid_argument,
-                                    text("split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
-                                         shared.problem.empty() ? text(": rank ", culprit, " could not get it; see what it says")
-                                                                : " (" + shared.problem + ")"),
-                                    {.operation = "split", .rank = own_world_rank(), .peer = culprit});
+            gradsync::detail::raise(
+                Errc::invalid_argument,
+                text("split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
+                     shared.problem.empty() ? text(": rank ", culprit, " could not get it; see what it says")
+                                            : " (" + shared.problem + ")"),
+                {.operation = "split", .rank = own_world_rank(), .peer = culprit});
         }
         return Shared<ProcessEngine>::make(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
                                            static_cast<std::uint32_t>(shared.number), timeout());
@@ -289,8 +299,9 @@ private:
     };
 
     Shared<Board> board(const Shared<std::byte>& memory, std::size_t index) const {
-        return Shared<Board>::make(world_, world_ranks(),
-                                   Shared<std::byte>(memory, memory.get() + index * Board::bytes(static_cast<std::size_t>(size()))));
+        return Shared<Board>::make(
+            world_, world_ranks(),
+            Shared<std::byte>(memory, memory.get() + index * Board::bytes(static_cast<std::size_t>(size()))));
     }
 
     // All functions below require the mutex.
@@ -306,7 +317,8 @@ private:
             next.whole = direct_.elsewhere(classified_);
             next.complete = !next.whole;
         }
-        started_.retire([this](Started& oldest) { return oldest.complete || (oldest.whole && advance_staged(oldest)); });
+        started_.retire(
+            [this](Started& oldest) { return oldest.complete || (oldest.whole && advance_staged(oldest)); });
     }
 
     bool advance_staged(Started& started) noexcept {
@@ -335,7 +347,8 @@ private:
     }
 
     void add_copy_time(Clock::time_point begin) noexcept {
-        copy_time_.store(copy_time_.load(std::memory_order_relaxed) + (Clock::now() - begin), std::memory_order_relaxed);
+        copy_time_.store(copy_time_.load(std::memory_order_relaxed) + (Clock::now() - begin),
+                         std::memory_order_relaxed);
     }
 
     std::byte* area(std::uint64_t piece) const noexcept { return own_area_ + piece % pieces_in_flight * piece_bytes; }
@@ -348,7 +361,8 @@ private:
         const std::size_t width = size_of(started.call.dtype);
         if (const auto [range, begins] = left.brings(piece); range.size() != 0)
             std::memcpy(room + (range.first - piece.range.first) * width,
-                        static_cast<const std::byte*>(started.call.in) + (range.first - begins) * width, range.size() * width);
+                        static_cast<const std::byte*>(started.call.in) + (range.first - begins) * width,
+                        range.size() * width);
         try {
             pieces_in_flight_.add([&](StagedPieces::Piece& place, std::uint64_t) {
                 staged_.start(left.call_on(room, piece));
@@ -379,8 +393,9 @@ private:
     collective::InFlight<Started> started_;  ///< the first one is not known to be complete
     std::uint64_t classified_ = 0;           ///< collectives below this number are known to be staged or not
     std::optional<StagedPieces> pieces_;     ///< pieces of the oldest collective not yet launched, if it is staged
-    collective::InFlight<StagedPieces::Piece> pieces_in_flight_{pieces_in_flight};  ///< their numbers are also the staged seat's
-    bool buffers_may_go_ = false;                                                   ///< the trainer has seen or reported a failure
+    collective::InFlight<StagedPieces::Piece> pieces_in_flight_{
+        pieces_in_flight};         ///< their numbers are also the staged seat's
+    bool buffers_may_go_ = false;  ///< the trainer has seen or reported a failure
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };
 

@@ -12,8 +12,8 @@ namespace gradsync::inline v0_2::shared_memory {
 using collective::Call;
 using gradsync::detail::Shared;
 
-/// The memory regions that this process shares with others, by numbers that are valid in all of them. An address in a region travels as
-/// number and offset, in the 64 bits of a pointer. Thread-safe.
+/// The memory regions that this process shares with others, by numbers that are valid in all of them. An address in a
+/// region travels as number and offset, in the 64 bits of a pointer. Thread-safe.
 class Regions {
 public:
     using WorldRanks = Shared<const List<int>>;
@@ -22,13 +22,15 @@ public:
     static constexpr std::size_t largest = std::size_t{1} << offset_bits;  ///< bytes of a region
     static constexpr std::uint32_t most = (std::uint32_t{1} << (64 - offset_bits)) - 2;
 
-    /// Adds a region that `ranks` have mapped. `number` must be new, and is never reused. Throws Error(invalid_argument) if it is `most` or
-    /// more, or if the region is too large.
+    /// Adds a region that `ranks` have mapped. `number` must be new, and is never reused. Throws
+    /// Error(invalid_argument) if it is `most` or more, or if the region is too large.
     void add(std::uint32_t number, std::byte* base, std::size_t bytes, const WorldRanks& ranks) {
-        if (bytes > largest) gradsync::detail::refuse("allocate", collective::text("cannot share ", bytes, " bytes at once"));
+        if (bytes > largest)
+            gradsync::detail::refuse("allocate", collective::text("cannot share ", bytes, " bytes at once"));
         if (number >= most)
-            gradsync::detail::refuse("allocate",
-                                     collective::text(number, " pieces of shared memory were made; make a new backend for more"));
+            gradsync::detail::refuse(
+                "allocate",
+                collective::text(number, " pieces of shared memory were made; make a new backend for more"));
         std::lock_guard lock(mutex_);
         if (number >= bases_.size()) bases_.resize(number + 1);
         live_.push_back({base, bytes, number, 0, ranks});
@@ -39,7 +41,8 @@ public:
         std::lock_guard lock(mutex_);
         for (const Mapping& live : live_)
             if (live.number == number)
-                return live_.push_back({base, bytes, number, static_cast<std::size_t>(part - bases_[number]), WorldRanks(live.ranks)});
+                return live_.push_back(
+                    {base, bytes, number, static_cast<std::size_t>(part - bases_[number]), WorldRanks(live.ranks)});
     }
     /// The region that holds this address.
     std::optional<std::uint32_t> number_of(const void* address) const noexcept {
@@ -53,8 +56,10 @@ public:
         live_.erase_if([&](const Mapping& live) { return live.number == number; });
     }
 
-    /// Encodes `address`. Returns false if the `bytes` bytes do not all lie in one region that all of `readers`, world ranks, have mapped.
-    bool publish(const void* address, std::size_t bytes, ListView<const int> readers, const void*& published) const noexcept {
+    /// Encodes `address`. Returns false if the `bytes` bytes do not all lie in one region that all of `readers`, world
+    /// ranks, have mapped.
+    bool publish(const void* address, std::size_t bytes, ListView<const int> readers,
+                 const void*& published) const noexcept {
         const auto at = reinterpret_cast<std::uintptr_t>(address);
         std::lock_guard lock(mutex_);
         for (const Mapping& live : live_) {
@@ -98,8 +103,9 @@ private:
 };
 static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
 
-/// The address space of the ranks of a communicator: the regions that all of them have mapped. A call with a buffer outside them is marked
-/// `elsewhere`: ranks only synchronise in it, and no data moves. (A single rank can reach everything.)
+/// The address space of the ranks of a communicator: the regions that all of them have mapped. A call with a buffer
+/// outside them is marked `elsewhere`: ranks only synchronise in it, and no data moves. (A single rank can reach
+/// everything.)
 class RegionSpace {
 public:
     RegionSpace(Shared<const Regions> regions, Regions::WorldRanks ranks) noexcept
@@ -110,9 +116,9 @@ public:
         Call published = call;
         const void* out = nullptr;
         published.in = nullptr;
-        published.elsewhere =
-            !find(call.in, call.in_count, call.dtype, published.in) ||
-            !find(call.out, call.out_count, call.operation == collective::Operation::reduce_step ? DType::u8 : call.dtype, out);
+        published.elsewhere = !find(call.in, call.in_count, call.dtype, published.in) ||
+                              !find(call.out, call.out_count,
+                                    call.operation == collective::Operation::reduce_step ? DType::u8 : call.dtype, out);
         published.out = const_cast<void*>(out);
         return published;
     }

@@ -31,8 +31,8 @@ struct OneAddressSpace {
 
 /// One rank's place at a board: starts collectives, works on them, waits for them.
 ///
-/// Several threads of the rank may use it: their starts are serialised, and one of them works at a time. Nothing runs by itself: work is
-/// done inside `progress()`, `test()` and `wait()`.
+/// Several threads of the rank may use it: their starts are serialised, and one of them works at a time. Nothing runs
+/// by itself: work is done inside `progress()`, `test()` and `wait()`.
 template <AddressSpace Space>
 class Seat : public collective::Member {
 public:
@@ -48,8 +48,9 @@ public:
         board_->world().wait_queue.ring();
     }
 
-    /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if `Board::slots` collectives are
-    /// in flight. Throws Error if the world has failed. `step`: this rank's step in a `reduce_step`; must outlive the collective.
+    /// Publishes this rank's part of its next collective and returns the collective's number. Waits only if
+    /// `Board::slots` collectives are in flight. Throws Error if the world has failed. `step`: this rank's step in a
+    /// `reduce_step`; must outlive the collective.
     std::uint64_t start(const Call& call, ShardStep* step = nullptr) {
         if (board_->world().failed()) throw_failure(call.operation);
         lock();
@@ -78,8 +79,8 @@ public:
     /// Works on this rank's share of the collectives that every rank has started. Never blocks.
     void progress() noexcept { work(Mode::poll); }
 
-    /// Reads the calls of all complete collectives, for `done`. Unlike after `progress`, they are read even if another thread of this rank
-    /// is working.
+    /// Reads the calls of all complete collectives, for `done`. Unlike after `progress`, they are read even if another
+    /// thread of this rank is working.
     void catch_up() noexcept {
         while (board_->done(own_.load(std::memory_order_acquire))) {
             work(Mode::poll);
@@ -90,7 +91,8 @@ public:
     /// The time that this rank has spent on work outside of waits.
     std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
 
-    /// Makes progress, and returns true if collective n is complete. Throws Error if it is not and the world has failed.
+    /// Makes progress, and returns true if collective n is complete. Throws Error if it is not and the world has
+    /// failed.
     bool test(std::uint64_t n) {
         if (board_->done(n)) return true;
         work(Mode::poll);
@@ -110,12 +112,13 @@ public:
     void wait(std::uint64_t n) {
         if (!await(n)) throw_failure(board_->cell(n, rank()).call.operation);
     }
-    /// The same, but returns false instead of throwing. `whole`: the collective of another seat that n is a piece of, if any; every rank
-    /// has started it.
+    /// The same, but returns false instead of throwing. `whole`: the collective of another seat that n is a piece of,
+    /// if any; every rank has started it.
     bool await(std::uint64_t n, const Whole* whole = nullptr) {
         if (!board_->done(n) && !wait_for(n, Until::done, whole)) return false;
         // Others can reuse a slot only once every rank has retired it, so this rank must not fall behind.
-        if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4) work(Mode::wait);
+        if (next_.load(std::memory_order_relaxed) - oldest_.load(std::memory_order_relaxed) > Board::slots / 4)
+            work(Mode::wait);
         return true;
     }
 
@@ -124,13 +127,14 @@ public:
         if (board_->done(n) || board_->world().failed()) return;
         const std::uint64_t unstarted = smaller(n, own_.load(std::memory_order_relaxed));
         deadline.look(
-            timeout(), [&](std::chrono::nanoseconds by) { detector_.report_timeout(unstarted, whole, deadline, by, timeout()); },
+            timeout(),
+            [&](std::chrono::nanoseconds by) { detector_.report_timeout(unstarted, whole, deadline, by, timeout()); },
             [&] { detector_.report_dead(unstarted, n, whole); });
         detector_.report_leavers(unstarted, whole);
     }
 
-    /// The elements of collective n's whole buffer if ranks only synchronised in it, because not all buffers were reachable. Call it when n
-    /// is `done`, before `Board::slots` more collectives have started.
+    /// The elements of collective n's whole buffer if ranks only synchronised in it, because not all buffers were
+    /// reachable. Call it when n is `done`, before `Board::slots` more collectives have started.
     std::optional<std::size_t> elsewhere(std::uint64_t n) const noexcept { return elsewhere_[n % Board::slots]; }
 
     /// Declares that nobody will wait for collective n, and that its buffers may be freed soon.
@@ -158,7 +162,8 @@ private:
 
     std::uint64_t min_retired() noexcept {
         const std::uint64_t next = next_.load(std::memory_order_relaxed);
-        if (next - min_retired_.load(std::memory_order_relaxed) < Board::slots) return min_retired_.load(std::memory_order_relaxed);
+        if (next - min_retired_.load(std::memory_order_relaxed) < Board::slots)
+            return min_retired_.load(std::memory_order_relaxed);
         std::uint64_t least = next;
         for (int r = 0; r < board_->size(); ++r)
             if (!board_->presence(r).left.load(std::memory_order_acquire))  // a rank that left reads no slot again
@@ -186,7 +191,8 @@ private:
             if (mode == Mode::poll) {
                 const auto begin = std::chrono::steady_clock::now();
                 work_own_shares(next);
-                progress_time_.store(progress_time() + (std::chrono::steady_clock::now() - begin), std::memory_order_relaxed);
+                progress_time_.store(progress_time() + (std::chrono::steady_clock::now() - begin),
+                                     std::memory_order_relaxed);
             } else {
                 work_own_shares(next);
                 if (mode == Mode::help) work_other_shares();
@@ -199,7 +205,8 @@ private:
 
     bool has_work(std::uint64_t next, Mode mode) noexcept {
         const std::uint64_t own = own_.load(std::memory_order_relaxed);
-        return (own < next && board_->all_arrived(own)) || (mode == Mode::help && others_.load(std::memory_order_relaxed) < own);
+        return (own < next && board_->all_arrived(own)) ||
+               (mode == Mode::help && others_.load(std::memory_order_relaxed) < own);
     }
 
     void work_own_shares(std::uint64_t next) noexcept {
@@ -208,14 +215,16 @@ private:
         // After a failure no more work begins, but a caller may still ask for complete collectives.
         for (; n < next && board_->all_arrived(n) && (!world.failed() || board_->done(n)); ++n) {
             collect_calls(n);
-            if (const int r = first_misfit(calls_); r >= 0) return board_->world().fail(collective::mismatch(n, calls_, r, *world_ranks()));
+            if (const int r = first_misfit(calls_); r >= 0)
+                return board_->world().fail(collective::mismatch(n, calls_, r, *world_ranks()));
             const Chunks chunks = chunks_of(n);
             settle_empty_shares(n, chunks);
             if (!world.cores_are_shared || calls_[0].operation == Operation::reduce_step) {
                 work_share(n, chunks, rank());
             } else {
                 // Shares then belong to cores: a rank on a core finds in its cache what the last one on it has read.
-                for (int r = collective::current_core(rank()) % world.cores; r < board_->size(); r += world.cores) work_share(n, chunks, r);
+                for (int r = collective::current_core(rank()) % world.cores; r < board_->size(); r += world.cores)
+                    work_share(n, chunks, r);
                 // Polling ranks may all run on one core, so each share also has a rank that works on it.
                 work_share(n, chunks, rank());
             }
@@ -225,7 +234,8 @@ private:
 
     void work_other_shares() noexcept {
         std::uint64_t n = others_.load(std::memory_order_relaxed);
-        for (const std::uint64_t end = own_.load(std::memory_order_relaxed); n < end; others_.store(++n, std::memory_order_relaxed)) {
+        for (const std::uint64_t end = own_.load(std::memory_order_relaxed); n < end;
+             others_.store(++n, std::memory_order_relaxed)) {
             if (board_->done(n)) continue;
             collect_calls(n);
             if (calls_[0].operation == Operation::reduce_step) continue;  // each rank has its own step
@@ -238,7 +248,8 @@ private:
     }
 
     void collect_calls(std::uint64_t n) noexcept {
-        for (int r = 0; r < board_->size(); ++r) calls_[static_cast<std::size_t>(r)] = space_.resolve(board_->cell(n, r).call);
+        for (int r = 0; r < board_->size(); ++r)
+            calls_[static_cast<std::size_t>(r)] = space_.resolve(board_->cell(n, r).call);
     }
 
     Chunks chunks_of(std::uint64_t n) noexcept {
@@ -248,7 +259,8 @@ private:
         return elsewhere ? Chunks() : Chunks(calls_);
     }
 
-    /// The first rank that finds a collective completes the shares without work, so that no rank waits for their owners.
+    /// The first rank that finds a collective completes the shares without work, so that no rank waits for their
+    /// owners.
     void settle_empty_shares(std::uint64_t n, const Chunks& chunks) noexcept {
         bool settled = false;
         for (int r = 0; r < board_->size(); ++r) {
@@ -272,9 +284,9 @@ private:
                 worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]);
             } catch (...) {  // thrown by a step
                 const int self = own_world_rank();
-                return board_->world().fail(
-                    {Errc::peer_failed, self,
-                     collective::text("rank ", self, " failed in the step of its shard: ", gradsync::detail::handled().what)});
+                return board_->world().fail({Errc::peer_failed, self,
+                                             collective::text("rank ", self, " failed in the step of its shard: ",
+                                                              gradsync::detail::handled().what)});
             }
             ++worked;
         }
@@ -303,8 +315,8 @@ private:
         World& world = board_->world();
         collective::Backoff backoff(world.cores_are_shared);
         collective::Deadline deadline;
-        // Taking over a share costs its owner more than the help is worth, unless the owner is really late. An owner that may be waiting
-        // for this very core is late.
+        // Taking over a share costs its owner more than the help is worth, unless the owner is really late. An owner
+        // that may be waiting for this very core is late.
         int rounds_alone = world.cores_are_shared ? 0 : 300;
         for (;;) {
             work(rounds_alone > 0 ? Mode::wait : Mode::help);
@@ -333,20 +345,21 @@ private:
             [&] { detector_.report_holders(n, std::chrono::nanoseconds::zero()); });
     }
 
-    /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because the caller may be a
-    /// destructor. One deadline serves all calls, of which there may be many. Chunks take microseconds, or as long as an optimizer needs
-    /// for them, so the deadline passes only if a rank was stopped for good. If memory stays mapped, such a rank does no harm when it
-    /// continues.
+    /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because the
+    /// caller may be a destructor. One deadline serves all calls, of which there may be many. Chunks take microseconds,
+    /// or as long as an optimizer needs for them, so the deadline passes only if a rank was stopped for good. If memory
+    /// stays mapped, such a rank does no harm when it continues.
     void quiesce() noexcept {
         using Clock = std::chrono::steady_clock;
-        const std::chrono::nanoseconds second = std::chrono::seconds(1), limit = Space::keeps_memory ? second : larger(timeout(), second);
+        const std::chrono::nanoseconds second = std::chrono::seconds(1),
+                                       limit = Space::keeps_memory ? second : larger(timeout(), second);
         Clock::rep none = 0;
         const Clock::time_point now = Clock::now();
         quiet_by_.compare_exchange_strong(none, (now + limit).time_since_epoch().count(), std::memory_order_relaxed);
         const Clock::time_point deadline{Clock::duration(quiet_by_.load(std::memory_order_relaxed))};
         for (int r = 0; r < board_->size(); ++r)
-            while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 && board_->world().alive(board_->world_rank(r)) &&
-                   Clock::now() < deadline)
+            while (board_->presence(r).busy.load(std::memory_order_seq_cst) != 0 &&
+                   board_->world().alive(board_->world_rank(r)) && Clock::now() < deadline)
                 ::sched_yield();
     }
 
@@ -365,7 +378,8 @@ private:
     std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
-    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};  ///< latest time at which a failed world counts as quiet; 0: not failed
+    std::atomic<std::chrono::steady_clock::rep> quiet_by_{
+        0};  ///< latest time at which a failed world counts as quiet; 0: not failed
     List<Call> calls_ = List<Call>(static_cast<std::size_t>(board_->size()));
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
     std::array<ShardStep*, Board::slots> steps_{};  ///< of this rank

@@ -15,11 +15,11 @@ namespace gradsync::inline v0_2::shared_memory {
 
 using gradsync::detail::Shared, gradsync::detail::text;
 
-/// Memory that several processes of one machine map, initially zeroed. It has no name in the file system: nothing is left behind when the
-/// processes die, for any reason, and the size of /dev/shm does not limit it.
+/// Memory that several processes of one machine map, initially zeroed. It has no name in the file system: nothing is
+/// left behind when the processes die, for any reason, and the size of /dev/shm does not limit it.
 ///
-/// One process creates it and sends its `ipc_handle()` to the others, which open it while the creator's object lives. Afterwards each has
-/// its own mapping. Not thread-safe.
+/// One process creates it and sends its `ipc_handle()` to the others, which open it while the creator's object lives.
+/// Afterwards each has its own mapping. Not thread-safe.
 class Segment {
 public:
     /// `page`: the largest of any system's pages, which have 4 to 64 KiB.
@@ -35,9 +35,10 @@ public:
 
     Segment() = default;
 
-    /// Creates a segment of `bytes` bytes. Throws std::system_error if the system cannot provide it. A process that asks for huge pages
-    /// delays others: it stops after `for_huge_pages`, and takes small pages for the rest.
-    [[gnu::cold]] static Segment create(std::size_t bytes, std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
+    /// Creates a segment of `bytes` bytes. Throws std::system_error if the system cannot provide it. A process that
+    /// asks for huge pages delays others: it stops after `for_huge_pages`, and takes small pages for the rest.
+    [[gnu::cold]] static Segment create(std::size_t bytes,
+                                        std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         Segment segment;
         segment.descriptor_ = Descriptor(::memfd_create("gradsync", MFD_CLOEXEC | MFD_ALLOW_SEALING));
         const int descriptor = segment.descriptor_.get();
@@ -52,9 +53,10 @@ public:
         return segment;
     }
 
-    /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another process namespace,
-    /// another user.
-    [[gnu::cold]] static Segment open(const IpcHandle& handle, std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
+    /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another
+    /// process namespace, another user.
+    [[gnu::cold]] static Segment open(const IpcHandle& handle,
+                                      std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         const std::string path = text("/proc/", handle.process, "/fd/", handle.descriptor);
         const Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
         if (!descriptor) refuse("cannot open the shared memory " + path);
@@ -64,7 +66,8 @@ public:
         if (::fstat(descriptor.get(), &status) != 0 || handle.bytes > static_cast<std::uint64_t>(status.st_size) ||
             static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes) ||
             ::fcntl(descriptor.get(), F_GET_SEALS) != seals ||
-            std::memcmp(segment.map(descriptor.get(), handle.bytes, for_huge_pages), &handle.token, sizeof handle.token) != 0)
+            std::memcmp(segment.map(descriptor.get(), handle.bytes, for_huge_pages), &handle.token,
+                        sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
                                     path + " is not the expected shared memory");
         segment.ipc_handle_ = handle;
@@ -82,8 +85,11 @@ private:
     using Descriptor = UniqueHandle<int, static_cast<int (*)(int)>(::close), -1>;  // a program may overload the name
     static constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-    /// Offset of the data, behind the token that identifies the segment. Large data begins at a huge page, behind a hole.
-    static constexpr std::size_t data_offset(std::size_t bytes) noexcept { return bytes >= 2 * huge_page ? huge_page : page; }
+    /// Offset of the data, behind the token that identifies the segment. Large data begins at a huge page, behind a
+    /// hole.
+    static constexpr std::size_t data_offset(std::size_t bytes) noexcept {
+        return bytes >= 2 * huge_page ? huge_page : page;
+    }
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) {
         throw std::system_error(errno, std::generic_category(), what);
@@ -95,28 +101,31 @@ private:
         void* address = nullptr;
         if (offset == huge_page) {
             // Huge pages need an aligned address: reserve one huge page more, and return the rest.
-            void* const reserved = ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            void* const reserved =
+                ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (reserved == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
             const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
             const auto own_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
             const std::uintptr_t aligned = gradsync::detail::round_up(begin, huge_page),
                                  page_end = gradsync::detail::round_up(aligned + whole, own_page);
             if (aligned != begin) ::munmap(reserved, aligned - begin);
-            if (const std::uintptr_t end = begin + gradsync::detail::round_up(whole + huge_page, own_page); end > page_end)
+            if (const std::uintptr_t end = begin + gradsync::detail::round_up(whole + huge_page, own_page);
+                end > page_end)
                 ::munmap(reinterpret_cast<void*>(page_end), end - page_end);
-            address = ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0);
+            address = ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                             descriptor, 0);
         } else {
             address = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
         }
         if (address == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
-        memory_ =
-            Shared<std::byte>::of(static_cast<std::byte*>(address) + offset, [address, whole](std::byte*) { ::munmap(address, whole); });
+        memory_ = Shared<std::byte>::of(static_cast<std::byte*>(address) + offset,
+                                        [address, whole](std::byte*) { ::munmap(address, whole); });
         if (offset == huge_page) use_huge_pages(bytes, for_huge_pages);
         return address;
     }
 
-    /// Many systems give shared memory huge pages only on request, page by page, once it was touched. Each takes 0.2 ms, or 40 ms if memory
-    /// is fragmented. Passes over huge pages take half the time or less.
+    /// Many systems give shared memory huge pages only on request, page by page, once it was touched. Each takes 0.2
+    /// ms, or 40 ms if memory is fragmented. Passes over huge pages take half the time or less.
     void use_huge_pages(std::size_t bytes, std::chrono::nanoseconds limit) const noexcept {
         const auto until = std::chrono::steady_clock::now() + limit;
         constexpr int collapse = 25;  // MADV_COLLAPSE, since Linux 6.1: not in all headers
@@ -132,17 +141,19 @@ private:
     IpcHandle ipc_handle_;
 };
 
-/// Whole pages of a process that are replaced, at their address, by pages that others have mapped; the destructor restores private pages.
-/// The contents stay the same both times. Nothing else may use the pages during construction and destruction.
+/// Whole pages of a process that are replaced, at their address, by pages that others have mapped; the destructor
+/// restores private pages. The contents stay the same both times. Nothing else may use the pages during construction
+/// and destruction.
 class AdoptedPages {
 public:
-    /// Says why these bytes cannot be adopted; "" if they can. The program must have mapped them for itself, with mmap, in whole pages.
-    /// Memory of malloc shares its pages, and their bookkeeping, with other memory.
+    /// Says why these bytes cannot be adopted; "" if they can. The program must have mapped them for itself, with mmap,
+    /// in whole pages. Memory of malloc shares its pages, and their bookkeeping, with other memory.
     [[gnu::cold]] static std::string problem_of(std::span<const std::byte> region) {
         const auto begin = reinterpret_cast<std::uintptr_t>(region.data()), end = begin + region.size();
         const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
         if (region.empty() || begin % page != 0 || region.size() % page != 0)
-            return text("memory is adopted by whole pages of ", page, " bytes; map it with mmap, not with malloc or new");
+            return text("memory is adopted by whole pages of ", page,
+                        " bytes; map it with mmap, not with malloc or new");
         std::FILE* const maps = std::fopen("/proc/self/maps", "re");
         if (maps == nullptr) return "the system does not show its mappings";
         std::string problem = "this memory is not mapped";
@@ -150,12 +161,14 @@ public:
         for (char line[512]; done < end && std::fgets(line, sizeof line, maps) != nullptr;) {
             unsigned long first = 0, last = 0, inode = 0;
             char rights[5] = "", name[64] = "";
-            if (std::sscanf(line, "%lx-%lx %4s %*s %*s %lu %63[^\n]", &first, &last, rights, &inode, name) < 4 || last <= done ||
-                first > done)
+            if (std::sscanf(line, "%lx-%lx %4s %*s %*s %lu %63[^\n]", &first, &last, rights, &inode, name) < 4 ||
+                last <= done || first > done)
                 continue;
             const bool is_heap = name[0] == '[' && std::strncmp(name, "[anon", 5) != 0;
             if (std::strcmp(rights, "rw-p") != 0 || inode != 0 || is_heap) {
-                problem = "this memory is not the program's own alone; adopt memory that mmap made with MAP_PRIVATE | MAP_ANONYMOUS";
+                problem =
+                    "this memory is not the program's own alone; adopt memory that mmap made with MAP_PRIVATE | "
+                    "MAP_ANONYMOUS";
                 break;
             }
             done = last;
@@ -164,12 +177,14 @@ public:
         return done >= end ? std::string() : problem;
     }
 
-    /// `shared`: as many bytes of shared pages. Throws std::system_error; the process then keeps its own pages, with their contents.
+    /// `shared`: as many bytes of shared pages. Throws std::system_error; the process then keeps its own pages, with
+    /// their contents.
     [[gnu::cold]] AdoptedPages(std::span<std::byte> region, std::byte* shared) : region_(region) {
         std::memcpy(shared, region.data(), region.size());
         // A length of 0 maps shared pages once more (mremap(2)).
         if (::mremap(shared, 0, region.size(), MREMAP_MAYMOVE | MREMAP_FIXED, region.data()) == MAP_FAILED)
-            throw std::system_error(errno, std::generic_category(), std::string("cannot map shared memory at its new place"));
+            throw std::system_error(errno, std::generic_category(),
+                                    std::string("cannot map shared memory at its new place"));
     }
     AdoptedPages& operator=(AdoptedPages&&) = delete;
     [[gnu::cold]] ~AdoptedPages() {
@@ -191,10 +206,12 @@ struct SharedSegment {
     int without = -1;          ///< the first rank that could not make or open its segment; -1: all have theirs
     std::string problem = {};  ///< why this rank could not
 
-    /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along. `exchange(value)` returns the
-    /// values of all ranks. Several ranks may create; each keeps its segment until all have opened it. Collective.
+    /// Rank `creator`, whose `make()` is called, makes the segment of this rank; `number` travels along.
+    /// `exchange(value)` returns the values of all ranks. Several ranks may create; each keeps its segment until all
+    /// have opened it. Collective.
     template <class Exchange, class Make>
-    [[gnu::cold]] static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make, std::uint64_t number = 0,
+    [[gnu::cold]] static SharedSegment share(Exchange&& exchange, int rank, int creator, Make&& make,
+                                             std::uint64_t number = 0,
                                              std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         struct Offer {
             Segment::IpcHandle handle;
@@ -212,10 +229,12 @@ struct SharedSegment {
         };
         const Segment created = rank == creator ? attempt(make) : Segment();
         const Offer offer = exchange(Offer{created.ipc_handle(), number})[static_cast<std::size_t>(creator)];
-        if (offer.handle.descriptor >= 0) shared.segment = attempt([&] { return Segment::open(offer.handle, for_huge_pages); });
+        if (offer.handle.descriptor >= 0)
+            shared.segment = attempt([&] { return Segment::open(offer.handle, for_huge_pages); });
         shared.number = offer.number;
         // A rank whose creator has no segment is not to blame.
-        const auto blameless = exchange(static_cast<std::uint8_t>(shared.segment.data() != nullptr || shared.problem.empty()));
+        const auto blameless =
+            exchange(static_cast<std::uint8_t>(shared.segment.data() != nullptr || shared.problem.empty()));
         for (std::size_t r = blameless.size(); r-- > 0;)
             if (blameless[r] == 0) shared.without = static_cast<int>(r);
         return shared;
