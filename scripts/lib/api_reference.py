@@ -22,7 +22,7 @@ INTERNAL_HEADERS = re.compile(r"gradsync/(collective|kernel|simulation|nccl/(?!m
                               r"|compress/(error_feedback|gathered|staged)|bootstrap/(?!job|rendezvous|tcp_rendezvous|file_rendezvous|mpi_rendezvous)|shard/(shard_|sharded_base|unit_))")
 # Members that a concept or a traits type describes: models of it need no text of their own. Not in FACES, which are no models.
 CONTRACT = set("abilities describe plan set_ready_seconds attach bucket_full gradients_ready detach gathers_in_forward start traits traffic WorkType Exchange "
-               "is_single_rank with_replicas shards_gradients steps_inside in_backward stage_pools name state_count begin_step step memory_space all_reduce reduce "
+               "is_single_rank with_replicas shards_gradients steps_inside stage_pools name state_count begin_step step memory_space all_reduce reduce "
                "reduce_scatter all_gather broadcast gather scatter barrier progress progress_time fail split duplicate allocate timeout set_timeout".split())
 FACES = re.compile(r"(Reducer|Sharded\w+|Torch\w+|cxx14::\w+)::")
 SCOPES = ("", "cuda::", "plan::", "cxx14::")  # the namespaces that users name

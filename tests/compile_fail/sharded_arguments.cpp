@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: pass one stage: Zero1, Zero2, StepInside or StepInBackward
+// expect 1: gradsync: pass one stage: Zero1, Zero2, StepInside
 // expect 2: gradsync: this argument is not of the type that the template arguments name
 // expect 3: gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its type is the T in
 // expect 3: is_option_or_policy<.*ReducerOptions>
@@ -7,7 +7,6 @@
 // expect 4: is_option_or_policy<.*Flat>
 // expect 5: gradsync: sharded training needs an exchange that scatters \(ReduceScatter, HybridReduceScatter, ...\)
 // expect 6: gradsync: with StepInside buckets leave in step\(\): leave the overlap policy out
-// expect 7: gradsync: with StepInBackward the weights are there after the backward: use OverlapBackward
 // errors: 2
 #include <type_traits>
 #include <vector>
@@ -43,11 +42,8 @@ void f(ThreadBackend comm, std::vector<std::vector<float>>& model) {
     ShardedOptimizer sync(comm, model, Sgd{}, AllReduce{});
 #elif GRADSYNC_EXPECT_FAILURE == 6
     ShardedOptimizer sync(comm, model, Sgd{}, StepInside{}, NoOverlap{});
-#elif GRADSYNC_EXPECT_FAILURE == 7
-    ShardedOptimizer sync(comm, model, Sgd{}, StepInBackward{}, OverlapForward{});
 #else
     ShardedOptimizer inside(comm, model, Sgd{}, StepInside{});
-    ShardedOptimizer in_backward(comm, model, Sgd{}, StepInBackward{}, NoOverlap{});
     ShardedOptimizer stage_two(comm, model, Sgd{}, OverlapForward{}, Zero2{}, ShardingOptions{}, Flat{});
     static_assert(std::is_same_v<decltype(stage_two), ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapForward>>);
     ShardedOptimizer defaults(comm, model, Sgd{}, {.parameters = ParameterStorage::in_buckets});

@@ -93,9 +93,6 @@ Trained run_rank(B world, const DrawnTraining& t, const Leg& leg) {
     if constexpr (space == MemorySpace::host) {
         if (t.kind == Kind::step_inside)
             return run(FaceOf<ShardedOptimizer<B, O, StepInside, AnyBuckets>>(world, views, O{}, sharding, buckets));
-        if (t.kind == Kind::step_in_backward)
-            return run(
-                FaceOf<ShardedOptimizer<B, O, StepInBackward, AnyBuckets, AnyOverlap>>(world, views, O{}, sharding, buckets, overlap));
     }
 
     std::vector<std::size_t> unit_of;

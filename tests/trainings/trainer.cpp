@@ -145,7 +145,7 @@ private:
                     if (t_.unit_of(i) == *u) own.push_back(i);
                 if (marks) backward(s, turn, t_.mark_order(s, turn, rank_, own));
             }
-        } else if (t_.kind == Kind::step_in_backward || (t_.device && t_.pooled() && rebuilt_)) {  // they want the order of the plan
+        } else if (t_.device && t_.pooled() && rebuilt_) {  // they want the order of the plan
             std::vector<std::size_t> planned;
             for (std::size_t b = 0; b < sync_.plan().size(); ++b)
                 for (const std::size_t i : sync_.plan().bucket(b))

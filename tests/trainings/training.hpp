@@ -23,7 +23,7 @@
 
 namespace gradsync_test {
 
-enum class Kind : std::uint8_t { reducer, zero1, zero2, step_inside, step_in_backward, stage3 };
+enum class Kind : std::uint8_t { reducer, zero1, zero2, step_inside, stage3 };
 
 struct DrawnTraining {
     explicit DrawnTraining(std::uint64_t seed);
@@ -70,9 +70,7 @@ struct DrawnTraining {
             random = Random(random() + x);
         return random.below(n);
     }
-    bool pooled() const {
-        return kind == Kind::zero2 || kind == Kind::step_in_backward || (kind == Kind::stage3 && stage3.shard_gradients);
-    }
+    bool pooled() const { return kind == Kind::zero2 || (kind == Kind::stage3 && stage3.shard_gradients); }
     bool borrows() const { return kind != Kind::stage3 && !pooled() && options.gradients != gradsync::GradientStorage::in_buckets; }
     bool counted() const { return options.micro_batches != 0; }
     bool finds_unused() const { return options.unused == gradsync::UnusedParameters::find_unused; }
@@ -99,7 +97,7 @@ struct DrawnTraining {
         return finds_unused() ? all - static_cast<std::uint32_t>(draw(all, 8, step, turn, rank, i)) : all;
     }
     bool poisoned(int step) const { return poisons && draw(3, 30, step) == 0; }
-    bool skips(int step) const { return interrupts && kind != Kind::step_in_backward && draw(4, 9, step) == 0; }
+    bool skips(int step) const { return interrupts && draw(4, 9, step) == 0; }
     /// These parameters, each as often as it is marked, in an order of the rank's own or of all ranks.
     std::vector<std::size_t> mark_order(int step, int turn, int rank, const std::vector<std::size_t>& of) const {
         std::vector<std::size_t> marked;
@@ -132,8 +130,7 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     const auto one_of = [&]<class T>(std::initializer_list<T> all) { return all.begin()[random.below(all.size())]; };
     using enum DType;
 
-    kind = one_of({Kind::reducer, Kind::reducer, Kind::zero1, Kind::zero2, Kind::step_inside, Kind::step_in_backward, Kind::stage3,
-                   Kind::stage3, Kind::stage3});
+    kind = one_of({Kind::reducer, Kind::reducer, Kind::zero1, Kind::zero2, Kind::step_inside, Kind::stage3, Kind::stage3, Kind::stage3});
     tcp = chance(4);
     ranks = tcp ? 2 + below(3) : one_of({1, 2, 2, 3, 3, 4, 4});
     shared_memory = chance(2);
@@ -161,8 +158,8 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     buckets = below(6), overlap = below(4), order = below(3);
     forward = (kind == Kind::reducer || kind == Kind::zero2) && per_group == 0 && chance(4);
     rebuilds = chance(2), interrupts = chance(3), polls = chance(3), in_place = chance(2);
-    if (kind != Kind::step_in_backward && !(kind == Kind::reducer && forward) && chance(2)) max_norm = one_of({0.1, 1.0, 10.0, 1000.0});
-    if (kind != Kind::step_in_backward && chance(2)) micro_batches = 2 + below(3);
+    if (!(kind == Kind::reducer && forward) && chance(2)) max_norm = one_of({0.1, 1.0, 10.0, 1000.0});
+    if (chance(2)) micro_batches = 2 + below(3);
     const bool in_buckets = !pooled() && kind != Kind::stage3 && chance(2);
 
     stage3.prefetch = one_of({0u, 0u, 1u, 1u, 2u, 3u});
@@ -171,8 +168,7 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     stage3.replicate_below = one_of({0u, 0u, 0u, 0u, 10u, 10000u});
     if (kind != Kind::stage3 && kind != Kind::reducer)
         storage = one_of({ParameterStorage::borrowed, ParameterStorage::in_buckets, ParameterStorage::shared});
-    if (storage == ParameterStorage::shared && (tcp || kind == Kind::step_in_backward)) storage = ParameterStorage::in_buckets;
-    if (tcp && kind == Kind::step_in_backward) storage = ParameterStorage::in_buckets;  // which all ranks can reach
+    if (storage == ParameterStorage::shared && tcp) storage = ParameterStorage::in_buckets;
     if (storage != ParameterStorage::shared) root = below(per_group != 0 ? per_group : ranks);
 
     ReducerOptions& o = options;
@@ -180,11 +176,11 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     if (per_group == 0) {
         o.averaging = one_of({Averaging::mean, Averaging::mean, Averaging::sum, Averaging::weighted_mean, Averaging::mean_over_count});
         joins = chance(3);
-        if (kind != Kind::step_in_backward && chance(kind == Kind::stage3 ? 2 : 3)) o.unused = UnusedParameters::find_unused;
+        if (chance(kind == Kind::stage3 ? 2 : 3)) o.unused = UnusedParameters::find_unused;
         eager = joins && !pooled() && !finds_unused() && kind != Kind::stage3 && chance(2);
         if (o.averaging == Averaging::mean && chance(3)) o.divisor = JoinDivisor::all_ranks;
         const bool has_low = std::any_of(parameters.begin(), parameters.end(), [](const Drawn& p) { return is_low_precision(p.gradient); });
-        if (kind != Kind::step_in_backward && chance(3) && !(has_low && !borrows())) {
+        if (chance(3) && !(has_low && !borrows())) {
             const auto n = static_cast<std::size_t>(ranks);
             o.micro_batches = n + random.below(4 * n);
             if (pooled() && weighted()) o.averaging = Averaging::mean;
@@ -199,11 +195,10 @@ inline DrawnTraining::DrawnTraining(std::uint64_t seed_) : seed(seed_) {
     const bool has_f64 = std::any_of(parameters.begin(), parameters.end(), [](const Drawn& p) { return p.gradient == f64; });
     if ((borrows() || (pooled() && !counted())) && chance(4))
         o.reduce_dtype = has_f64 || counted() ? one_of({f32, f64}) : one_of({f32, bf16, f16});
-    if (kind != Kind::stage3 && kind != Kind::step_in_backward && storage == ParameterStorage::borrowed)
-        o.compare_weights_every = random.below(3);
+    if (kind != Kind::stage3 && storage == ParameterStorage::borrowed) o.compare_weights_every = random.below(3);
     if (chance(8)) o.compare_weights_every = never;
-    o.check_writes = kind != Kind::step_in_backward && chance(8);
-    threads = kind != Kind::step_in_backward && !forward && chance(4);
+    o.check_writes = chance(8);
+    threads = !forward && chance(4);
     renews = kind == Kind::reducer && (o.accumulation == Accumulation::in_buckets || micro_batches == 1) && chance(3);
     poisons = kind == Kind::reducer && !forward && chance(4);
     if (poisons) o.non_finite = NonFinite::skip;
@@ -238,7 +233,6 @@ inline DrawnTraining DrawnTraining::on_device() const {
     result.poisons = result.options.check_writes = false;
     result.options.non_finite = NonFinite::pass;
     if (kind == Kind::step_inside) result.kind = Kind::zero1;
-    if (kind == Kind::step_in_backward) result.kind = Kind::zero2;
     if (storage == ParameterStorage::shared) result.storage = ParameterStorage::in_buckets;
     if (result.pooled()) result.order = 0, result.threads = false;  // acquire_gradient() wants an order
     if (renews) result.layout = 0;                                  // a gradient in an arena cannot be moved
@@ -281,7 +275,7 @@ inline gradsync::AnyOverlap DrawnTraining::overlap_policy() const {
 
 /// In one line.
 inline std::string describe(const DrawnTraining& t) {
-    static constexpr const char* kinds[] = {"Reducer", "Zero1", "Zero2", "StepInside", "StepInBackward", "ShardedParameters"};
+    static constexpr const char* kinds[] = {"Reducer", "Zero1", "Zero2", "StepInside", "ShardedParameters"};
     const auto flag = [](bool set, const char* name) { return set ? std::string(" ") + name : std::string(); };
     const auto number = [](const char* name, auto n) { return std::string(" ") + name + "=" + std::to_string(n); };
     std::string text = "seed " + std::to_string(t.seed) + ": " + kinds[static_cast<int>(t.kind)] + number("ranks", t.ranks);

@@ -79,7 +79,7 @@ struct Accepts {
                       "gradsync: pass one overlap policy: two of these arguments are overlap policies");
         static_assert(count(Role::exchange) <= 1,
                       "gradsync: pass one exchange or compressor: two of these arguments are exchanges");
-        static_assert(count(Role::stage) <= 1, "gradsync: pass one stage: Zero1, Zero2, StepInside or StepInBackward");
+        static_assert(count(Role::stage) <= 1, "gradsync: pass one stage: Zero1, Zero2 or StepInside");
         return true;
     }
 };

@@ -20,7 +20,6 @@ public:
         : options_(options),
           halves_(policies.exchange->traits.scatters),
           scattered_(halves_ && !policies.decoupled),
-          consumed_(policies.consumes),
           means_only_(policies.exchange->traits.means_only),
           size_(backend.size()),
           rank_(backend.rank()),
@@ -104,9 +103,8 @@ public:
             if (dealt_.several()) add_up_sums(b);
             return;
         }
-        if (dealt_.deal().micro_batches == 0 && !consumed_) shards_.add(b, own_part(b), 0);
-        for (std::size_t k = 0; k < dealt_.now().size() && !consumed_; ++k)
-            shards_.add(b, result(b, k), dealt_.now()[k].leaves);
+        if (dealt_.deal().micro_batches == 0) shards_.add(b, own_part(b), 0);
+        for (std::size_t k = 0; k < dealt_.now().size(); ++k) shards_.add(b, result(b, k), dealt_.now()[k].leaves);
         std::lock_guard lock(slots_);
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
@@ -143,8 +141,7 @@ public:
         if (pooled() && dealt_.now().size() > 1) return shards_.part(k, b);
         return halves_ ? shard_of(sum(b, k), size_, rank_) : sum(b, k);
     }
-    bool halves() const noexcept { return halves_; }      ///< Does the exchange end with this rank's shards?
-    bool consumed() const noexcept { return consumed_; }  ///< Does the exchange leave no results?
+    bool halves() const noexcept { return halves_; }  ///< Does the exchange end with this rank's shards?
     void set_value(std::size_t i, BufferView value) noexcept { parameters_[i].value = value; }  ///< to be compared
 
     /// Must gradient i be copied into its bucket?
@@ -304,7 +301,7 @@ private:
         kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor, additions_});
     }
     [[gnu::cold]] void allocate_shards(B& backend) {
-        if (pooled() && !consumed_) shards_.allocate(backend, storage_, plan_.size(), dealt_);
+        if (pooled()) shards_.allocate(backend, storage_, plan_.size(), dealt_);
     }
 
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
@@ -395,7 +392,6 @@ private:
     ReducerOptions options_;
     bool halves_;      ///< see `halves()`
     bool scattered_;   ///< only the shards are used once a bucket's collective is complete
-    bool consumed_;    ///< the exchange consumes the results: no shards are kept
     bool means_only_;  ///< see ExchangeTraits
     int size_, rank_;
     std::size_t least_direct_ =

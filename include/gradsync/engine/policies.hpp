@@ -96,7 +96,6 @@ struct Policies {
         false;           ///< the exchange is the first half of an all-reduce; the gathers are pending after `finish()`
     bool packs = false;  ///< the exchange wants many gradients per bucket, even if they are cheaper alone
     bool sums = true;    ///< the exchange adds up gradients unchanged
-    bool consumes = false;  ///< the exchange leaves no results
 };
 
 template <class B, class Buckets, class Overlap, class X>
@@ -111,8 +110,7 @@ Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
             std::move(own),
             decoupled,
             !std::is_same_v<X, AllReduce>,
-            std::is_same_v<X, AllReduce> || std::derived_from<X, ReduceScatter>,
-            false};
+            std::is_same_v<X, AllReduce> || std::derived_from<X, ReduceScatter>};
 }
 
 }  // namespace gradsync::inline v0_2::detail

@@ -214,8 +214,6 @@ public:
         const bool travels = !is_single_rank();
         const Time first = watch_.now();
         Time last = first;
-        compare_weights(b == 0 &&
-                        gradients_.consumed());  // no rank steps weights in its backward before all have launched
         typename LaunchGroups<B>::Launch group(groups_, backend_);
         for (; next(b); ++b) {
             times_[b].launch = last;
@@ -234,7 +232,8 @@ public:
             started_.store(b + 1, std::memory_order_release);
         }
         // Here, not in `finish()`: ranks may finish two Reducers of different communicators in different orders.
-        compare_weights(b == times_.size() && !gradients_.consumed());
+        if (b == times_.size() && compares_weights())
+            weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
         if (in_hook) watch_.add(first, last);
     }
     WeightComparison<HostOf<B>>& weights() noexcept { return weights_; }
@@ -369,9 +368,6 @@ private:
         times_[b].end = is_single_rank() ? watch_.now() : watch_.arrive(Activity::collective, b);
         gradients_.land(b);
         completed_.store(b + 1, std::memory_order_release);
-    }
-    void compare_weights(bool now) {
-        if (now && compares_weights()) weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
     }
     std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + exchange_->progress_time(); }
 

@@ -83,7 +83,7 @@ public:
         check_open("finish");
         engine_->check_micro_batches("finish");
         guard([&] {
-            deferred_ = inside_.possible() && !steps_in_backward() && !engine_->compares_weights();
+            deferred_ = inside_.possible() && !engine_->compares_weights();
             if (deferred_) engine_->settle();
             else reduce();
             ++micro_batches_;
@@ -97,7 +97,6 @@ public:
     /// next step. Local.
     void discard() {
         check_usable("discard");
-        refuse_in_backward("discard");
         if (std::exchange(deferred_, false)) engine_->drop_step();
         engine_->discard();
         micro_batches_ = 0;
@@ -109,7 +108,6 @@ public:
     /// `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_averaged("gradient_norm");
-        refuse_in_backward("gradient_norm");
         return guard([&] {
             if (std::exchange(deferred_, false)) reduce(), take_traces();
             return engine_->gradient_norm() / divisor();
@@ -152,7 +150,7 @@ public:
     template <class Use>
     void for_each_gradient(Use&& use) {
         check_usable("for_each_gradient");
-        if (micro_batches_ == 0 || deferred_ || steps_in_backward())
+        if (micro_batches_ == 0 || deferred_)
             refuse("for_each_gradient",
                    "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
         check_traces("for_each_gradient");
@@ -295,7 +293,7 @@ protected:
         if (unpublished_)
             refuse(operation,
                    "for_each_shard() has written master weights; call publish() on all ranks before the forward");
-        if (engine_options_.gradients != GradientStorage::pooled || steps_in_backward())
+        if (engine_options_.gradients != GradientStorage::pooled)
             refuse(operation,
                    "gradients are averaged already; call step() first, or put micro-batches before the last under "
                    "no_sync()");
@@ -312,25 +310,20 @@ protected:
                                    " micro-batches were averaged; call finish() after each"));
         check_traces(operation);
     }
-    /// What must not be written between `finish()` and `step()`: gradients, then (with StepInBackward) weights.
-    ConstBufferView traced(std::size_t k) const {
-        return k < parameters_.size() ? engine_->gradient_view(k)
-                                      : ConstBufferView(self().parameter_value(k - parameters_.size()));
-    }
     void take_traces() {
-        for (std::size_t k = 0; k < traces_.size(); ++k) traces_[k] = trace_of(traced(k), looks_at_all());
+        for (std::size_t i = 0; i < traces_.size(); ++i)
+            traces_[i] = trace_of(engine_->gradient_view(i), looks_at_all());
     }
-    /// Refuses what was written since `finish()`: whether it counts would depend on the layout.
+    /// Refuses gradients that were written since `finish()`: whether they count would depend on the layout.
     void check_traces(const char* operation) const {
-        for (std::size_t k = 0, n = parameters_.size(); k < traces_.size(); ++k)
-            if (const ParameterView& p = parameters_[k % n];
-                p.requires_grad && trace_of(traced(k), (traces_[k] & 1) != 0) != traces_[k])
+        for (std::size_t i = 0; i < traces_.size(); ++i)
+            if (parameters_[i].requires_grad &&
+                trace_of(engine_->gradient_view(i), (traces_[i] & 1) != 0) != traces_[i])
                 refuse(operation,
-                       text(k < n ? "the gradient of '" : "the weights of '", p.name,
-                            k < n ? "' was written or asked for after finish(); pass step() a factor, or write it "
-                                    "before its mark"
-                                  : "' were written after the backward has stepped them; write them after step()"),
-                       p.name);
+                       text("the gradient of '", parameters_[i].name,
+                            "' was written or asked for after finish(); pass step() a factor, or write it before its "
+                            "mark"),
+                       parameters_[i].name);
     }
     /// Is a write to one element to be noticed, or only one to all of them?
     bool looks_at_all() const noexcept { return statistics_.steps == 0 || engine_->options().check_writes; }
@@ -343,7 +336,7 @@ protected:
     /// Takes weights that the trainer has written since they were rounded. In device memory only `adopt_values()` does
     /// so.
     void adopt_written() {
-        const bool may = B::memory_space == MemorySpace::host && !failed() && !inside_.begun();
+        const bool may = B::memory_space == MemorySpace::host && !failed();
         for (std::size_t b = 0; may && b < plan().size(); ++b)
             if (!gathers_.pending(b)) state_.adopt(passes_of(backend_), b, own_values(b), optimizer_);
     }
@@ -372,7 +365,8 @@ protected:
         if (!is_finite(gradient_scale)) refuse("step", text("a gradient scale must be finite, not ", gradient_scale));
         check_averaged("step");
         guard([&] {
-            if (!inside_.take_begun()) adopt_written(), optimizer_.begin_step();
+            adopt_written();
+            optimizer_.begin_step();
             gather();
             unpublished_ = false;
             micro_batches_ = 0;
@@ -400,17 +394,11 @@ protected:
     }
 
     Policies<B> policies() {
-        if constexpr (Derived::steps_inside)
-            return inside_.policies(backend_, buckets_, overlap_, Derived::in_backward);
+        if constexpr (Derived::steps_inside) return inside_.policies(backend_, buckets_, overlap_);
         else return make_policies<B>(buckets_, overlap_, exchange_);
     }
     void check_stepped(const char* operation) const {
         if (deferred_) refuse(operation, "the step is not over; call step() or discard() first");
-    }
-    bool steps_in_backward() const noexcept { return Derived::in_backward && inside_.possible(); }
-    void refuse_in_backward(const char* operation) const {
-        if (steps_in_backward())
-            refuse(operation, "gradients are stepped in the backward, and not kept; use StepInside or Zero2");
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
@@ -433,11 +421,10 @@ protected:
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<GradientEngine<B>> engine_;
     DeferredGather<B> gathers_;
-    bool unpublished_ = false;       ///< master weights were written since they were distributed
-    bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
-    std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
-    List<std::uint64_t> traces_ =
-        List<std::uint64_t>((Derived::in_backward ? 2 : 1) * parameters_.size());  ///< of `traced`, at `finish()`
+    bool unpublished_ = false;                        ///< master weights were written since they were distributed
+    bool deferred_ = false;                           ///< `finish()` was called, but gradients are not reduced yet
+    std::size_t micro_batches_ = 0;                   ///< micro-batches reduced since the last step
+    List<std::uint64_t> traces_{parameters_.size()};  ///< of gradients, at `finish()`
     StepStatistics step_;
     Statistics statistics_;
 };

@@ -34,18 +34,6 @@ struct StepInside {
     static constexpr bool steps_inside = true;
 };
 
-/// Stage 2 with the optimizer inside the reduction, in the backward: a bucket is stepped as soon as all ranks have
-/// marked it, and its memory is reused; there are no shards of gradients. For ranks that share a host without memory
-/// for gradients; without shared memory it is stage 2. Mark a parameter after the backward's last read of its weights.
-/// The optimizer may run on any thread of its rank that makes progress, including that of an overlap policy; set its
-/// learning rate before the backward, and write weights after `step()`. A step has one micro-batch, no gradient scale
-/// and no norm, and cannot be discarded. Only the first step compares weights. If a rank has several such objects over
-/// threads, all ranks must finish them in the same order.
-struct StepInBackward {
-    static constexpr bool shards_gradients = true;
-    static constexpr bool steps_inside = true, in_backward = true;
-};
-
 /// Where the weights that the model computes with live.
 enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
@@ -96,11 +84,9 @@ class ShardedOptimizer : public detail::ShardedBase<ShardedOptimizer<B, O, Stage
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
-    static constexpr const char* name = "ShardedOptimizer";       ///< Internal.
-    static constexpr bool stage_pools = Stage::shards_gradients;  ///< Internal.
-    /// Internal: what the stage does.
-    static constexpr bool steps_inside = requires { Stage::steps_inside; },
-                          in_backward = requires { Stage::in_backward; };
+    static constexpr const char* name = "ShardedOptimizer";                  ///< Internal.
+    static constexpr bool stage_pools = Stage::shards_gradients;             ///< Internal.
+    static constexpr bool steps_inside = requires { Stage::steps_inside; };  ///< Internal.
     using Base::plan;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a
@@ -119,10 +105,8 @@ public:
                                       Role::stage>::template check<First, More...>());
         static_assert(!steps_inside || std::same_as<Exchange, ReduceScatter>,
                       "gradsync: an optimizer inside the reduction takes no exchange");
-        static_assert(!steps_inside || in_backward || std::same_as<Overlap, OverlapBackward>,
+        static_assert(!steps_inside || std::same_as<Overlap, OverlapBackward>,
                       "gradsync: with StepInside buckets leave in step(): leave the overlap policy out");
-        static_assert(!in_backward || !forward,
-                      "gradsync: with StepInBackward the weights are there after the backward: use OverlapBackward");
         (void)detail::choose<Stage, Role::stage, B>(first, more...);  // checks it against the template argument
         const GradientStorage gradients = engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
@@ -131,17 +115,6 @@ public:
             refuse(name, "pooled gradients are for stage 2: write Zero2");
         if (B::memory_space != MemorySpace::host && shared())
             refuse(name, "ParameterStorage::shared is for host memory; use in_buckets");
-        if (in_backward && shared())
-            refuse(name,
-                   "with StepInBackward other ranks may still read weights that are stepped; use "
-                   "ParameterStorage::in_buckets");
-        if (in_backward && (engine_options_.micro_batches != 0 || engine_options_.unused != UnusedParameters::error))
-            refuse(name,
-                   "with StepInBackward a step has one micro-batch, and uses every parameter; leave micro_batches and "
-                   "unused out");
-        if (in_backward && engine_options_.compare_weights_every != 0 && engine_options_.compare_weights_every != never)
-            refuse(name,
-                   "with StepInBackward weights change while they would be compared; leave compare_weights_every out");
         engine_options_ = detail::with_storage(
             engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
@@ -208,10 +181,6 @@ public:
     /// memory were written since `finish()`: one element in the first step and with `check_writes`, later all of a
     /// gradient. Collective.
     void step(double gradient_scale = 1) {
-        if (gradient_scale != 1 && Base::steps_in_backward())
-            refuse("step",
-                   "weights are stepped in the backward, with a gradient scale of 1; let the optimizer scale gradients "
-                   "itself");
         Base::step(gradient_scale, [&] {
             if (step_inside(gradient_scale)) {
                 for (std::size_t b = 0; b < plan().size(); ++b) hand_out(b);
@@ -331,10 +300,8 @@ private:
     /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be
     /// stepped.
     bool step_inside(double gradient_scale) {
-        if (!Base::steps_in_backward()) {
-            if (!std::exchange(Base::deferred_, false)) return false;
-            Base::inside_.run(gradient_scale / Base::divisor(), [&] { Base::reduce(); });
-        }
+        if (!std::exchange(Base::deferred_, false)) return false;
+        Base::inside_.run(gradient_scale / Base::divisor(), [&] { Base::reduce(); });
         for (std::size_t b = 0; b < plan().size(); ++b) {
             state_.note_rounded(b, own_values(b));
             Base::step_.bytes += values_.bucket(b).bytes();
@@ -399,14 +366,6 @@ private:
         if constexpr (steps_inside)
             Base::inside_.adopt_plan(backend_, *engine_,
                                      engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
-        if constexpr (in_backward) {
-            if (!Base::inside_.can(backend_)) return;
-            if (!Base::inside_.possible())
-                refuse(name,
-                       "with StepInBackward all weights lie in memory that the ranks share; use "
-                       "ParameterStorage::in_buckets");
-            Base::inside_.enable_in_backward();
-        }
     }
 
     /// Moves weights and state from the plan `before` to the current one. Collective.

@@ -55,8 +55,7 @@ class ShardedParameters
 
 public:
     static constexpr const char* name = "ShardedParameters";  ///< Internal.
-    /// Internal: it has no stages.
-    static constexpr bool steps_inside = false, in_backward = false;
+    static constexpr bool steps_inside = false;               ///< Internal.
 
     /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which
     /// need not outlive `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. After

@@ -16,7 +16,7 @@ template <class B, class O>
 class InsideSteps {
 public:
     /// The references must outlive the object.
-    InsideSteps(ShardState<B>& state, const UnitValues<B>& values, O& optimizer) noexcept
+    InsideSteps(const ShardState<B>& state, const UnitValues<B>& values, O& optimizer) noexcept
         : state_(state), values_(values), optimizer_(optimizer) {}
 
     /// Finds out whether all buckets of a new plan can be stepped inside the reductions. Collective.
@@ -28,9 +28,7 @@ public:
             rank_ = backend.rank(), size_ = backend.size();
             std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
-                // Pooled buckets get memory when they are filled.
-                shared = (engine.bucket(b).data == nullptr || backend.shares(engine.bucket(b))) &&
-                         backend.shares(values_.bucket(b));
+                shared = backend.shares(engine.bucket(b)) && backend.shares(values_.bucket(b));
             possible_ = true;
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
             steps_ = List<Step>(buckets);
@@ -43,10 +41,9 @@ public:
         if constexpr (abilities_of<B>.steps_inside) return backend.size() > 1 && backend.steps_inside();
         else return false;
     }
-    Policies<B> policies(const B& backend, auto& buckets, auto& overlap, bool in_backward) {
+    Policies<B> policies(const B& backend, auto& buckets, auto& overlap) {
         Policies<B> policies = make_policies<B>(buckets, overlap, Exchange(*this));
-        policies.consumes = in_backward && can(backend);
-        if (!in_backward && can(backend)) policies.overlap = NoOverlap();  // buckets leave in `step()`
+        if (can(backend)) policies.overlap = NoOverlap();  // buckets leave in `step()`
         return policies;
     }
 
@@ -69,12 +66,6 @@ public:
         }
     }
 
-    /// From now on results are stepped as they arrive. The optimizer's step begins with the first bucket.
-    void enable_in_backward() noexcept { inside_ = in_backward_ = true; }
-    /// Has the optimizer's step begun in the backward?
-    bool begun() const noexcept { return begun_; }
-    bool take_begun() noexcept { return std::exchange(begun_, false); }
-
     /// The exchange of the buckets. Outside `run` it leaves the results in the shards.
     class Exchange : public ReduceScatter {
     public:
@@ -82,18 +73,8 @@ public:
         typename B::WorkType start(B& backend, std::size_t b, BufferView bucket, ReduceOp op,
                                    Contribution contribution) {
             if constexpr (abilities_of<B>.steps_inside) {
-                if (steps_->inside_) {
-                    if (steps_->in_backward_ && !std::exchange(steps_->begun_, true)) steps_->begin();
-                    if (steps_->in_backward_ && !backend.shares(bucket))  // in other cases `adopt_plan` has checked it
-                        raise(Errc::invalid_argument,
-                              text("bucket ", b,
-                                   " lies in memory of its own, because others wait for marks; with StepInBackward ask "
-                                   "for gradients in the order in which they become ready"),
-                              {.operation = "mark_ready",
-                               .rank = backend.rank(),
-                               .bucket = static_cast<std::ptrdiff_t>(b)});
+                if (steps_->inside_)
                     return backend.reduce_step(bucket, steps_->values_.bucket(b), op, contribution, steps_->steps_[b]);
-                }
             }
             return ReduceScatter::start(backend, b, bucket, op, contribution);
         }
@@ -116,12 +97,6 @@ private:
         std::size_t bucket = 0;
     };
 
-    void begin() {
-        for (std::size_t k = 0; k < steps_.size(); ++k)
-            state_.adopt(HostPasses(), k, shard_of(values_.bucket(k), size_, rank_), optimizer_);
-        optimizer_.begin_step();
-    }
-
     void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) {
         const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
         const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
@@ -135,11 +110,11 @@ private:
                 std::memcpy(to, own.data, own.bytes());
     }
 
-    ShardState<B>& state_;
+    const ShardState<B>& state_;
     const UnitValues<B>& values_;
     O& optimizer_;
     int rank_ = 0, size_ = 1;
-    bool possible_ = false, inside_ = false, in_backward_ = false, begun_ = false;
+    bool possible_ = false, inside_ = false;
     double scale_ = 1;
     List<Step> steps_;          ///< by bucket
     std::exception_ptr error_;  ///< thrown by this rank's optimizer

@@ -225,7 +225,6 @@ TEST_CASE("losses and weights of sharded trainings have the bits of whole ones")
         CHECK(compare(ranks, expected, make_optimizer(gs::Zero2{}, gs::SizeCappedBuckets{512, 128})) == "");
         CHECK(compare(ranks, expected, make_optimizer(gs::OverlapForward{})) == "");
         CHECK(compare(ranks, expected, make_optimizer(gs::StepInside{})) == "");
-        CHECK(compare(ranks, expected, make_optimizer(gs::StepInBackward{})) == "");
         CHECK(compare(ranks, expected, make_fully()) == "");
         for (const auto& options : {gs::ShardedParametersOptions{.prefetch = 0},
                                     {.prefetch = 2, .reshard_after_forward = false},

@@ -123,10 +123,6 @@ TEST_CASE("weights that live with the library, and that differ between ranks, ar
                                                ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets});
         });
         check_without_broadcast(every, publishes, [](ThreadBackend comm, auto& model, const ReducerOptions& options) {
-            return std::make_unique<ShardedOptimizer<ThreadBackend, Sgd, StepInBackward>>(
-                comm, model, Sgd{}, ShardingOptions{.reducer = options, .parameters = ParameterStorage::in_buckets});
-        });
-        check_without_broadcast(every, publishes, [](ThreadBackend comm, auto& model, const ReducerOptions& options) {
             return std::make_unique<Parts>(comm, model, Sgd{}, Units({0, 1}), ShardedParametersOptions{.reducer = options});
         });
     }

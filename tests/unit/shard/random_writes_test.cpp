@@ -26,9 +26,9 @@ namespace {
 
 const std::vector<std::size_t> written_sizes = {33, 1, 64, 5, 130, 17};
 
-enum class WriteStage { reducer, one, two, inside, backward, three };
-/// What nobody may write: gradients between `finish()` and `step()`, weights there with StepInBackward, master weights without `publish()`.
-enum class Forbidden { nothing, gradients, late_weights, masters };
+enum class WriteStage { reducer, one, two, inside, three };
+/// What nobody may write: gradients between `finish()` and `step()`, master weights without `publish()`.
+enum class Forbidden { nothing, gradients, masters };
 
 constexpr std::uint64_t before = 10, late = 11, ending = 12;  ///< places of a step: between steps, after `finish()`, what is forbidden
 
@@ -37,29 +37,27 @@ struct WriteCase {
     explicit WriteCase(std::uint64_t seed_) : seed(seed_) {
         Random draw(seed);
         ranks = 1 + static_cast<int>(draw.below(3));
-        stage = static_cast<WriteStage>(draw.below(6));
+        stage = static_cast<WriteStage>(draw.below(5));
         type = std::vector{DType::f32, DType::bf16, DType::f16}[draw.below(3)];
         gradient_type = draw.below(2) == 0 ? DType::f32 : type;
         rounds = draw.below(3) == 0 && stage != WriteStage::reducer;
         forward = draw.below(3) == 0 && (stage == WriteStage::one || stage == WriteStage::two);
         arena = draw.below(2) == 0;
-        micro_batches = stage == WriteStage::backward ? 1 : 1 + static_cast<int>(draw.below(2));
+        micro_batches = 1 + static_cast<int>(draw.below(2));
         cap = std::vector<std::size_t>{1, 400, 100000}[draw.below(3)];
-        weights = static_cast<ParameterStorage>(draw.below(stage == WriteStage::backward ? 2 : 3));
-        pools = stage == WriteStage::two || stage == WriteStage::backward || (stage == WriteStage::three && draw.below(2) == 0);
+        weights = static_cast<ParameterStorage>(draw.below(3));
+        pools = stage == WriteStage::two || (stage == WriteStage::three && draw.below(2) == 0);
         const bool whole = !pools && stage != WriteStage::three;
         if (draw.below(2) == 0 && whole) options.gradients = GradientStorage::in_buckets;
         if (draw.below(2) == 0 && whole && options.gradients == GradientStorage::automatic) options.accumulation = Accumulation::in_buckets;
         if (draw.below(3) == 0 && options.gradients == GradientStorage::automatic && (pools || whole))
             options.reduce_dtype = draw.below(2) == 0 ? DType::f32 : DType::bf16;
-        if (draw.below(3) == 0 && stage != WriteStage::backward && !rounds) options.unused = UnusedParameters::find_unused;
+        if (draw.below(3) == 0 && !rounds) options.unused = UnusedParameters::find_unused;
         options.averaging = Averaging::sum;
         options.check_writes = draw.below(4) == 0;
         reshards = draw.below(2) == 0;
         steps = 1 + static_cast<int>(draw.below(4));
-        if (stage != WriteStage::reducer && draw.below(2) == 0)
-            forbidden = static_cast<Forbidden>(1 + draw.below(stage == WriteStage::backward ? 3 : 1) +
-                                               (stage != WriteStage::backward ? 2 * draw.below(2) : 0));
+        if (stage != WriteStage::reducer && draw.below(2) == 0) forbidden = static_cast<Forbidden>(1 + draw.below(2));
     }
 
     std::uint64_t seed;
@@ -84,9 +82,7 @@ struct WriteCase {
         return x % 2 == 0 ? 0 : 1 + x / 2 % choices;
     }
     /// Does it write weights between `finish()` and `step()`? Not again in a step: to what they were before they have not changed.
-    bool edits_late(int s) const {
-        return stage != WriteStage::three && stage != WriteStage::backward && deed(before, s, 3) != 1 && deed(late, s, 1) == 1;
-    }
+    bool edits_late(int s) const { return stage != WriteStage::three && deed(before, s, 3) != 1 && deed(late, s, 1) == 1; }
     std::string text() const {
         return "seed " + std::to_string(seed) + ": " + std::to_string(ranks) + " ranks, stage " + std::to_string(static_cast<int>(stage)) +
                ", " + std::string(name_of(type)) + ", forbidden " + std::to_string(static_cast<int>(forbidden)) + ", weights " +
@@ -328,8 +324,8 @@ private:
     void look(int s) {
         if constexpr (!is_reducer) {
             const std::uint64_t what = c_.number(22, static_cast<std::uint64_t>(s)) % 8;
-            if (what < 2 && c_.stage != WriteStage::backward) (void)sync_.gradient_norm();
-            if (what == 1 && c_.stage != WriteStage::backward) sync_.for_each_gradient([](const auto&) {});
+            if (what < 2) (void)sync_.gradient_norm();
+            if (what == 1) sync_.for_each_gradient([](const auto&) {});
             if (what > 4) edit_state(0, [](std::size_t, std::size_t, float x) { return x; });
         }
     }
@@ -387,14 +383,6 @@ private:
                             kernel::copy(const_buffer(std::vector{other}), g.subview(k, 1));
                         }
                     return refused([&] { sync_.step(); }, "pass step() a factor");
-                case Forbidden::late_weights:
-                    if constexpr (requires { sync_.adopt_values(); })
-                        for (std::size_t i = 0; i < written_sizes.size(); ++i) {
-                            const BufferView w = sync_.parameter_value(i);
-                            for (const std::size_t k : one_or_all(s, w.count))
-                                kernel::copy(const_buffer(std::vector{wide(w)[k] + 8}), w.subview(k, 1));
-                        }
-                    return refused([&] { sync_.step(); }, "write them after step()");
                 case Forbidden::masters: break;
             }
         }
@@ -446,7 +434,6 @@ std::vector<Bytes> written_on(const WriteCase& c, ThreadBackend comm, std::vecto
             if (c.forward) return train(ShardedOptimizer(comm, views, O{}, options, Zero2{}, buckets, OverlapForward{}));
             return train(ShardedOptimizer(comm, views, O{}, options, Zero2{}, buckets));
         case WriteStage::inside: return train(ShardedOptimizer(comm, views, O{}, options, StepInside{}, buckets));
-        case WriteStage::backward: return train(ShardedOptimizer(comm, views, O{}, options, StepInBackward{}, buckets));
         case WriteStage::three: break;
     }
     return train(ShardedParameters(comm, views, O{}, Units({0, 0, 1, 2, 2, 1}),
@@ -459,7 +446,7 @@ std::vector<Bytes> written_on(const WriteCase& c, ThreadBackend comm, std::vecto
 }  // namespace
 
 TEST_CASE("what is written between two calls counts as in one process, or every rank refuses it") {
-    std::size_t counted[6][3] = {}, refused[6][3] = {};
+    std::size_t counted[5][3] = {}, refused[5][3] = {};
     for (std::uint64_t seed = 1; seed <= number_of_cases(600); ++seed) {
         const WriteCase c(seed);
         std::vector<std::vector<float>> masters;
@@ -480,7 +467,7 @@ TEST_CASE("what is written between two calls counts as in one process, or every 
         }
         ++(c.forbidden == Forbidden::nothing ? counted : refused)[static_cast<std::size_t>(c.stage)][c.ranks - 1];
     }
-    for (std::size_t stage = 0; !slow_build && stage < 6; ++stage)
+    for (std::size_t stage = 0; !slow_build && stage < 5; ++stage)
         for (std::size_t ranks = 0; ranks < 3; ++ranks) {
             CHECK(counted[stage][ranks] > 5);
             CHECK((refused[stage][ranks] > 5 || stage == 0));
