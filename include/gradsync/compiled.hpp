@@ -16,12 +16,12 @@
 #define GRADSYNC_EXTERN_ENGINE(B)                                    \
     GRADSYNC_EXTERN template class detail::Guard<B>;                 \
     GRADSYNC_EXTERN template class detail::BucketStorage<B>;         \
-    GRADSYNC_EXTERN template class detail::GradientBuckets<B>;       \
+    GRADSYNC_EXTERN template class detail::GradientHome<B>;          \
     GRADSYNC_EXTERN template class detail::DeferredGather<B>;        \
     GRADSYNC_EXTERN template class detail::WeightComparison<B>;      \
     GRADSYNC_EXTERN template class detail::ExchangeAs<AllReduce, B>; \
-    GRADSYNC_EXTERN template class detail::Step<B>;                  \
-    GRADSYNC_EXTERN template class detail::Marking<B>;               \
+    GRADSYNC_EXTERN template class detail::InFlight<B>;              \
+    GRADSYNC_EXTERN template class detail::Marks<B>;                 \
     GRADSYNC_EXTERN template class detail::GradientEngine<B>;        \
     GRADSYNC_EXTERN template class Reducer<B>;
 

@@ -56,7 +56,7 @@ public:
     /// call it in its own order. Throws Error(invalid_argument) after another `finish()`, and what a wait throws.
     BufferView acquire(std::size_t i) {
         if (engine_ == nullptr) detail::refuse("acquire", "no averages are pending here; call finish() first");
-        return engine_->acquire_average(i, step_);
+        return engine_->acquire(i, step_);
     }
     /// Returns when all gradients hold their averages. Call it before a validation, before a checkpoint, and at the
     /// end.
@@ -119,7 +119,8 @@ public:
     /// options differ.
     template <class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
     Reducer(const B& backend, Range&& parameters, First first = {}, More... more)
-        : engine_(backend, "this Reducer", detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
+        : guard_(backend, "this Reducer"),
+          engine_(guard_, detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
                   detail::choose<ReducerOptions, detail::Role::other, B>(first, more...),
                   detail::make_policies<B>(detail::choose<Buckets, detail::Role::buckets, B>(first, more...),
                                            detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
@@ -134,10 +135,10 @@ public:
     void broadcast_parameters(int root = 0) { engine_.broadcast_parameters(root); }
     /// Gives every rank the root's contents of these buffers: state without a gradient. Collective.
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
-        engine_.broadcast_buffers(buffers, root);
+        guard_.broadcast_buffers(buffers, root);
     }
     void broadcast_buffers(std::initializer_list<BufferView> buffers, int root = 0) {
-        engine_.broadcast_buffers({buffers.begin(), buffers.size()}, root);
+        guard_.broadcast_buffers({buffers.begin(), buffers.size()}, root);
     }
 
     // ---------------------------------------------------------------------------------------------------------- a step
@@ -167,35 +168,35 @@ public:
     /// - Without ReducerOptions::micro_batches, extra marks are not detected.
     /// - With it, the end of the outermost guard ends one micro-batch, or as many as were marked. The last micro-batch
     ///   of a step needs no guard: `no_sync()` then throws Error(invalid_argument).
-    [[nodiscard]] NoSync no_sync() { return engine_.no_sync(); }
+    [[nodiscard]] NoSync no_sync() { return engine_.marks().no_sync(); }
 
     /// Forgets the micro-batches that were marked under `no_sync()`: after an exception, or to skip a step. Gradients
     /// that add up in your memory (`Accumulation::in_gradients`) are yours to clear. What `begin_step` and `set_weight`
     /// said stays. Local, between steps; all ranks must do the same.
-    void discard() { engine_.discard(); }
+    void discard() { engine_.marks().discard(); }
 
     /// Says that gradient i is final for this backward (at its `uses`-th mark). Thread-safe. May copy the gradient into
     /// its bucket, start collectives and advance them, as the policies say. Throws Error(gradient_marked_twice) for an
     /// extra mark, which ends the communicator, Error(invalid_argument) for an index out of range or a frozen
     /// parameter, and what `finish()` throws if other ranks have failed.
-    GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) { engine_.mark_ready(i); }
+    GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) { engine_.marks().mark_ready(i); }
 
     /// The same for a gradient that a framework allocated anew: it lies in `gradient`, with the count, type and space
     /// of the old one. A borrowed gradient stays there until the next such call or `rebind_gradient`, so keep its
     /// memory until then. A gradient that lives in a bucket, or in an arena of device memory that is one, is copied to
     /// its place. Throws what `mark_ready(i)` throws, and Error(invalid_argument) for another count, type or space, or
     /// no memory.
-    void mark_ready(std::size_t i, const BufferView& gradient) { engine_.mark_ready(i, gradient); }
+    void mark_ready(std::size_t i, const BufferView& gradient) { engine_.marks().mark_ready(i, gradient); }
 
     /// The same for several gradients, such as those of `Packed::layer(l)`.
-    void mark_ready(std::span<const std::size_t> which) { engine_.mark_ready(which); }
+    void mark_ready(std::span<const std::size_t> which) { engine_.marks().mark_ready(which); }
     /// The same for the first parameter with this name; an index is faster, as names are compared one by one.
-    void mark_ready(std::string_view name) { engine_.mark_ready(name); }
+    void mark_ready(std::string_view name) { engine_.marks().mark_ready(name); }
     /// Marks every gradient that is not ready yet: after a backward that does not say when gradients are ready. It also
     /// marks gradients that the backward did not write, so `finish()` finds none missing or unused. Not while another
     /// thread marks. Under `no_sync()` with Accumulation::in_buckets it needs ReducerOptions::micro_batches, and
     /// otherwise throws Error(invalid_argument).
-    void mark_ready() { engine_.mark_ready(); }
+    void mark_ready() { engine_.marks().mark_ready(); }
 
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the
     /// parameters, if some were not marked; Errc::parameter_mismatch if the weights of the ranks differ (see
@@ -213,7 +214,7 @@ public:
     ///     sync.backward([&](auto ready) { model.backward(batch, ready); });
     template <class Run>
     auto backward(Run&& run) {
-        if (std::exchange(interrupted_, true) && !engine_.unmarked() && !engine_.failed())
+        if (std::exchange(interrupted_, true) && !engine_.marks().unmarked() && !guard_.failed())
             detail::refuse(
                 "backward",
                 detail::text("rank ", backend().rank(),
@@ -266,10 +267,10 @@ public:
     /// a training has several Reducers. Leaves gradients as they are if the norm is infinite or NaN. Collective without
     /// `total`.
     double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
-        return engine_.clip_gradients_by_norm(max_norm, total);
+        return detail::clip_gradients_by_norm(engine_, guard_, max_norm, total);
     }
     /// Clamps every element to [-limit, limit]. Local, after `finish()`.
-    void clip_gradients_by_value(double limit) { engine_.clip_gradients_by_value(limit); }
+    void clip_gradients_by_value(double limit) { detail::clip_gradients_by_value(engine_, guard_, limit); }
 
     // ----------------------------------------------------------------------------------------------------- bookkeeping
 
@@ -292,21 +293,23 @@ public:
 
     const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.
     std::size_t bytes() const noexcept {
-        return engine_.bytes();
+        return engine_.home().bytes();
     }  ///< size of the gradient memory that the Reducer owns
-    const BucketPlan& plan() const noexcept { return engine_.plan(); }  ///< Returns the buckets.
-    const B& backend() const noexcept { return engine_.backend(); }     ///< Returns this rank's handle.
+    const BucketPlan& plan() const noexcept { return engine_.home().plan(); }  ///< Returns the buckets.
+    const B& backend() const noexcept { return guard_.backend(); }             ///< Returns this rank's handle.
     /// The exchange, for access to its state between steps. Not with OverlapForward.
     ExchangeOver<Exchange, B>& exchange() noexcept
         requires(!detail::gathers_in_forward<Overlap>())
     {
-        return static_cast<detail::ExchangeAs<ExchangeOver<Exchange, B>, B>&>(engine_.exchange()).exchange();
+        return static_cast<detail::ExchangeAs<ExchangeOver<Exchange, B>, B>&>(engine_.in_flight().exchange())
+            .exchange();
     }
     std::span<const ParameterView> parameters() const noexcept {
-        return engine_.parameters();
+        return engine_.home().parameters();
     }  ///< the parameters, frozen ones too
 
 private:
+    detail::Guard<B> guard_;
     detail::GradientEngine<B> engine_;
     bool interrupted_ = false;  ///< an exception ended the last `backward`
 };

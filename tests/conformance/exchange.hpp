@@ -17,10 +17,10 @@
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/core/exchange.hpp>
 #include <gradsync/core/requirements.hpp>
-#include <gradsync/engine/gradient_engine.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 
 #include "support/averaging_oracle.hpp"
+#include "support/bare_engine.hpp"
 #include "support/ranks.hpp"
 #include "support/recording_backend.hpp"
 #include "support/tensor.hpp"
@@ -129,9 +129,8 @@ auto start(Exchanging<X>& own, std::size_t b, Exchanged& bucket, int rank) {
 template <class X>
 auto engine_of(const RecordingBackend& backend, std::vector<Tensor>& model, const X& exchange) {
     using namespace gradsync;
-    return detail::GradientEngine<RecordingBackend>(backend, "this engine", detail::view_parameters<MemorySpace::host>(model),
-                                                    {.gradients = GradientStorage::in_buckets},
-                                                    detail::make_policies<RecordingBackend>(PerParameter{}, NoOverlap{}, exchange));
+    return BareEngine<RecordingBackend>(backend, model, {.gradients = GradientStorage::in_buckets},
+                                        detail::make_policies<RecordingBackend>(PerParameter{}, NoOverlap{}, exchange));
 }
 
 /// Completes a bucket in one of the ways in which an engine may.

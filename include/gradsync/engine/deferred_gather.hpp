@@ -11,6 +11,15 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// What becomes of a gathered bucket that was waited for.
+class Landing {
+public:
+    virtual void landed(std::size_t b) = 0;
+
+protected:
+    ~Landing() = default;
+};
+
 /// All-gathers of buckets that start together and are waited for one by one, when their data are needed. Until then
 /// they advance in a background thread if the backend needs one, otherwise in `poll()`. Not thread-safe. The destructor
 /// waits for pending gathers, unless an exception is propagating.
@@ -27,8 +36,9 @@ public:
         }
     }
 
-    /// Call once, before anything else.
-    [[gnu::cold]] void attach(const B& backend) {
+    /// Call once, before anything else. `landing` outlives this, or is null.
+    [[gnu::cold]] void attach(const B& backend, Landing* landing = nullptr) {
+        landing_ = landing;
         backend_.emplace(backend);
         progress_.backend.emplace(backend);
         if (wants_progress_thread(backend)) thread_.start(progress_);
@@ -86,6 +96,18 @@ public:
         progress_.pending.fetch_sub(1, std::memory_order_relaxed);
     }
 
+    /// Returns when bucket b has arrived and `landed` was called.
+    void land(std::size_t b) {
+        if (!gathers_[b].pending) return poll();
+        const auto held = watch_->hold(Activity::wait, b);
+        wait(b);
+        if (landing_ != nullptr) landing_->landed(b);
+    }
+    /// The same for all buckets, the first to be started first.
+    void land_all() {
+        for (std::size_t b = gathers_.size(); pending() != 0 && b-- > 0;) land(b);
+    }
+
 private:
     struct Gather {
         typename B::WorkType work;
@@ -110,6 +132,7 @@ private:
     }
 
     std::optional<B> backend_;  ///< a separate handle, because a handle holds one tag
+    Landing* landing_ = nullptr;
     Watch* watch_ = nullptr;
     List<Gather> gathers_;
     Progress progress_;

@@ -7,34 +7,20 @@
 #include "../core/parameter.hpp"
 #include "../kernel/passes.hpp"
 
-namespace gradsync::inline v0_2 {
-
-/// Marks synchronise nothing while this lives. `no_sync()` of a Reducer or of a sharded class returns it; that object
-/// must outlive it.
-class [[nodiscard]] NoSync {
-public:
-    /// Internal: calls `end(owner, unwinds)` on destruction. `unwinds`: an exception ends the micro-batch.
-    NoSync(void* owner, void (*end)(void* owner, bool unwinds)) noexcept : owner_(owner), end_(end) {}
-    NoSync(NoSync&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), end_(other.end_) {}
-    NoSync& operator=(NoSync&&) = delete;
-    ~NoSync() {
-        if (owner_ != nullptr) end_(owner_, std::uncaught_exceptions() != exceptions_);
-    }
-
-private:
-    void* owner_;
-    void (*end_)(void*, bool);
-    int exceptions_ = std::uncaught_exceptions();
-};
-
-namespace detail {
+namespace gradsync::inline v0_2::detail {
 
 /// The failure handling of one object on one rank. It refuses invalid calls, tells the other ranks of fatal errors, and
-/// remembers the first failure for all later calls. Reducers and engines derive from it. Thread-safe.
+/// remembers the first failure for all later calls. A public object has one, and lends it to its engine. Thread-safe.
 template <class B>
 class Guard {
 public:
-    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }  ///< Internal.
+    /// `owner`: the object as its errors name it, "this Reducer".
+    Guard(const B& backend, const char* owner) : backend_(backend), owner_(owner) {}
+    Guard& operator=(Guard&&) = delete;
+
+    B& backend() noexcept { return backend_; }
+    const B& backend() const noexcept { return backend_; }
+    bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
 
     /// See Reducer::broadcast_buffers. Collective.
     [[gnu::cold]] void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
@@ -48,19 +34,13 @@ public:
                             no_memory ? " has no memory; give it some"
                                       : " lies in another memory space than this backend takes; copy it there first"));
         }
-        guard([&] {
+        run([&] {
             List<typename B::WorkType> works;
             works.reserve(buffers.size());
             for (const BufferView& b : buffers) works.push_back(backend_.broadcast(b, root));
             for (auto& work : works) await(backend_, work);
         });
     }
-
-protected:
-    /// `owner`: the object as its errors name it, "this Reducer".
-    Guard(const B& backend, const char* owner) : backend_(backend), owner_(owner) {}
-    Guard& operator=(Guard&&) = delete;
-    ~Guard() = default;
 
     /// Throws without any effect: the object stays usable.
     [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const char* operation, std::string_view what,
@@ -84,13 +64,20 @@ protected:
 
     /// Runs `f`. An exception from it is fatal to the communicator: it fails on all ranks.
     template <class F>
-    decltype(auto) guard(F&& f) {
+    decltype(auto) run(F&& f) {
         try {
             return f();
         } catch (...) {
             give_up();
             throw;
         }
+    }
+
+    /// Fails the communicator because of the current exception.
+    [[gnu::cold, gnu::noinline]] void give_up() {
+        const Handled failure = handled();
+        remember(failure.what, failure.code);
+        backend_.fail(what_);
     }
 
     void check_usable(const char* operation) const {
@@ -117,8 +104,6 @@ protected:
         if (!(limit >= 0)) refuse(operation, text("a limit must be 0 or more, not ", limit));
     }
 
-    B backend_;
-
 private:
     // Out of line: a mark takes nanoseconds, and code that formats messages would keep the compiler from inlining it.
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_use(const char* operation) const {
@@ -129,12 +114,6 @@ private:
         refuse(operation, text("parameter index ", i, " is out of range [0, ", size, ")"));
     }
 
-    /// Fails because of the current exception.
-    [[gnu::cold, gnu::noinline]] void give_up() {
-        const Handled failure = handled();
-        remember(failure.what, failure.code);
-        backend_.fail(what_);
-    }
     /// Keeps the first failure only.
     [[gnu::cold, gnu::noinline]] void remember(const std::string& what, Errc code) {
         std::lock_guard lock(mutex_);
@@ -144,6 +123,7 @@ private:
         failed_.store(true, std::memory_order_release);
     }
 
+    B backend_;
     const char* owner_;
     std::mutex mutex_;
     std::atomic<bool> failed_{false};
@@ -151,6 +131,4 @@ private:
     Errc code_ = Errc::peer_failed;  ///< the Error's code; peer_failed for other exceptions
 };
 
-}  // namespace detail
-
-}  // namespace gradsync::inline v0_2
+}  // namespace gradsync::inline v0_2::detail

@@ -111,11 +111,6 @@ public:
         pending_[b].store(0, std::memory_order_release);
     }
 
-    /// Records that no marks may follow in this step (with StepInside, before a bucket is launched). Returns whether
-    /// that was known.
-    bool end_backward() noexcept { return ended_.exchange(true, std::memory_order_relaxed); }
-    bool ended() const noexcept { return ended_.load(std::memory_order_relaxed); }
-
     /// Was no gradient filled since the last `reset`?
     bool untouched() const noexcept {
         for (std::size_t w = 0; w < all_.size(); ++w)
@@ -135,7 +130,6 @@ public:
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
         empty_buckets();
         forget_used();
-        ended_ = false;
     }
 
 private:
@@ -160,7 +154,6 @@ private:
     List<std::uint64_t> all_;       ///< by word: the bits of its gradients
     List<std::atomic<std::uint64_t>> unfilled_;  ///< by word: the bits of gradients not yet in their bucket
     List<std::atomic<std::uint32_t>> pending_;   ///< by bucket: number of words with bits set
-    std::atomic<bool> ended_{false};             ///< the backward is over; extra marks may ask at any time
 };
 
 // Error messages about extra and missing marks.

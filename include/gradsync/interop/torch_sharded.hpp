@@ -30,10 +30,11 @@ protected:
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
-    using Sharded::array_count, Sharded::backend, Sharded::begin_step, Sharded::collect_state,
-        Sharded::distribute_state, Sharded::flush, Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory,
-        Sharded::no_sync, Sharded::optimizer, Sharded::parameters, Sharded::plan, Sharded::publish, Sharded::replica,
-        Sharded::set_weight, Sharded::statistics, Sharded::with_replicas;
+    using Sharded::backend, Sharded::begin_step, Sharded::collect_state, Sharded::distribute_state, Sharded::flush,
+        Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer,
+        Sharded::parameters, Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight,
+        Sharded::statistics;
+    friend void with_replicas(const TorchSharded& t, auto&& use) { with_replicas(static_cast<const Sharded&>(t), use); }
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) { Sharded::broadcast_buffers(trained_.buffer_bytes(), root); }
@@ -110,7 +111,7 @@ public:
                         piece.bytes());
         };
         if (root) collect_state(*root, sink);
-        else Sharded::collect_everywhere(sink);
+        else collect_state(sink);
         return state;
     }
 

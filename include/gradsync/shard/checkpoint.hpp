@@ -234,7 +234,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
                     out.text(detail::shape_text(p));
                     for (const std::uint64_t x :
                          {std::uint64_t{p.gradient.count}, static_cast<std::uint64_t>(view.dtype), std::uint64_t{first},
-                          std::uint64_t{view.count}, std::uint64_t{sharded.array_count()}})
+                          std::uint64_t{view.count}, std::uint64_t{1 + sharded.optimizer().state_count()}})
                         out.number(x);
                 }
                 detail::in_pieces(view, room, [&](BufferView piece) {
@@ -277,7 +277,7 @@ std::string load_shards(const std::filesystem::path& directory, Sharded& sharded
         if (error.errc() != Errc::storage) throw;
         failure = error;
     }
-    sharded.with_replicas([&](auto& replicas) {  // groups may find other files, or none, under the same name
+    with_replicas(sharded, [&](auto& replicas) {  // groups may find other files, or none, under the same name
         auto& groups = detail::host_of(replicas);
         const List<std::uint64_t> digests =
             detail::gather_values(groups, List<std::uint64_t>{failure ? 0 : manifest.digest});

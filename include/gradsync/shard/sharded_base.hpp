@@ -16,14 +16,10 @@ namespace gradsync::inline v0_2::detail {
 /// Derived has `name`, `flush()`, which waits for gathers in flight, and `renew_values()`, which distributes new master
 /// weights.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
-class ShardedBase : public Guard<B> {
+class ShardedBase {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
     static_assert(require_optimizer<O, B>());
     static_assert(require_scattering_exchange<Exchange, B>());
-
-protected:
-    using Guard<B>::backend_, Guard<B>::check_root, Guard<B>::check_usable, Guard<B>::failed, Guard<B>::guard,
-        Guard<B>::refuse;
 
 public:
     using Optimizer = O;  ///< the optimizer's type
@@ -31,59 +27,62 @@ public:
 
     /// See Reducer::begin_step. Collective.
     [[nodiscard]] bool begin_step(bool has_batch = true) {
-        check_usable("begin_step");
+        guard_.check_usable("begin_step");
         check_stepped("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
-            if (!has_batch) refuse("begin_step", "with hybrid sharding every rank needs a batch");
-        if (!has_batch && counts_micro_batches() && micro_batches_ < engine_->deal().count(backend_.rank()))
-            refuse("begin_step",
-                   text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
-                        micro_batches_, " of ", engine_->deal().count(backend_.rank())));
+            if (!has_batch) guard_.refuse("begin_step", "with hybrid sharding every rank needs a batch");
+        if (!has_batch && counts_micro_batches() &&
+            micro_batches_ < engine_->home().dealt().deal().count(backend_.rank()))
+            guard_.refuse("begin_step",
+                          text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
+                               micro_batches_, " of ", engine_->home().dealt().deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks
     /// of each.
     void set_weight(double weight) {
-        check_usable("set_weight");
+        guard_.check_usable("set_weight");
         check_stepped("set_weight");
         engine_->set_weight(weight);
     }
     /// See Reducer::no_sync. Throws Error(invalid_argument) if gradients are sharded, or averaged already.
     NoSync no_sync() {
-        check_usable("no_sync");
+        guard_.check_usable("no_sync");
         check_open("no_sync");
-        return engine_->no_sync();
+        return engine_->marks().no_sync();
     }
     /// See Reducer::broadcast_buffers. With hybrid sharding the root is a rank of the first group. Collective.
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
-        Guard<B>::broadcast_buffers(buffers, root);
+        guard_.broadcast_buffers(buffers, root);
         exchange_.with_replicas([&](B& replicas) {
             if constexpr (B::memory_space != MemorySpace::host)
-                guard([&] { backend_.barrier().wait(); });  // they have another stream
-            for (const BufferView& b : buffers) guard([&] { replicas.broadcast(b, 0).wait(); });
+                guard_.run([&] { backend_.barrier().wait(); });  // they have another stream
+            for (const BufferView& b : buffers) guard_.run([&] { replicas.broadcast(b, 0).wait(); });
         });
     }
     /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. Ask for it in each backward,
     /// in the order in which gradients become ready. If gradients are sharded, the call may wait until another bucket
     /// is reduced, the initial contents are unspecified, and the memory is valid until the last gradient of its bucket
     /// is marked.
-    BufferView acquire_gradient(std::size_t i) { return engine_->acquire_gradient(i); }
+    BufferView acquire_gradient(std::size_t i) { return engine_->marks().acquire_gradient(i); }
     /// See Reducer::mark_ready. Thread-safe. Throws Error(invalid_argument) if the step takes no further micro-batch;
     /// call `step()` first.
-    void mark_ready(std::size_t i) { check_open("mark_ready"), engine_->mark_ready(i); }
-    void mark_ready(std::span<const std::size_t> which) { check_open("mark_ready"), engine_->mark_ready(which); }
-    void mark_ready(std::string_view name) { check_open("mark_ready"), engine_->mark_ready(name); }
-    void mark_ready() { check_open("mark_ready"), engine_->mark_ready(); }
+    void mark_ready(std::size_t i) { check_open("mark_ready"), engine_->marks().mark_ready(i); }
+    void mark_ready(std::span<const std::size_t> which) {
+        check_open("mark_ready"), engine_->marks().mark_ready(which);
+    }
+    void mark_ready(std::string_view name) { check_open("mark_ready"), engine_->marks().mark_ready(name); }
+    void mark_ready() { check_open("mark_ready"), engine_->marks().mark_ready(); }
 
     /// Returns when this rank's shards hold the averages of this backward (with StepInside: when the marks are
     /// complete), or throws as Reducer::finish does. Further calls before `step()` add the averages of further
     /// micro-batches (not in stage 1). The step then uses their mean, or their sum with Averaging::sum. Collective.
     void finish() {
-        check_usable("finish");
+        guard_.check_usable("finish");
         check_open("finish");
-        engine_->check_micro_batches("finish");
-        guard([&] {
-            deferred_ = inside_.possible() && !engine_->compares_weights();
+        engine_->marks().check_micro_batches("finish");
+        guard_.run([&] {
+            deferred_ = inside_.possible() && !engine_->in_flight().compares_weights();
             if (deferred_) engine_->settle();
             else reduce();
             ++micro_batches_;
@@ -96,11 +95,11 @@ public:
     /// `gradient_norm()` returns the same on all of them. The skipped time and traffic count in the statistics of the
     /// next step. Local.
     void discard() {
-        check_usable("discard");
+        guard_.check_usable("discard");
         if (std::exchange(deferred_, false)) engine_->drop_step();
-        engine_->discard();
+        engine_->marks().discard();
         micro_batches_ = 0;
-        engine_->end_round(true);
+        engine_->home().end_round(true);
     }
 
     /// The L2 norm, in double, of the gradients that `step()` uses. Bit-identical to Reducer::gradient_norm on whole
@@ -108,20 +107,20 @@ public:
     /// `finish()` and `step()`. Collective.
     double gradient_norm() {
         check_averaged("gradient_norm");
-        return guard([&] {
+        return guard_.run([&] {
             if (std::exchange(deferred_, false)) reduce(), take_traces();
             return engine_->gradient_norm() / divisor();
         });
     }
 
     O& optimizer() noexcept { return optimizer_; }  ///< Returns the optimizer, to change its settings between steps.
-    const O& optimizer() const noexcept { return optimizer_; }             ///< The same, read-only.
-    const Statistics& statistics() const noexcept { return statistics_; }  ///< Returns what steps cost so far.
-    const BucketPlan& plan() const noexcept { return engine_->plan(); }    ///< Returns the buckets.
-    const B& backend() const noexcept { return backend_; }                 ///< Returns this rank's handle.
+    const O& optimizer() const noexcept { return optimizer_; }                  ///< The same, read-only.
+    const Statistics& statistics() const noexcept { return statistics_; }       ///< Returns what steps cost so far.
+    const BucketPlan& plan() const noexcept { return engine_->home().plan(); }  ///< Returns the buckets.
+    const B& backend() const noexcept { return backend_; }                      ///< Returns this rank's handle.
     /// Returns the bytes on this rank.
     ShardMemory memory() const noexcept {
-        return {values_.bytes(), engine_->bytes(), state_.master_bytes(), state_.state_bytes()};
+        return {values_.bytes(), engine_->home().bytes(), state_.master_bytes(), state_.state_bytes()};
     }
     /// The parameters as registered. Trainable ones have no value if weights live in buckets, or (stage 3) after a
     /// broadcast, load or step.
@@ -141,18 +140,16 @@ public:
                 unpublished_ = unpublished_ || (a == 0 && trace_of(view, looks_at_all()) != before);
             }
     }
-    std::size_t array_count() const noexcept {
-        return state_.array_count();
-    }  ///< Returns 1 + the number of the optimizer's arrays.
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices
     /// `use(slice, gradient_scale)`, whose memory may be read on the compute stream. The gradients are those of the
     /// micro-batches so far. Call it between `finish()` and `step()`. Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
-        check_usable("for_each_gradient");
+        guard_.check_usable("for_each_gradient");
         if (micro_batches_ == 0 || deferred_)
-            refuse("for_each_gradient",
-                   "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
+            guard_.refuse(
+                "for_each_gradient",
+                "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
         check_traces("for_each_gradient");
         adopt_written();
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
@@ -161,26 +158,26 @@ public:
     /// The number of this rank's group with hybrid sharding, from 0; 0 otherwise.
     int replica() const {
         int number = 0;
-        with_replicas([&](const B& replicas) { number = replicas.rank(); });
+        exchange_.with_replicas([&](const B& replicas) { number = replicas.rank(); });
         return number;
     }
-    /// Calls `use(replicas)` with hybrid sharding; see the concept ExchangePolicy.
-    void with_replicas(auto&& use) const { exchange_.with_replicas(use); }
+    /// Internal, for checkpoints: calls `use(replicas)` with hybrid sharding; see the concept ExchangePolicy.
+    friend void with_replicas(const ShardedBase& sharded, auto&& use) { sharded.exchange_.with_replicas(use); }
 
     /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in order of
     /// registration. The pieces of an array come in order. No rank holds more than its shards and one piece.
     /// Collective.
     template <class Sink>
     void collect_state(int root, Sink&& sink) {
-        check_root(root, "collect_state");
+        guard_.check_root(root, "collect_state");
         with_settled_state("collect_state",
                            [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
     }
-    /// `collect_state` for all ranks at once: calls `sink` with every piece on each rank. Collective.
+    /// The same for all ranks at once: calls `sink` with every piece on each rank. Collective.
     template <class Sink>
-    void collect_everywhere(Sink&& sink) {
+    void collect_state(Sink&& sink) {
         using Transfer = StateTransfer<B>;
-        with_settled_state("collect_everywhere",
+        with_settled_state("collect_state",
                            [&] { Transfer(backend_, plan(), state_, parameters_).collect(Transfer::all, sink); });
     }
 
@@ -188,7 +185,7 @@ public:
     /// same order. Every rank's weights then follow array 0. Collective.
     template <class Source>
     void distribute_state(int root, Source&& source) {
-        check_root(root, "distribute_state");
+        guard_.check_root(root, "distribute_state");
         with_settled_state("distribute_state", [&] {
             StateTransfer<B>(backend_, plan(), state_, parameters_).distribute(root, state_.array_count(), source);
             self().renew_values();
@@ -205,7 +202,7 @@ protected:
     template <class... Arguments>
     ShardedBase(B backend, List<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets,
                 Arguments&... arguments)
-        : Guard<B>(std::move(backend), "this object"),
+        : guard_(backend, "this object"),
           parameters_(std::move(parameters)),
           engine_options_(options),
           buckets_(std::move(buckets)),
@@ -215,12 +212,12 @@ protected:
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error ||
                 options.micro_batches != 0)
-                refuse(Derived::name,
-                       "hybrid sharding goes with Averaging::mean and UnusedParameters::error only, without "
-                       "micro_batches");
+                guard_.refuse(Derived::name,
+                              "hybrid sharding goes with Averaging::mean and UnusedParameters::error only, without "
+                              "micro_batches");
         if (optimizer_.state_count() > ShardState<B>::max_states)
-            refuse(Derived::name, text("an optimizer may keep ", ShardState<B>::max_states, " arrays of state, not ",
-                                       optimizer_.state_count()));
+            guard_.refuse(Derived::name, text("an optimizer may keep ", ShardState<B>::max_states,
+                                              " arrays of state, not ", optimizer_.state_count()));
     }
 
     /// Makes the engine, after the ranks have compared what it does not know: `settings` and the types of values.
@@ -228,9 +225,9 @@ protected:
     GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
         if (copies && engine_options_.compare_weights_every != 0 &&
             engine_options_.compare_weights_every != gradsync::never)
-            refuse(Derived::name,
-                   "weights that live with the library are compared once only; leave "
-                   "ReducerOptions::compare_weights_every out");
+            guard_.refuse(Derived::name,
+                          "weights that live with the library are compared once only; leave "
+                          "ReducerOptions::compare_weights_every out");
         check_f64<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
         const std::string all = text(settings, " states=", optimizer_.state_count());
         verify(host_of(backend_), parameters_, {}, all);
@@ -238,8 +235,7 @@ protected:
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
-        auto made =
-            std::make_unique<GradientEngine<B>>(backend_, "this object", std::move(views), engine_options_, policies());
+        auto made = std::make_unique<GradientEngine<B>>(guard_, std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
@@ -247,13 +243,13 @@ protected:
         exchange_.with_replicas([&](B& replicas) {
             verify(host_of(replicas), parameters_, plan(), planning);
             if (engine_options_.compare_weights_every != gradsync::never)
-                engine_->compare_groups(host_of(replicas).duplicate());
+                engine_->in_flight().weights().compare_groups(host_of(replicas).duplicate());
         });
     }
 
     /// Allocates the state of the current plan, after its values. `weights`: see ShardState. Collective.
     void make_state(List<BufferView> weights = {}) {
-        state_ = ShardState<B>(backend_, plan(), engine_->layout(), engine_->infos(), values_.buckets(),
+        state_ = ShardState<B>(backend_, plan(), engine_->home().layout(), engine_->home().infos(), values_.buckets(),
                                std::move(weights), optimizer_.state_count());
         gathers_.resize(plan().size());
     }
@@ -276,10 +272,10 @@ protected:
 
     /// Refuses an invalid `broadcast_parameters` before anything is in flight.
     void check_broadcast(int root) const {
-        check_usable("broadcast_parameters");
-        check_root(root, "broadcast_parameters");
+        guard_.check_usable("broadcast_parameters");
+        guard_.check_root(root, "broadcast_parameters");
         for (const ParameterView& p : parameters_)
-            if (!p.requires_grad) Guard<B>::check_value(p);
+            if (!p.requires_grad) guard_.check_value(p);
     }
     /// Are gradients sharded, and the micro-batches of a step counted?
     bool counts_micro_batches() const noexcept {
@@ -289,25 +285,28 @@ protected:
     /// weights.
     void check_open(const char* operation) const {
         if (micro_batches_ == 0 && !unpublished_) return;
-        check_usable(operation);
+        guard_.check_usable(operation);
         if (unpublished_)
-            refuse(operation,
-                   "for_each_shard() has written master weights; call publish() on all ranks before the forward");
+            guard_.refuse(
+                operation,
+                "for_each_shard() has written master weights; call publish() on all ranks before the forward");
         if (engine_options_.gradients != GradientStorage::pooled)
-            refuse(operation,
-                   "gradients are averaged already; call step() first, or put micro-batches before the last under "
-                   "no_sync()");
-        if (counts_micro_batches() && micro_batches_ == engine_->deal().rounds())
-            refuse(operation,
-                   text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
+            guard_.refuse(
+                operation,
+                "gradients are averaged already; call step() first, or put micro-batches before the last under "
+                "no_sync()");
+        if (counts_micro_batches() && micro_batches_ == engine_->home().dealt().deal().rounds())
+            guard_.refuse(operation,
+                          text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
     }
     void check_averaged(const char* operation) const {
-        check_usable(operation);
-        if (micro_batches_ == 0) refuse(operation, "there are no averaged gradients; call finish() first");
-        if (!deferred_) engine_->check_between_steps(operation);
-        if (const std::size_t due = engine_->deal().rounds(); counts_micro_batches() && micro_batches_ != due)
-            refuse(operation, text("only ", micro_batches_, " of this step's ", due,
-                                   " micro-batches were averaged; call finish() after each"));
+        guard_.check_usable(operation);
+        if (micro_batches_ == 0) guard_.refuse(operation, "there are no averaged gradients; call finish() first");
+        if (!deferred_) engine_->marks().check_phase(operation);
+        if (const std::size_t due = engine_->home().dealt().deal().rounds();
+            counts_micro_batches() && micro_batches_ != due)
+            guard_.refuse(operation, text("only ", micro_batches_, " of this step's ", due,
+                                          " micro-batches were averaged; call finish() after each"));
         check_traces(operation);
     }
     void take_traces() {
@@ -319,11 +318,12 @@ protected:
         for (std::size_t i = 0; i < traces_.size(); ++i)
             if (parameters_[i].requires_grad &&
                 trace_of(engine_->gradient_view(i), (traces_[i] & 1) != 0) != traces_[i])
-                refuse(operation,
-                       text("the gradient of '", parameters_[i].name,
-                            "' was written or asked for after finish(); pass step() a factor, or write it before its "
-                            "mark"),
-                       parameters_[i].name);
+                guard_.refuse(
+                    operation,
+                    text("the gradient of '", parameters_[i].name,
+                         "' was written or asked for after finish(); pass step() a factor, or write it before its "
+                         "mark"),
+                    parameters_[i].name);
     }
     /// Is a write to one element to be noticed, or only one to all of them?
     bool looks_at_all() const noexcept { return statistics_.steps == 0 || engine_->options().check_writes; }
@@ -336,7 +336,7 @@ protected:
     /// Takes weights that the trainer has written since they were rounded. In device memory only `adopt_values()` does
     /// so.
     void adopt_written() {
-        const bool may = B::memory_space == MemorySpace::host && !failed();
+        const bool may = B::memory_space == MemorySpace::host && !guard_.failed();
         for (std::size_t b = 0; may && b < plan().size(); ++b)
             if (!gathers_.pending(b)) state_.adopt(passes_of(backend_), b, own_values(b), optimizer_);
     }
@@ -346,15 +346,15 @@ protected:
         step_bucket(b, gradient_scale, optimizer_);
     }
     void step_bucket(std::size_t b, double gradient_scale, auto& optimizer) {
-        state_.step(backend_, b, engine_->gradient_shard(b), gradient_scale / divisor(), optimizer,
+        state_.step(backend_, b, engine_->home().shard(b), gradient_scale / divisor(), optimizer,
                     [&](std::size_t i) { return engine_->was_used(i); });
     }
 
     /// Runs `f` while no gather is in flight.
     template <class F>
     void with_settled_state(const char* operation, F&& f) {
-        check_usable(operation);
-        guard([&] {
+        guard_.check_usable(operation);
+        guard_.run([&] {
             self().flush();
             adopt_written();
             f();
@@ -362,15 +362,16 @@ protected:
     }
     /// The frame of a step: `gather()` steps the shards and distributes the new weights.
     void step(double gradient_scale, auto&& gather) {
-        if (!is_finite(gradient_scale)) refuse("step", text("a gradient scale must be finite, not ", gradient_scale));
+        if (!is_finite(gradient_scale))
+            guard_.refuse("step", text("a gradient scale must be finite, not ", gradient_scale));
         check_averaged("step");
-        guard([&] {
+        guard_.run([&] {
             adopt_written();
             optimizer_.begin_step();
             gather();
             unpublished_ = false;
             micro_batches_ = 0;
-            engine_->end_round(true);
+            engine_->home().end_round(true);
             take_times();
             statistics_.transport = engine_->statistics().transport;
             statistics_.buckets = engine_->statistics().buckets;
@@ -379,7 +380,7 @@ protected:
         });
     }
 
-    Watch& watch() noexcept { return engine_->watch(); }  ///< of the engine; also counts work outside of it
+    Watch& watch() noexcept { return engine_->in_flight().watch(); }  ///< of the engine; also counts work outside of it
     /// Adds the time since the engine's last `finish()` to this step.
     void take_times() {
         step_.exposed_seconds += watch().take_exposed_seconds();
@@ -389,7 +390,7 @@ protected:
     /// Waits for the reductions of this backward.
     void reduce() {
         inside_.rethrow([&] { engine_->finish(); });
-        engine_->end_round(false);
+        engine_->home().end_round(false);
         step_ += engine_->statistics().last;
     }
 
@@ -398,15 +399,17 @@ protected:
         else return make_policies<B>(buckets_, overlap_, exchange_);
     }
     void check_stepped(const char* operation) const {
-        if (deferred_) refuse(operation, "the step is not over; call step() or discard() first");
+        if (deferred_) guard_.refuse(operation, "the step is not over; call step() or discard() first");
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
     const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
     void check_index(std::size_t i, const char* operation) const {
-        Guard<B>::check_index(i, parameters_.size(), operation);
+        guard_.check_index(i, parameters_.size(), operation);
     }
 
+    Guard<B> guard_;
+    B& backend_ = guard_.backend();
     List<ParameterView> parameters_;
     ReducerOptions engine_options_;
     Buckets buckets_;

@@ -78,9 +78,7 @@ class ShardedOptimizer : public detail::ShardedBase<ShardedOptimizer<B, O, Stage
                                                     Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
-    using Base::backend_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
-        Base::engine_options_, Base::gathers_, Base::guard, Base::micro_batches_, Base::own_values, Base::parameters_,
-        Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_, Base::watch;
+    using Base::backend_, Base::engine_, Base::guard_, Base::parameters_, Base::values_;
     static constexpr bool forward = detail::gathers_in_forward<Overlap>();
 
 public:
@@ -108,39 +106,39 @@ public:
         static_assert(!steps_inside || std::same_as<Overlap, OverlapBackward>,
                       "gradsync: with StepInside buckets leave in step(): leave the overlap policy out");
         (void)detail::choose<Stage, Role::stage, B>(first, more...);  // checks it against the template argument
-        const GradientStorage gradients = engine_options_.gradients;
+        const GradientStorage gradients = this->engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
-            refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
+            guard_.refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
         if (!Stage::shards_gradients && gradients == GradientStorage::pooled)
-            refuse(name, "pooled gradients are for stage 2: write Zero2");
+            guard_.refuse(name, "pooled gradients are for stage 2: write Zero2");
         if (B::memory_space != MemorySpace::host && shared())
-            refuse(name, "ParameterStorage::shared is for host memory; use in_buckets");
-        engine_options_ = detail::with_storage(
-            engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
+            guard_.refuse(name, "ParameterStorage::shared is for host memory; use in_buckets");
+        this->engine_options_ = detail::with_storage(
+            this->engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
             if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
-                refuse(name,
-                       detail::text("parameter '", p.name,
-                                    "' has no value; give one in its ParameterView or parameter_traits"),
-                       p.name);
+                guard_.refuse(name,
+                              detail::text("parameter '", p.name,
+                                           "' has no value; give one in its ParameterView or parameter_traits"),
+                              p.name);
         make_engine();
-        gathers_.attach(backend_);
+        this->gathers_.attach(backend_);
         make_state();
-        for (std::size_t b = 0; b < plan().size(); ++b) state_.note_rounded(b, own_values(b));
+        for (std::size_t b = 0; b < plan().size(); ++b) this->state_.note_rounded(b, this->own_values(b));
     }
 
     /// Gives every rank the root's weights, including those of frozen parameters. Collective.
     void broadcast_parameters(int root = 0) {
-        check_broadcast(root);
-        guard([&] {
+        this->check_broadcast(root);
+        guard_.run([&] {
             flush();
             List<BufferView> values(parameters_.size());
             for (std::size_t i = 0; i < values.size(); ++i) values[i] = parameter_value(i);
             this->broadcast_buffers(values, root);
             adopt_values();
-            Base::exchange_.with_replicas([&](B& replicas) {  // masters may differ even if the weights are equal
+            this->exchange_.with_replicas([&](B& replicas) {  // masters may differ even if the weights are equal
                 for (std::size_t b = 0; b < plan().size(); ++b)
-                    if (const BufferView masters = state_.array(b, 0); masters.data != own_values(b).data)
+                    if (const BufferView masters = this->state_.array(b, 0); masters.data != this->own_values(b).data)
                         replicas.broadcast(masters, 0).wait();
             });
         });
@@ -149,7 +147,7 @@ public:
     /// The memory of the weights of parameter i. With ParameterStorage::in_buckets the object owns that of a trainable
     /// parameter; it is valid until `rebuild_buckets` returns true or `unfreeze` is called.
     BufferView parameter_value(std::size_t i) const {
-        check_index(i, "parameter_value");
+        this->check_index(i, "parameter_value");
         const ParameterView& p = parameters_[i];
         return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
     }
@@ -160,18 +158,19 @@ public:
     void adopt_values() {
         flush();
         for (std::size_t b = 0; b < plan().size(); ++b)
-            state_.adopt(detail::passes_of(backend_), b, own_values(b), this->optimizer_);
+            this->state_.adopt(detail::passes_of(backend_), b, this->own_values(b), this->optimizer_);
     }
 
     /// Returns when this rank's shards hold the averages of this backward, or throws as Reducer::finish does. With
     /// Zero2 further calls before `step()` add the averages of further micro-batches; the step then uses their mean, or
     /// their sum with Averaging::sum. Collective.
     void finish() {
-        check_usable("finish");
-        if (gathers_.pending() != 0)
-            refuse("finish",
-                   "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, "
-                   "or flush()");
+        guard_.check_usable("finish");
+        if (this->gathers_.pending() != 0)
+            guard_.refuse(
+                "finish",
+                "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, "
+                "or flush()");
         Base::finish();
     }
 
@@ -188,8 +187,8 @@ public:
             }
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
             for (std::size_t b = plan().size(); b-- > 0;) {
-                step_bucket(b, gradient_scale);
-                start_gather(b, engine_->tag(b), [&](std::size_t i) { return engine_->was_used(i); });
+                this->step_bucket(b, gradient_scale);
+                this->start_gather(b, engine_->in_flight().tag(b), [&](std::size_t i) { return engine_->was_used(i); });
             }
             if (!forward) flush();
         });
@@ -198,27 +197,27 @@ public:
     /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collective, so each
     /// rank may call it in its own order.
     void wait_parameter(std::size_t i) {
-        check_index(i, "wait_parameter");
+        this->check_index(i, "wait_parameter");
         if (parameters_[i].requires_grad) land(values_.bucket_of(i), "wait_parameter");
     }
     /// The same for all parameters.
     void flush() {
-        check_usable("flush");
-        for (std::size_t b = plan().size(); gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
+        guard_.check_usable("flush");
+        for (std::size_t b = plan().size(); this->gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
     }
 
     /// Plans the buckets again, from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards
     /// and their state move to their new owners. Returns true if the plan changed; ask for all views again then. With
     /// hybrid sharding all groups take the order of the first one. Call it between steps. Collective, over all groups.
     [[nodiscard]] bool rebuild_buckets() {
-        check_usable("rebuild_buckets");
+        guard_.check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
-        return guard([&] {
+        return guard_.run([&] {
             flush();
-            Base::adopt_written();
+            this->adopt_written();
             const BucketPlan before = plan();
             const auto share = [&](BufferView view) {  // replicas have the same shards only if all groups plan alike
-                Base::exchange_.with_replicas(
+                this->exchange_.with_replicas(
                     [&](B& replicas) { detail::host_of(replicas).broadcast(view, 0).wait(); });
             };
             if (!engine_->rebuild_buckets(share)) return false;
@@ -232,23 +231,24 @@ public:
     /// and new buckets exist at the same time for a moment. Afterwards ask for all views and set a weight again. Call
     /// it between steps. Collective.
     void unfreeze(std::span<const std::size_t> which) {
-        check_usable("unfreeze");
+        guard_.check_usable("unfreeze");
         for (std::size_t i : which) {
-            check_index(i, "unfreeze");
+            this->check_index(i, "unfreeze");
             const ParameterView& p = parameters_[i];
             if (parameter_value(i).data == nullptr && p.gradient.count != 0)
-                refuse("unfreeze", detail::text("parameter '", p.name, "' has no value"), p.name);
-            if (engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr &&
+                guard_.refuse("unfreeze", detail::text("parameter '", p.name, "' has no value"), p.name);
+            if (this->engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr &&
                 p.gradient.count != 0)
-                refuse("unfreeze",
-                       detail::text(
-                           "parameter '", p.name,
-                           "' has no gradient memory; register it with some, or let gradients live in the buckets"),
-                       p.name);
+                guard_.refuse(
+                    "unfreeze",
+                    detail::text(
+                        "parameter '", p.name,
+                        "' has no gradient memory; register it with some, or let gradients live in the buckets"),
+                    p.name);
         }
         check_no_gradients("unfreeze");
-        if (engine_->accumulates())
-            refuse(
+        if (engine_->marks().accumulates())
+            guard_.refuse(
                 "unfreeze",
                 "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
         List<ParameterView> trained = parameters_;
@@ -257,9 +257,9 @@ public:
         detail::check_f64<O, B::memory_space>(trained, name, backend_.rank());
         (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank(),
                                    backend_.size());
-        guard([&] {
+        guard_.run([&] {
             flush();
-            Base::adopt_written();
+            this->adopt_written();
             const BucketPlan before = plan();
             parameters_ = std::move(trained);
             make_engine();
@@ -275,11 +275,12 @@ private:
 
     void check_values_apart(const List<ParameterView>& parameters) const {
         if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters); one != nullptr)
-            refuse(name,
-                   detail::text("the values of '", one->name, "' and '", other->name,
-                                "' share memory, and each would be updated without the other; register tied weights "
-                                "once, with `uses` of 2"),
-                   other->name);
+            guard_.refuse(
+                name,
+                detail::text("the values of '", one->name, "' and '", other->name,
+                             "' share memory, and each would be updated without the other; register tied weights "
+                             "once, with `uses` of 2"),
+                other->name);
     }
     void make_engine() {
         check_values_apart(parameters_);
@@ -292,36 +293,38 @@ private:
     }
 
     void check_no_gradients(const char* operation) const {
-        if (micro_batches_ != 0) refuse(operation, "gradients of this step are averaged already; call step() first");
-        if (!engine_->between_steps())
-            refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
+        if (this->micro_batches_ != 0)
+            guard_.refuse(operation, "gradients of this step are averaged already; call step() first");
+        if (!engine_->marks().between_steps())
+            guard_.refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
     /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be
     /// stepped.
     bool step_inside(double gradient_scale) {
-        if (!std::exchange(Base::deferred_, false)) return false;
-        Base::inside_.run(gradient_scale / Base::divisor(), [&] { Base::reduce(); });
+        if (!std::exchange(this->deferred_, false)) return false;
+        this->inside_.run(gradient_scale / this->divisor(), [&] { this->reduce(); });
         for (std::size_t b = 0; b < plan().size(); ++b) {
-            state_.note_rounded(b, own_values(b));
-            Base::step_.bytes += values_.bucket(b).bytes();
+            this->state_.note_rounded(b, this->own_values(b));
+            this->step_.bytes += values_.bucket(b).bytes();
         }
         return true;
     }
     void land(std::size_t b, const char* operation) {
-        check_usable(operation);
-        if (!gathers_.pending(b)) return guard([&] { gathers_.poll(); });
-        const auto held = watch().hold(Activity::wait, b);
-        guard([&] { gathers_.wait(b); });
+        guard_.check_usable(operation);
+        if (!this->gathers_.pending(b)) return guard_.run([&] { this->gathers_.poll(); });
+        const auto held = this->watch().hold(Activity::wait, b);
+        guard_.run([&] { this->gathers_.wait(b); });
         hand_out(b);
     }
     /// Copies the weights of bucket b to the trainer's memory, except those that this rank has stepped there.
     void hand_out(std::size_t b) {
         if (in_buckets()) return;
-        auto own = state_.slices(b).begin();
+        auto own = this->state_.slices(b).begin();
         for (std::size_t i : plan().bucket(b)) {
             const BufferView from = values_.value(i), to = parameters_[i].value;
-            const bool here = own != state_.slices(b).end() && own->parameter == i, stays = here && state_.is_master(i);
+            const bool here = own != this->state_.slices(b).end() && own->parameter == i,
+                       stays = here && this->state_.is_master(i);
             const std::size_t first = stays ? own->first : 0, last = stays ? first + own->count : 0;
             copy(from.subview(0, first), to.subview(0, first));
             copy(from.subview(last, from.count - last), to.subview(last, from.count - last));
@@ -332,22 +335,22 @@ private:
     void renew_values() {
         if (shared()) backend_.barrier().wait();  // no rank reads them any more
         for (std::size_t b = 0; b < plan().size(); ++b)
-            start_gather(b, engine_->tag(b), [](std::size_t) { return true; });
+            this->start_gather(b, engine_->in_flight().tag(b), [](std::size_t) { return true; });
         flush();
-        Base::unpublished_ = false;
+        this->unpublished_ = false;
     }
 
     /// Allocates values and state for the current plan. Collective.
     void make_state() {
-        values_ = detail::UnitValues<B>(plan(), engine_->layout(), parameters_, name, backend_.rank(), 1, 0,
+        values_ = detail::UnitValues<B>(plan(), engine_->home().layout(), parameters_, name, backend_.rank(), 1, 0,
                                         [](std::size_t) { return std::size_t{0}; });
-        if (!in_buckets()) values_.borrow(backend_, plan(), engine_->layout(), parameters_);
+        if (!in_buckets()) values_.borrow(backend_, plan(), engine_->home().layout(), parameters_);
         values_.place(backend_, 0, true);
         if (shared()) values_.share(backend_, name);
         List<BufferView> weights(parameters_.size());
         for (std::size_t i = 0; i < weights.size(); ++i) {
             weights[i] = parameter_value(i);
-            if (!shared()) engine_->set_value(i, weights[i]);
+            if (!shared()) engine_->home().set_value(i, weights[i]);
         }
         Base::make_state(std::move(weights));
         find_inside();
@@ -358,30 +361,31 @@ private:
                 if (in_buckets()) value.data = nullptr;  // the trainer may free it now
             }
         if (shared()) backend_.barrier().wait();
-        for (std::size_t b = 0; b < plan().size(); ++b) copy(own_values(b), state_.array(b, 0));
+        for (std::size_t b = 0; b < plan().size(); ++b) copy(this->own_values(b), this->state_.array(b, 0));
         if (shared()) backend_.barrier().wait();
     }
     /// Finds out whether the current plan can be stepped inside the reductions. Collective.
     void find_inside() {
         if constexpr (steps_inside)
-            Base::inside_.adopt_plan(backend_, *engine_,
-                                     engine_options_.unused == UnusedParameters::error && !engine_->sums_apart());
+            this->inside_.adopt_plan(
+                backend_, *engine_,
+                this->engine_options_.unused == UnusedParameters::error && !engine_->home().dealt().several());
     }
 
     /// Moves weights and state from the plan `before` to the current one. Collective.
     void move_state(const BucketPlan& before) {
         const detail::UnitValues<B> old_values = std::move(values_);
-        const detail::ShardState<B> old_state = std::move(state_);
+        const detail::ShardState<B> old_state = std::move(this->state_);
         make_state();
         for (std::size_t b = 0; in_buckets() && writes_values() && b < before.size(); ++b)
             for (std::size_t i : before.bucket(b)) copy(old_values.value(i), values_.value(i));
         if (shared()) backend_.barrier().wait();
-        const detail::StateTransfer<B> to(backend_, plan(), state_, parameters_);
+        const detail::StateTransfer<B> to(backend_, plan(), this->state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)
             .collect(to.all, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
                 to.store(i, a, first, piece);
             });
-        for (std::size_t b = 0; b < plan().size(); ++b) state_.note_rounded(b, own_values(b));
+        for (std::size_t b = 0; b < plan().size(); ++b) this->state_.note_rounded(b, this->own_values(b));
     }
 
     ParameterStorage storage_;

@@ -48,10 +48,7 @@ class ShardedParameters
     : public detail::ShardedBase<ShardedParameters<B, O, Overlap, Exchange>, B, O, Units, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedParameters, B, O, Units, Overlap, Exchange>;
     friend Base;
-    using Base::backend_, Base::buckets_, Base::check_broadcast, Base::check_index, Base::check_usable, Base::engine_,
-        Base::engine_options_, Base::exchange_, Base::gathering_, Base::gathers_, Base::guard, Base::make_engine,
-        Base::parameters_, Base::refuse, Base::start_gather, Base::state_, Base::step_bucket, Base::values_,
-        Base::watch;
+    using Base::backend_, Base::engine_, Base::guard_, Base::parameters_, Base::values_;
 
 public:
     static constexpr const char* name = "ShardedParameters";  ///< Internal.
@@ -71,32 +68,34 @@ public:
           given_units_(units) {
         static_assert(detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap,
                                       detail::Role::exchange>::template check<First, More...>());
-        gathering_.emplace(
+        this->gathering_.emplace(
             backend_.duplicate());  // separate communicator: marks from other threads start collectives, too
         number_ = detail::next_owner(backend_);
         if (options_.reducer.gradients != GradientStorage::automatic)
-            refuse(name,
-                   "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
-        engine_options_.gradients = options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
+            guard_.refuse(
+                name,
+                "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
+        this->engine_options_.gradients =
+            options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
         for (ParameterView& p : parameters_)  // a missing value gets the type of the gradient
             if (p.value.data == nullptr)
                 p.value =
                     detail::typed_view(nullptr, p.gradient.count,
                                        p.value == BufferView{} ? p.gradient.dtype : p.value.dtype, B::memory_space);
-        make_engine(detail::text("stage=3 prefetch=", options_.prefetch,
-                                 options_.reshard_after_forward ? " reshard" : " no_reshard",
-                                 " replicate_below=", options_.replicate_below),
-                    true);
-        gathers_.attach(*gathering_);
+        this->make_engine(detail::text("stage=3 prefetch=", options_.prefetch,
+                                       options_.reshard_after_forward ? " reshard" : " no_reshard",
+                                       " replicate_below=", options_.replicate_below),
+                          true);
+        this->gathers_.attach(*this->gathering_);
         make_state();
         reads_values_ = true;
-        engine_->give_weights(
+        engine_->in_flight().give_weights(
             [&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
     }
 
     /// The gathers in flight are waited for on the stream that is set now: the one of the last gather may be gone.
-    ~ShardedParameters() { detail::follow_stream(*gathering_, backend_); }
+    ~ShardedParameters() { detail::follow_stream(*this->gathering_, backend_); }
 
     /// See Reducer::begin_step. A rank without a batch still takes part in the gathers: it must gather and release the
     /// same units as the others.
@@ -107,35 +106,36 @@ public:
     /// the root named at construction. After a load, `publish()`, a step or another broadcast the shards stay as they
     /// are. Collective.
     void broadcast_parameters(int root = 0) {
-        check_broadcast(root);
+        this->check_broadcast(root);
         auto missing =
             static_cast<std::uint64_t>(parameters_.size());  // the first parameter that has no value on the root
         for (std::size_t i = parameters_.size(); reads_values_ && i-- > 0;)
             if (const ParameterView& p = parameters_[i];
                 p.requires_grad && p.value.data == nullptr && p.value.count != 0)
                 missing = i;
-        guard([&] {
+        guard_.run([&] {
             const BufferView shared(&missing, 1);
             detail::host_of(backend_).broadcast(shared, root).wait();
-            exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(shared, 0).wait(); });
+            this->exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(shared, 0).wait(); });
         });
         if (missing < parameters_.size()) {
             const std::string& which = parameters_[missing].name;
-            refuse("broadcast_parameters",
-                   detail::text("parameter '", which, "' has no value on rank ", root, "; give it one there"), which);
+            guard_.refuse("broadcast_parameters",
+                          detail::text("parameter '", which, "' has no value on rank ", root, "; give it one there"),
+                          which);
         }
-        guard([&] {
+        guard_.run([&] {
             for (const ParameterView& p : parameters_)
                 if (!p.requires_grad) this->broadcast_buffers({&p.value, 1}, root);
             if (!reads_values_) return;
-            detail::StateTransfer<B>(backend_, plan(), state_, parameters_)
+            detail::StateTransfer<B>(backend_, plan(), this->state_, parameters_)
                 .distribute(root, 1, [&](std::size_t i, std::size_t, std::size_t first, BufferView piece) {
                     const BufferView value = parameters_[i].value;
                     if (value.data != nullptr)
                         detail::read_as(backend_, value.subview(first, piece.count), piece);  // else replica 0 has it
                 });
-            exchange_.with_replicas([&](B& replicas) {
-                for (std::size_t b = 0; b < plan().size(); ++b) replicas.broadcast(state_.array(b, 0), 0).wait();
+            this->exchange_.with_replicas([&](B& replicas) {
+                for (std::size_t b = 0; b < plan().size(); ++b) replicas.broadcast(this->state_.array(b, 0), 0).wait();
             });
             renew_values();
         });
@@ -163,20 +163,21 @@ public:
     }
     /// `gather` without a scope: call `release(u)` once per call. Collective.
     void acquire(std::size_t u) {
-        check_usable("gather");
+        guard_.check_usable("gather");
         check_unit(u, "gather");
         const Unit& unit = values_[u];
         const bool is_here = unit.bytes == 0 || (unit.slot != detail::UnitValues<B>::none && !unit.gathering);
-        guard([&] {
+        guard_.run([&] {
             if (is_here) return use(u);
-            const auto held = watch().hold(Activity::wait, unit.buckets.front());
+            const auto held = this->watch().hold(Activity::wait, unit.buckets.front());
             use(u);
         });
     }
     /// Ends one use of unit u. Throws Error(invalid_argument) if the unit is not in use.
     void release(std::size_t u) {
         check_unit(u, "release");
-        if (values_[u].users == 0) refuse("release", detail::text("unit ", u, " is not in use; acquire() it first"));
+        if (values_[u].users == 0)
+            guard_.refuse("release", detail::text("unit ", u, " is not in use; acquire() it first"));
         values_.release(u);
     }
 
@@ -184,7 +185,7 @@ public:
     /// not use that bucket joins it only in `finish()`, and may wait in a `gather` for this rank until then. In host
     /// memory it adds memory instead.
     BufferView acquire_gradient(std::size_t i) {
-        return engine_->acquire_gradient(i, this->engine_options_.unused == UnusedParameters::find_unused);
+        return engine_->marks().acquire_gradient(i, this->engine_options_.unused == UnusedParameters::find_unused);
     }
 
     /// The weights of parameter i while its unit is in use (without `reshard_after_forward`: from then until the step).
@@ -192,24 +193,24 @@ public:
     /// `parameter_value(i).as<float>()` has its type. They are copies, so a write would be lost: write master weights
     /// in `for_each_shard`, then call `publish()`.
     ConstBufferView parameter_value(std::size_t i) const {
-        check_index(i, "parameter_value");
+        this->check_index(i, "parameter_value");
         if (!parameters_[i].requires_grad) return parameters_[i].value;
-        const Unit& unit = values_[buckets_.unit_of(i)];
+        const Unit& unit = values_[this->buckets_.unit_of(i)];
         const BufferView whole = values_.value(i);
         // Weights of unused units may be here, too: prefetched ones in flight, or released ones whose memory is still
         // free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
-            refuse("parameter_value",
-                   detail::text("the weights of '", parameters_[i].name, "' are not here; call gather(", unit_of(i),
-                                ") first"),
-                   parameters_[i].name);
+            guard_.refuse("parameter_value",
+                          detail::text("the weights of '", parameters_[i].name, "' are not here; call gather(",
+                                       unit_of(i), ") first"),
+                          parameters_[i].name);
         return whole;
     }
     /// Returns when no prefetched unit is in flight.
     void flush() {
-        check_usable("flush");
-        guard([&] {
+        guard_.check_usable("flush");
+        guard_.run([&] {
             for (std::size_t u = 0; u < values_.size(); ++u) wait(values_[u]);
         });
     }
@@ -223,7 +224,7 @@ public:
     /// finite. Collective.
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&] {
-            for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, gradient_scale);
+            for (std::size_t b = 0; b < plan().size(); ++b) this->step_bucket(b, gradient_scale);
             renew_values();
         });
     }
@@ -234,33 +235,33 @@ private:
     /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
         if (given_units_.size() != parameters_.size())
-            refuse(name,
-                   detail::text("there are ", parameters_.size(), " parameters, but units for ", given_units_.size()));
+            guard_.refuse(name, detail::text("there are ", parameters_.size(), " parameters, but units for ",
+                                             given_units_.size()));
         std::vector<std::size_t> unit_of(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const ParameterView& p = parameters_[i];
             unit_of[i] =
                 p.requires_grad && p.gradient.count < options_.replicate_below ? unit_count() : given_units_.unit_of(i);
         }
-        buckets_ = Units(std::move(unit_of));
+        this->buckets_ = Units(std::move(unit_of));
     }
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
-        values_ = detail::UnitValues<B>(plan(), engine_->layout(), parameters_, name, backend_.rank(), buckets_.count(),
-                                        unit_count(),
-                                        [&](std::size_t b) { return buckets_.unit_of(plan().bucket(b).front()); });
+        values_ = detail::UnitValues<B>(
+            plan(), engine_->home().layout(), parameters_, name, backend_.rank(), this->buckets_.count(), unit_count(),
+            [&](std::size_t b) { return this->buckets_.unit_of(plan().bucket(b).front()); });
         Base::make_state();
-        for (const detail::ShardSlice& slice : state_.slices())
+        for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
-                detail::passes_of(backend_).copy(value.subview(slice.first, slice.count), state_.array(slice, 0));
+                detail::passes_of(backend_).copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
         if (values_.size() > unit_count()) values_[unit_count()].users = 1;
         renew_values();
     }
 
     void check_unit(std::size_t u, const char* operation) const {
         if (u >= unit_count())
-            refuse(operation, detail::text("unit index ", u, " is out of range [0, ", unit_count(), ")"));
+            guard_.refuse(operation, detail::text("unit index ", u, " is out of range [0, ", unit_count(), ")"));
     }
 
     /// Gathers unit u, and starts to gather the units expected next.
@@ -280,19 +281,19 @@ private:
     /// Gathers the master weights of all ranks into unit u. For `keep` see UnitValues::place.
     void fill(std::size_t u, bool keep) {
         Unit& unit = values_[u];
-        if (unit.slot == detail::UnitValues<B>::none) values_.place(*gathering_, u, keep);
+        if (unit.slot == detail::UnitValues<B>::none) values_.place(*this->gathering_, u, keep);
         unit.gathering = true;
-        detail::follow_stream(*gathering_, backend_);
+        detail::follow_stream(*this->gathering_, backend_);
         for (const std::size_t b : unit.buckets)
-            start_gather(b, {CollectiveTag::Kind::unit, number_, u}, [](std::size_t) { return true; });
+            this->start_gather(b, {CollectiveTag::Kind::unit, number_, u}, [](std::size_t) { return true; });
     }
 
     void wait(Unit& unit) {
-        if (!unit.gathering) return gathers_.poll();
-        detail::follow_stream(*gathering_, backend_);
+        if (!unit.gathering) return this->gathers_.poll();
+        detail::follow_stream(*this->gathering_, backend_);
         for (const std::size_t b : unit.buckets) {
-            while (engine_->launch_before_wait() && !gathers_.test(b)) ::sched_yield();
-            gathers_.wait(b);
+            while (engine_->in_flight().launch_before_wait() && !this->gathers_.test(b)) ::sched_yield();
+            this->gathers_.wait(b);
         }
         unit.gathering = false;
     }
@@ -302,7 +303,7 @@ private:
         if (std::exchange(reads_values_, false)) {
             for (ParameterView& p : parameters_)  // the trainer may free them now
                 if (p.requires_grad) p.value.data = nullptr;
-            engine_->give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
+            engine_->in_flight().give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
         }
         for (std::size_t u = 0; u < values_.size(); ++u) {
             Unit& unit = values_[u];
@@ -315,7 +316,7 @@ private:
             wait(unit);
         }
         for (const std::size_t next : order_.end_step()) prefetch(next);
-        Base::unpublished_ = false;
+        this->unpublished_ = false;
     }
 
     ShardedParametersOptions options_;

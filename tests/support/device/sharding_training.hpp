@@ -131,7 +131,7 @@ private:
         sharded.flush();
         if (!saves_.empty() && sharded.replica() == 0) gradsync::save_shards(saves_, sharded, std::to_string(sharded.optimizer().steps()));
         std::vector<float> all = norms;
-        sharded.collect_everywhere([&](std::size_t, std::size_t, std::size_t, gradsync::ConstBufferView piece) {
+        sharded.collect_state([&](std::size_t, std::size_t, std::size_t, gradsync::ConstBufferView piece) {
             const auto* const floats = static_cast<const float*>(piece.data);
             all.insert(all.end(), floats, floats + piece.count);
         });

@@ -17,6 +17,7 @@
 #include <gradsync/overlap/overlap_forward.hpp>
 
 #include "support/averaging_oracle.hpp"
+#include "support/bare_engine.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
 #include "support/tiny_network.hpp"
@@ -711,8 +712,8 @@ TEST_CASE("the engine's accumulates() tells whether there are micro-batches that
                       auto model = tensors({10, 20});
                       model[1].uses = 2;
                       const int rank = comm.rank();
-                      gradsync::detail::GradientEngine<ThreadBackend> sync(
-                          comm, "this engine", gradsync::detail::view_parameters<MemorySpace::host>(model), way,
+                      BareEngine<ThreadBackend> sync(
+                          comm, model, way,
                           gradsync::detail::make_policies<ThreadBackend>(PerParameter(), OverlapBackward(), gradsync::AllReduce()));
                       const auto is = [&](bool expected, const std::string& when) {
                           finding.check(sync.accumulates() == expected, when + (expected ? ": nothing waits" : ": something waits"));

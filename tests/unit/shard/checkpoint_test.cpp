@@ -34,10 +34,7 @@ struct Replaced {
     auto parameters() const { return own.parameters(); }
     void flush() { own.flush(); }
     void publish() { own.publish(); }
-    template <class F>
-    void with_replicas(F&& f) const {
-        own.with_replicas(f);
-    }
+    friend void with_replicas(const Replaced& sharded, auto&& f) { with_replicas(sharded.own, f); }
     template <class F>
     void for_each_shard(F&& f) {
         if (saves++ == 0) save_shards(directory, own, "newer");

@@ -53,7 +53,7 @@ std::vector<float> shrunk(B comm, const std::vector<std::size_t>& sizes, int sta
             const std::vector<float> values = gradsync_test::read(comm, sharded.parameter_value(i));
             all.insert(all.end(), values.begin(), values.end());
         }
-        sharded.collect_everywhere([&](std::size_t, std::size_t, std::size_t, ConstBufferView piece) {
+        sharded.collect_state([&](std::size_t, std::size_t, std::size_t, ConstBufferView piece) {
             const auto* const floats = static_cast<const float*>(piece.data);
             all.insert(all.end(), floats, floats + piece.count);
         });

@@ -255,7 +255,7 @@ public:
             collected = state_.master;
         } else {
             collected.resize(written_sizes.size());
-            sync_.collect_everywhere([&](std::size_t i, std::size_t a, std::size_t, ConstBufferView piece) {
+            sync_.collect_state([&](std::size_t i, std::size_t a, std::size_t, ConstBufferView piece) {
                 if (a == 0) collected[i] = wide(piece);
             });
         }

@@ -67,7 +67,7 @@ TEST_CASE("q ranks go on from state that p ranks collected, to the same bits") {
                 auto model = initial_tensors(t.counts, t.dtype);
                 ShardedOptimizer<ThreadBackend, AdamW> sharded(comm, model, AdamW{});
                 same_data(sharded, model, 0, 3);
-                if (comm.rank() == 0) saved.assign(model.size(), std::vector<Bytes>(sharded.array_count()));
+                if (comm.rank() == 0) saved.assign(model.size(), std::vector<Bytes>(1 + sharded.optimizer().state_count()));
                 sharded.collect_state(0, [&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView piece) {
                     if (saved[i][a].size() != first * sizeof(float)) saved[i][a].clear();
                     const Bytes bytes = bytes_of(piece);
@@ -184,7 +184,7 @@ TEST_CASE("an optimizer that stands outside sees the gradients of a step, and al
                           };
                       };
                       std::vector<Bytes> everywhere, at_root;
-                      sharded.collect_everywhere(into(everywhere));
+                      sharded.collect_state(into(everywhere));
                       sharded.collect_state(size - 1, into(at_root));
                       finding.check(!everywhere.empty() && (comm.rank() != size - 1 || everywhere == at_root), "the state differs");
                   }) == "");
@@ -215,7 +215,7 @@ TEST_CASE("state is collected and distributed in the order of registration, what
                           collected.push_back({i, a, first});
                           state.push_back(bytes_of(piece));
                       });
-                      object.collect_everywhere([&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView) {
+                      object.collect_state([&](std::size_t i, std::size_t a, std::size_t first, ConstBufferView) {
                           everywhere.push_back({i, a, first});
                       });
                       const auto before = weights(object);

@@ -70,7 +70,7 @@ std::string lost_weights(int ranks, Stage stage, const ShardingOptions& options,
         step_with(sharded, sizes, 0);
         check(7, "before buckets are planned anew");
         set(6);
-        sharded.collect_everywhere([&](std::size_t, std::size_t a, std::size_t, ConstBufferView piece) {
+        sharded.collect_state([&](std::size_t, std::size_t a, std::size_t, ConstBufferView piece) {
             finding.check(a != 0 || holds(piece, constant_bytes(piece.dtype, piece.count, 6)), "before the state is collected");
         });
         step_with(sharded, sizes, 1);

@@ -2,175 +2,42 @@
 #pragma once
 
 #include "../collective/deadline.hpp"
+#include "dealt_exchange.hpp"
 #include "deferred_gather.hpp"
-#include "gradient_buckets.hpp"
-#include "readiness.hpp"
+#include "launch_groups.hpp"
 #include "weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
-/// Reduces the sums of a bucket, each in memory of its own. Ranks outside a sum contribute nothing to it and send
-/// nothing. Rarely used, so it is compiled for size.
-template <Backend B>
-class DealtExchange {
-public:
-    void resize(const GradientBuckets<B>& gradients) {
-        each_ = gradients.dealt().needs().at_a_time;
-        works_ = List<typename B::WorkType>(gradients.plan().size() * each_);
-    }
-    [[gnu::cold]] Traffic traffic(const GradientBuckets<B>& gradients, std::size_t b) const {
-        Traffic all{0, gradients.dealt().now().size()};
-        for (const DealtSum& sum : gradients.dealt().now())
-            all.bytes += gradients.has_part(sum) ? gradients.bucket(b).bytes() : 0;
-        return all;
-    }
-    [[gnu::cold]] void start(B& backend, const GradientBuckets<B>& gradients, std::size_t b, Contribution own) {
-        std::size_t k = 0;
-        for (const DealtSum& sum : gradients.dealt().now()) {
-            const Contribution part{gradients.has_part(sum) ? own.scale : 0, own.weight};
-            const BufferView memory = gradients.sum(b, k);
-            works_[b * each_ + k] = gradients.halves()
-                                        ? backend.reduce_scatter(memory, gradients.result(b, k), ReduceOp::mean, part)
-                                        : backend.all_reduce(memory, ReduceOp::mean, part);
-            ++k;
-        }
-    }
-    /// See AnyExchange. If a round uses fewer works than exist, the others are complete from an earlier round, or
-    /// empty.
-    [[gnu::cold]] bool poll(std::size_t b) {
-        for (std::size_t k = 0; k < each_; ++k)
-            if (!poll_work(works_[b * each_ + k])) return false;
-        return true;
-    }
-    [[gnu::cold]] bool test(std::size_t b) {
-        for (std::size_t k = 0; k < each_; ++k)
-            if (!works_[b * each_ + k].test()) return false;
-        return true;
-    }
-    [[gnu::cold]] void wait(B& backend, std::size_t b) {
-        for (std::size_t k = 0; k < each_; ++k) await(backend, works_[b * each_ + k]);
-    }
-
-private:
-    std::size_t each_ = 0;
-    List<typename B::WorkType> works_;  ///< by bucket, and sum of a round
-};
-
-/// The order in which the collectives of buckets start.
-enum class LaunchOrder : bool { of_plan, reverse };
-
-/// Decides which buckets are launched together. With most backends each bucket is launched alone; a backend with groups
-/// takes small consecutive buckets at once. The groups depend on the plan only, not on the order of readiness, because
-/// all ranks must form the same ones: a bucket waits for the others of its group.
-template <Backend B>
-class LaunchGroups {
-public:
-    /// Forms the groups of a plan. Pooled buckets are not grouped: they free memory as they leave, so none may wait for
-    /// another.
-    void adopt([[maybe_unused]] const B& backend, [[maybe_unused]] const GradientBuckets<B>& buckets) {
-        if constexpr (grouped) {
-            ends_.clear();
-            std::size_t first = 0, bytes = 0;
-            for (std::size_t b = 0; b < buckets.plan().size(); ++b) {
-                const std::size_t own = buckets.bucket(b).bytes();
-                if (buckets.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
-                    while (ends_.size() < b) ends_.push_back(b);
-                    first = b;
-                    bytes = 0;
-                }
-                bytes += own;
-            }
-            while (ends_.size() < buckets.plan().size()) ends_.push_back(buckets.plan().size());
-        }
-    }
-
-    /// Is the group of buckets that starts with b full?
-    bool full(std::size_t b, const Readiness& readiness) const noexcept {
-        if constexpr (!grouped) return readiness.full(b);
-        std::size_t end = ends_[b];
-        while (end > b && readiness.full(end - 1)) --end;  // the last one probably fills last
-        return end == b;
-    }
-
-    /// Does bucket b belong to the group of the one before it?
-    bool continues(std::size_t b) const noexcept { return grouped && b != 0 && ends_[b - 1] != b; }
-
-    /// Launches buckets, one after another.
-    class Launch {
-    public:
-        Launch(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
-            : ends_(groups.ends_), backend_(backend), order_(order) {}
-        /// Calls `start()`, which starts bucket b, the next one.
-        template <class Start>
-        void operator()(std::size_t b, Start&& start) {
-            if constexpr (grouped)
-                if (!open_ && !is_last(b)) {
-                    group_ = backend_.group();
-                    open_ = true;
-                }
-            start();
-            if constexpr (grouped)
-                if (open_ && is_last(b)) {
-                    group_ = {};
-                    open_ = false;
-                }
-        }
-
-    private:
-        /// Is b the last bucket of its group in launch order?
-        bool is_last(std::size_t b) const noexcept {
-            return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
-        }
-        static auto no_group(B& backend) {
-            if constexpr (grouped) return decltype(backend.group())();
-            else return false;
-        }
-
-        const List<std::size_t>& ends_;
-        B& backend_;
-        const LaunchOrder order_;
-        decltype(no_group(std::declval<B&>())) group_{};
-        bool open_ = false;
-    };
-
-private:
-    static constexpr bool grouped = abilities_of<B>.groups;
-    /// The largest group. A larger one saves nothing, delays other buckets, and backends have room for a limited number
-    /// of calls.
-    static constexpr std::size_t max_buckets = 32;
-
-    List<std::size_t> ends_;  ///< by bucket: one past the last of its group; only if buckets are grouped
-};
-
 /// The buckets of a step in flight. Starts their collectives in the plan's order as they fill, advances them, waits for
 /// them, and measures the time that this adds to the step. `Readiness` tells which buckets are full.
 template <Backend B>
-class Step {
+class InFlight {
 public:
     using Time = Observer::Time;
 
     /// The arguments passed by reference outlive this; `backend` is copied. `exchange` holds the collectives in flight.
-    [[gnu::cold]] Step(const B& backend, const ReducerOptions& options, GradientBuckets<B>& gradients,
-                       const Readiness& readiness, Owner<AnyExchange<B>> exchange)
-        : backend_(backend),
-          options_(options),
-          gradients_(gradients),
-          readiness_(readiness),
-          exchange_(std::move(exchange)) {}
-    Step& operator=(Step&&) = delete;
+    [[gnu::cold]] InFlight(const B& backend, const ReducerOptions& options, GradientHome<B>& home, Readiness& readiness,
+                           Owner<AnyExchange<B>> exchange)
+        : backend_(backend), options_(options), home_(home), readiness_(readiness), exchange_(std::move(exchange)) {}
+    InFlight& operator=(InFlight&&) = delete;
+
+    /// This as the overlap policy sees it: `hook()` in the policy's hooks, where work counts as exposed; `background()` in
+    /// a thread of its own, where it does not.
+    BucketEngine& hook() noexcept { return hook_; }
+    BucketEngine& background() noexcept { return background_; }
 
     /// Adapts to a new plan, whose buckets are allocated. Call between steps.
     [[gnu::cold]] void adopt_plan() {
-        const BucketPlan& plan = gradients_.plan();
+        const BucketPlan& plan = home_.plan();
         times_.resize(plan.size());
-        groups_.adopt(backend_, gradients_);
-        exchange_->adopt_plan(backend_, gradients_.layout(), plan, gradients_.infos(), gradients_.parameters());
-        if (several_) dealt_.resize(gradients_);
+        groups_.adopt(backend_, home_);
+        running_->adopt_plan(backend_, home_.layout(), plan, home_.infos(), home_.parameters());
         if (watch_.observer() == nullptr) return;
         List<std::size_t> bytes;
-        for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(gradients_.bucket(b).bytes());
+        for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(home_.bucket(b).bytes());
         List<std::string_view> names;
-        for (const ParameterView& p : gradients_.parameters()) names.push_back(p.name);
+        for (const ParameterView& p : home_.parameters()) names.push_back(p.name);
         watch_.observer()->plan(plan, bytes, names);
     }
 
@@ -184,6 +51,7 @@ public:
         has_batch_ = has_batch, some_have_none_ = some_have_none;
     }
     bool has_batch() const noexcept { return has_batch_; }
+    std::size_t steps() const noexcept { return steps_; }  ///< that are complete
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
@@ -204,7 +72,7 @@ public:
     void launch_full_buckets(bool in_hook, bool ends = false) {
         std::lock_guard lock(launching_);
         const bool waits =
-            !ends && gradients_.halves() && (some_have_none_ || options_.unused == UnusedParameters::find_unused);
+            !ends && home_.halves() && (some_have_none_ || options_.unused == UnusedParameters::find_unused);
         const auto next = [&](std::size_t b) {
             return b < times_.size() && groups_.full(b, readiness_) &&
                    (!waits || groups_.continues(b) || b - completed() < most_ahead);
@@ -233,7 +101,7 @@ public:
         }
         // Here, not in `finish()`: ranks may finish two Reducers of different communicators in different orders.
         if (b == times_.size() && compares_weights())
-            weights_.start(host_of(backend_), passes_of(backend_), gradients_.parameters());
+            weights_.start(host_of(backend_), passes_of(backend_), home_.parameters());
         if (in_hook) watch_.add(first, last);
     }
     WeightComparison<HostOf<B>>& weights() noexcept { return weights_; }
@@ -246,7 +114,7 @@ public:
     /// WeightComparison::give.
     template <class ValueOf>
     void give_weights(ValueOf&& value_of) {
-        if (compares_weights()) weights_.give(passes_of(backend_), gradients_.parameters().size(), value_of);
+        if (compares_weights()) weights_.give(passes_of(backend_), home_.parameters().size(), value_of);
     }
 
     /// Starts the gathers of all buckets, once all collectives of the step are complete. The last bucket goes first,
@@ -254,7 +122,7 @@ public:
     /// the buckets. All gathers start before any is waited for, so its own group at most delays a gather.
     void start_gathers(DeferredGather<B>& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
-        for (std::size_t b = times_.size(); b-- > 0;) group(b, [&] { gathers.start(b, gradients_.bucket(b), tag(b)); });
+        for (std::size_t b = times_.size(); b-- > 0;) group(b, [&] { gathers.start(b, home_.bucket(b), tag(b)); });
     }
 
     /// Advances the collectives in flight, unless another thread is doing so. Never blocks.
@@ -275,12 +143,12 @@ public:
     /// Before a wait for others outside of `finish`: launches the pooled buckets that are full, whatever the overlap
     /// policy, because ranks with less memory may wait for them; without a batch, those that get memory. Never blocks.
     /// False once there is nothing to do.
-    bool launch_before_wait(Readiness& readiness) {
-        if (!gradients_.pooled() || launched() == times_.size()) return false;
+    bool launch_before_wait() {
+        if (!home_.pooled() || launched() == times_.size()) return false;
         if (has_batch_) return launch_full_buckets(true), false;
         poll(true);
-        for (std::size_t b = launched(); b < times_.size() && b - completed() < most_ahead && gradients_.obtain(b); ++b)
-            readiness.fill_all(b, gradients_.plan().bucket(b));
+        for (std::size_t b = launched(); b < times_.size() && b - completed() < most_ahead && home_.obtain(b); ++b)
+            readiness_.fill_all(b, home_.plan().bucket(b));
         launch_full_buckets(true);
         return true;
     }
@@ -301,15 +169,13 @@ public:
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
 
     void advance() {
-        for (std::size_t b = completed();
-             b < launched() && naming_bucket(b, [&] { return several_ ? dealt_.poll(b) : exchange_->poll(b); }); ++b)
+        for (std::size_t b = completed(); b < launched() && naming_bucket(b, [&] { return running_->poll(b); }); ++b)
             land(b);
     }
     /// Non-blocking variant of a wait, as `Work::test()` is: repeated tests time out.
     void test() {
         advance();
-        if (const std::size_t b = completed(); b < launched())
-            naming_bucket(b, [&] { return several_ ? dealt_.test(b) : exchange_->test(b); });
+        if (const std::size_t b = completed(); b < launched()) naming_bucket(b, [&] { return running_->test(b); });
     }
     /// The same while marks are missing, but a no-op if another thread is advancing collectives. Calls `on_limit()` if
     /// no bucket was launched for twice the time limit: by then ranks that wait for these marks have thrown.
@@ -323,7 +189,7 @@ public:
     /// Returns when bucket b is complete. Call it for all earlier buckets first.
     void complete(std::size_t b) {
         if (b != completed()) return;
-        naming_bucket(b, [&] { several_ ? dealt_.wait(backend_, b) : exchange_->wait(backend_, b); });
+        naming_bucket(b, [&] { running_->wait(backend_, b); });
         land(b);
     }
     /// Ends the step and returns its statistics. Fills in `buckets`, by bucket.
@@ -335,10 +201,9 @@ public:
                 return std::chrono::duration<double>(at - times_[0].launch).count();
             };
             for (std::size_t b = 0; b < times_.size(); ++b) {
-                const BufferView bucket = gradients_.bucket(b);
+                const BufferView bucket = home_.bucket(b);
                 buckets[b] = {bucket.bytes(), since_first(times_[b].launch), since_first(times_[b].end)};
-                const Traffic traffic =
-                    several_ ? dealt_.traffic(gradients_, b) : exchange_->traffic(backend_, b, bucket);
+                const Traffic traffic = running_->traffic(backend_, b, bucket);
                 step.bytes += traffic.bytes;
                 step.collectives += traffic.collectives;
             }
@@ -355,6 +220,22 @@ public:
     }
 
 private:
+    class View final : public BucketEngine {
+    public:
+        View(InFlight& of, bool in_hook) noexcept : of_(of), in_hook_(in_hook) {}
+        /// With check_writes, buckets are launched in `finish()`, because a reduction in place also writes.
+        void launch_full_buckets() override {
+            if (!of_.options_.check_writes) of_.launch_full_buckets(in_hook_);
+        }
+        bool in_flight() const noexcept override { return of_.in_flight(); }
+        void poll() override { of_.poll(in_hook_); }
+        bool wants_thread() const noexcept override { return wants_progress_thread(of_.backend_); }
+
+    private:
+        InFlight& of_;
+        bool in_hook_;
+    };
+
     /// The most buckets in flight, if ranks may join the first as late as in `finish()`. With more a start would block
     /// (over NCCL: with 128; a group has 32), and they need this rank's gathers to get there.
     static constexpr std::size_t most_ahead = 96;
@@ -366,17 +247,17 @@ private:
     /// Records that the collective of bucket b, the next one, is complete.
     void land(std::size_t b) {
         times_[b].end = is_single_rank() ? watch_.now() : watch_.arrive(Activity::collective, b);
-        gradients_.land(b);
+        home_.land(b);
         completed_.store(b + 1, std::memory_order_release);
     }
-    std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + exchange_->progress_time(); }
+    std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + running_->progress_time(); }
 
     /// A single rank exchanges nothing: it starts a bucket only to scale it.
     void start(std::size_t b) {
-        const BufferView bucket = gradients_.marked_bucket(b);
+        const BufferView bucket = home_.marked_bucket(b);
         if (!is_floating(bucket.dtype)) {
-            if (!has_batch_) gradients_.clear_bucket(b);
-            if (!is_single_rank()) exchange_->start(backend_, b, bucket, ReduceOp::sum, {});
+            if (!has_batch_) home_.clear_bucket(b);
+            if (!is_single_rank()) running_->start(backend_, b, bucket, ReduceOp::sum, {});
             return;
         }
         if (has_batch_ && !weight_ && is_weighted(options_.averaging))
@@ -384,24 +265,24 @@ private:
                   text("rank ", backend_.rank(),
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
-        const double divisor = larger(several_ ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
+        const double divisor =
+            larger(home_.dealt().several() ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
         const auto count =
-            static_cast<double>(options_.micro_batches == 0 ? 1 : gradients_.dealt().deal().count(backend_.rank()));
+            static_cast<double>(options_.micro_batches == 0 ? 1 : home_.dealt().deal().count(backend_.rank()));
         const Contribution own =
             contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, divisor);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
-        if (several_) dealt_.start(backend_, gradients_, b, own);
-        else exchange_->start(backend_, b, bucket, ReduceOp::mean, own);
+        running_->start(backend_, b, bucket, ReduceOp::mean, own);
     }
 
     B backend_;                                        ///< its tag names the bucket being started
     const std::size_t number_ = next_owner(backend_);  ///< number of the Reducer among those of its communicator
     const ReducerOptions& options_;
-    GradientBuckets<B>& gradients_;
-    const Readiness& readiness_;
+    GradientHome<B>& home_;
+    Readiness& readiness_;
     Owner<AnyExchange<B>> exchange_;
-    DealtExchange<B> dealt_;
-    const bool several_ = gradients_.dealt().several();             ///< dealt_ replaces exchange_
+    DealtExchange<B> dealt_{home_, exchange_->traits};
+    AnyExchange<B>* const running_ = home_.dealt().several() ? &dealt_ : exchange_.get();  ///< reduces the buckets
     const bool single_rank_ = exchange_->is_single_rank(backend_);  ///< cached, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_{BackendClock(backend_), options_.observer};
@@ -415,6 +296,7 @@ private:
     std::size_t launched_before_ = 0;  ///< buckets, at the last of these tests
     // No spin locks: a thread that holds one may wait for a collective, or compress for milliseconds at a launch.
     std::mutex polling_, launching_;
+    View hook_{*this, true}, background_{*this, false};
 };
 
 }  // namespace gradsync::inline v0_2::detail

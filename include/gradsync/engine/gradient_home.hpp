@@ -11,12 +11,12 @@ namespace gradsync::inline v0_2::detail {
 /// The gradients, and their way into and out of the buckets. The engine decides when. `add_up`, `deposit` and `rebind`
 /// may run concurrently for different gradients; `marked_bucket` for one bucket at a time.
 template <Backend B>
-class GradientBuckets {
+class GradientHome {
 public:
     /// Plans the buckets without allocating them. `policy` outlives this. Throws Error if parameters, options and
     /// policy do not fit together.
-    [[gnu::cold]] GradientBuckets(B& backend, List<ParameterView> parameters, const ReducerOptions& options,
-                                  const AnyBuckets& policy, const Policies<B>& policies)
+    [[gnu::cold]] GradientHome(B& backend, List<ParameterView> parameters, const ReducerOptions& options,
+                               const AnyBuckets& policy, const Policies<B>& policies)
         : options_(options),
           halves_(policies.exchange->traits.scatters),
           scattered_(halves_ && !policies.decoupled),
