@@ -30,7 +30,7 @@ enum class WriteStage { reducer, one, two, inside, three };
 /// What nobody may write: gradients between `finish()` and `step()`, master weights without `publish()`.
 enum class Forbidden { nothing, gradients, masters };
 
-constexpr std::uint64_t before = 10, late = 11, ending = 12;  ///< places of a step: between steps, after `finish()`, what is forbidden
+constexpr std::uint64_t between_steps = 10, after_finish = 11, at_the_end = 12;  ///< places of a step; the last is for what is forbidden
 
 /// All that is drawn. Gradients are small whole numbers that the ranks sum, so every order, type and number of ranks gives the same bits.
 struct WriteCase {
@@ -82,7 +82,7 @@ struct WriteCase {
         return x % 2 == 0 ? 0 : 1 + x / 2 % choices;
     }
     /// Does it write weights between `finish()` and `step()`? Not again in a step: to what they were before they have not changed.
-    bool edits_late(int s) const { return stage != WriteStage::three && deed(before, s, 3) != 1 && deed(late, s, 1) == 1; }
+    bool edits_late(int s) const { return stage != WriteStage::three && deed(between_steps, s, 3) != 1 && deed(after_finish, s, 1) == 1; }
     std::string text() const {
         return "seed " + std::to_string(seed) + ": " + std::to_string(ranks) + " ranks, stage " + std::to_string(static_cast<int>(stage)) +
                ", " + std::string(name_of(type)) + ", forbidden " + std::to_string(static_cast<int>(forbidden)) + ", weights " +
@@ -199,10 +199,10 @@ private:
 std::vector<Bytes> oracle(const WriteCase& c, std::vector<std::vector<float>>& collected) {
     WholeState state(c);
     for (int s = 0; s < c.steps; ++s) {
-        switch (c.deed(before, s, 3)) {
-            case 1: state.edit_weights(before, s); break;
-            case 2: state.edit_momentum(before, s); break;
-            case 3: state.edit_masters(before, s); break;
+        switch (c.deed(between_steps, s, 3)) {
+            case 1: state.edit_weights(between_steps, s); break;
+            case 2: state.edit_momentum(between_steps, s); break;
+            case 3: state.edit_masters(between_steps, s); break;
             default: break;
         }
         std::vector<std::vector<float>> gradients;
@@ -212,11 +212,11 @@ std::vector<Bytes> oracle(const WriteCase& c, std::vector<std::vector<float>>& c
             for (std::size_t k = 0; k < g.size(); ++k)
                 for (std::size_t part = 0; part < 6; ++part) g[k] += part_of_gradient(c, s, i, k, part, now[k]);
         }
-        if (c.edits_late(s)) state.edit_weights(late, s);
+        if (c.edits_late(s)) state.edit_weights(after_finish, s);
         state.step(s, [&](std::size_t i) { return gradients[i]; });
     }
     std::vector<Bytes> trained = state.weights;
-    state.edit_weights(before, c.steps);
+    state.edit_weights(between_steps, c.steps);
     collected = state.master;
     return trained;
 }
@@ -233,7 +233,7 @@ public:
     std::vector<Bytes> train(std::vector<std::vector<float>>& collected) {
         for (int s = 0; s < c_.steps; ++s) {
             settle();
-            deed(c_.deed(before, s, 3), s);
+            deed(c_.deed(between_steps, s, 3), s);
             if constexpr (!is_reducer)
                 if (s + 1 == c_.steps && c_.forbidden == Forbidden::masters) return forget_to_publish();
             backward(s);
@@ -250,7 +250,7 @@ public:
         settle();
         std::vector<Bytes> result;
         for (std::size_t i = 0; i < written_sizes.size(); ++i) with(i, [&](ConstBufferView w) { result.push_back(bytes_of(w)); });
-        edit_weights(before, c_.steps);
+        edit_weights(between_steps, c_.steps);
         if constexpr (is_reducer) {
             collected = state_.master;
         } else {
@@ -311,12 +311,12 @@ private:
         }
     }
     void deed(std::size_t what, int s) {
-        if (what == 1) edit_weights(before, s);
+        if (what == 1) edit_weights(between_steps, s);
         if (what < 2) return;
         if constexpr (is_reducer) {
-            what == 2 ? state_.edit_momentum(before, s) : state_.edit_masters(before, s);
+            what == 2 ? state_.edit_momentum(between_steps, s) : state_.edit_masters(between_steps, s);
         } else {
-            edit_state(what == 2 ? 1 : 0, [&](std::size_t i, std::size_t k, float x) { return edited(c_, before, s, i, k, x); });
+            edit_state(what == 2 ? 1 : 0, [&](std::size_t i, std::size_t k, float x) { return edited(c_, between_steps, s, i, k, x); });
             if (what == 3) sync_.publish();
         }
     }
@@ -356,7 +356,7 @@ private:
         }
         sync_.finish();
         if constexpr (!gathers)
-            if (c_.edits_late(s)) edit_weights(late, s);
+            if (c_.edits_late(s)) edit_weights(after_finish, s);
     }
     template <class Call>
     bool refused(Call&& call, const char* remedy) {
@@ -391,9 +391,9 @@ private:
     /// The elements that are written: one, if all writes are noticed, or all.
     std::vector<std::size_t> one_or_all(int s, std::size_t count) const {
         std::vector<std::size_t> result;
-        const bool one = (s == 0 || c_.options.check_writes) && c_.number(ending) % 2 == 0;
+        const bool one = (s == 0 || c_.options.check_writes) && c_.number(at_the_end) % 2 == 0;
         for (std::size_t k = 0; k < count; ++k)
-            if (!one || k == c_.number(ending, 1) % count) result.push_back(k);
+            if (!one || k == c_.number(at_the_end, 1) % count) result.push_back(k);
         return result;
     }
 

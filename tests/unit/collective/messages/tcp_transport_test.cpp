@@ -210,7 +210,10 @@ TEST_CASE("TcpTransport: one limit holds for the connections and for what the ra
     const auto reports = reports_of_dying(true, 0, 2s);  // the first half passes in waits for a call, on ranks 0 and 1
     for (const int rank : {0, 1}) {
         INFO(reports[static_cast<std::size_t>(rank)].text);
-        CHECK(reports[static_cast<std::size_t>(rank)].says("rank 2 did not come to all_gather-1 within 1 s"));
+        // Ranks that a busy machine delays are still connecting when their second ends.
+        CHECK((reports[static_cast<std::size_t>(rank)].says("rank 2 did not come to all_gather-1 within 1 s") ||
+               reports[static_cast<std::size_t>(rank)].says("blames rank 2: ranks ")));
+        CHECK(reports[static_cast<std::size_t>(rank)].says("within 1 s"));
     }
 }
 
