@@ -346,7 +346,7 @@ private:
         ++statistics_.steps;
     }
 
-    static constexpr auto every = [](std::size_t) { return true; };
+    static bool every(std::size_t) noexcept { return true; }
 
     Guard<B>& guard_;
     B& backend_ = guard_.backend();

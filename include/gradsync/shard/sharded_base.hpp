@@ -427,7 +427,7 @@ protected:
     bool unpublished_ = false;                        ///< master weights were written since they were distributed
     bool deferred_ = false;                           ///< `finish()` was called, but gradients are not reduced yet
     std::size_t micro_batches_ = 0;                   ///< micro-batches reduced since the last step
-    List<std::uint64_t> traces_{parameters_.size()};  ///< of gradients, at `finish()`
+    List<std::uint64_t> traces_ = List<std::uint64_t>(parameters_.size());  ///< of gradients, at `finish()`
     StepStatistics step_;
     Statistics statistics_;
 };
