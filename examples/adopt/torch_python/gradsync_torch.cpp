@@ -82,8 +82,7 @@ gs::TorchParameters parameters_of(const py::object& trained, const std::string& 
         const auto [first, is_new] = name_of.emplace(named.back().second.unsafeGetTensorImpl(), name);
         if (!is_new) throw py::value_error(face + ": parameter '" + name + "' is the same tensor as '" + first->second + "'; list it once");
     }
-    if (named.empty())
-        throw py::value_error(face + ": there are no parameters; model.parameters() can be read only once, so pass a list if you have read it");
+    if (named.empty()) throw py::value_error(face + ": there are no parameters; instead of a generator that was read before, pass a list");
     return {named, module ? py::list(trained.attr("buffers")()).cast<std::vector<at::Tensor>>() : std::vector<at::Tensor>()};
 }
 
@@ -152,7 +151,7 @@ PYBIND11_MODULE(gradsync_torch, m) {
     py::register_local_exception_translator(&translate);
     py::class_<Comm>(m, "Comm")
         .def(py::init(&make_comm), "The ranks that the launcher started, or those of torch.distributed. Without either: one rank.")
-        .def("duplicate", &Comm::duplicate, Unlocked(), "The same ranks, for another object that communicates at the same time. Collective.")
+        .def("duplicate", &Comm::duplicate, Unlocked(), "The same ranks, for another object that lives at the same time. Collective.")
         .def_property_readonly("rank", [](const Comm& c) { return c.rank(); })
         .def_property_readonly("size", [](const Comm& c) { return c.size(); })
         .def(

@@ -173,7 +173,7 @@ def check_errors():
     for face in (gs.Reducer, gs.ShardedOptimizer):
         for wrong, kind, sentence in (
             ([], ValueError, "there are no parameters"),
-            (read, ValueError, "can be read only once"),
+            (read, ValueError, "a generator that was read before"),
             (a, TypeError, "pass a module, or a list of parameters or of pairs (name, parameter), not a Parameter"),
             (None, TypeError, "not a NoneType"),
             ([a, "weight"], TypeError, "item 1 of the list holds a str"),
@@ -193,10 +193,9 @@ def check_environment():
     """Without RANK, it is an error to name a place to meet; the ranks of torch.distributed are found."""
     import gradsync_torch as gs
 
-    rank = os.environ.pop("RANK")
+    rank, _ = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
     expect(ValueError, "RANK and WORLD_SIZE are not", gs.Comm)
     dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}/store", rank=int(rank), world_size=RANKS)
-    os.environ.pop("WORLD_SIZE")
     comm = gs.Comm()
     assert (comm.rank, comm.size) == (int(rank), RANKS)
 
