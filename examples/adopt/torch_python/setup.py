@@ -4,7 +4,8 @@
     pip install torch setuptools wheel
     pip install --no-build-isolation ./examples/adopt/torch_python
 
-CFLAGS replaces the module's -O2.
+Debian's PyTorch needs the packages python3-torch, python3-dev and pybind11-dev, and python3 -m venv --system-site-packages. CFLAGS replaces
+the module's -O2.
 """
 
 import os
