@@ -92,7 +92,9 @@ install_ensmallen() {
     install_known_packages libensmallen-dev
     if package_installed libensmallen-dev || [ -d "$folder/usr" ]; then return; fi
     rm -rf "$folder" && mkdir -p "$folder"/{lists,cache/archives}/partial
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie main" >"$folder/sources"
+    local mirror
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -n 1)
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" >"$folder/sources"
     local apt=(apt-get -o Dir::Etc::sourcelist="$folder/sources" -o Dir::Etc::sourceparts=/dev/null -o Dir::State::lists="$folder/lists"
         -o Dir::Cache="$folder/cache")
     (cd "$folder" && "${apt[@]}" update -qq && "${apt[@]}" download -qq libensmallen-dev && dpkg -x ./*.deb .) >"$folder.log" 2>&1 ||
