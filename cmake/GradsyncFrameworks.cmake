@@ -1,10 +1,22 @@
 # SPDX-License-Identifier: BSL-1.0
-# The frameworks that tests and examples of interop/ use, where they are installed: Eigen3::Eigen, gradsync_torch
-# (the installed libtorch) and gradsync_torch_wheel (PyPI's).
+# The frameworks that tests and examples use, where they are installed: Eigen3::Eigen, gradsync_torch (the installed libtorch),
+# gradsync_torch_wheel (PyPI's), and, for the nightly tests, dlib::dlib and gradsync_ensmallen.
 
 find_package(Eigen3 3.4 QUIET NO_MODULE)
 if(NOT Eigen3_FOUND)
   message(STATUS "gradsync: Eigen not found (libeigen3-dev): its adapter is not tested")
+endif()
+
+if(GRADSYNC_NIGHTLY_TESTS AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+  find_package(dlib QUIET)
+  find_package(Armadillo QUIET)
+  find_path(GRADSYNC_ENSMALLEN ensmallen.hpp HINTS "${PROJECT_SOURCE_DIR}/build/ensmallen/usr/include")
+  mark_as_advanced(GRADSYNC_ENSMALLEN)
+  if(ARMADILLO_FOUND AND GRADSYNC_ENSMALLEN)
+    add_library(gradsync_ensmallen INTERFACE)
+    target_include_directories(gradsync_ensmallen SYSTEM INTERFACE ${GRADSYNC_ENSMALLEN} ${ARMADILLO_INCLUDE_DIRS})
+    target_link_libraries(gradsync_ensmallen INTERFACE ${ARMADILLO_LIBRARIES})
+  endif()
 endif()
 
 # libtorch's headers take 15 s a translation unit, and it does not pass sanitizers. scripts/test --torch gets both versions.

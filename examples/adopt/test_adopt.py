@@ -9,6 +9,8 @@
     test_adopt.py nccl NCCL_ALLREDUCE NCCL_GRADSYNC     exits with 77 without a device
     test_adopt.py packed PACKED_PLAIN PACKED PACKED_ZERO1 [PACKED_MPI PACKED_ZERO1_MPI MPIEXEC]
     test_adopt.py iris IRIS
+    test_adopt.py dlib DLIB_TRAIN
+    test_adopt.py ensmallen ENSMALLEN_TRAIN
     test_adopt.py torch ADOPT_TORCH [MPIEXEC [PYTHON]]     PYTHON: one that may have torch
 """
 
@@ -174,6 +176,27 @@ def iris(program):
     usage_error(program, 2, TEXT)
 
 
+def somebody_elses(source, ranks, command, *arguments):
+    assert len((HERE / source).read_text().splitlines()) <= 40
+    alone = losses(output(command, 1, *arguments))
+    assert alone[-1] < alone[0] / 2, alone
+    for n in ranks:
+        out = output(command, n, *arguments)
+        digests = re.findall(r"rank (\d+): .*digest (\w+)", out)
+        assert len(digests) == n and len({digest for _, digest in digests}) == 1, out
+        per_rank = losses(out)[: len(alone)]
+        print(f"{source}, {n} ranks: the losses differ by {distance(alone, per_rank):.1e} from those of one rank")
+        assert distance(alone, per_rank) < 1e-5, (alone, out)
+
+
+def dlib(program):
+    somebody_elses("dlib_train.cpp", (2, 4), program)
+
+
+def ensmallen(program):
+    somebody_elses("ensmallen_train.cpp", (2, 3, 5), program, HERE / "iris.csv")
+
+
 def torch(program, mpiexec=None, python=None):
     runs = {"threads": [program, "threads", RANKS]}
     if mpiexec:
@@ -204,6 +227,6 @@ def torch(program, mpiexec=None, python=None):
     usage_error(program, "threads", 1, 1, "no such file")
 
 
-if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "processes", "mpi", "nccl", "packed", "iris", "torch"):
+if len(sys.argv) < 3 or sys.argv[1] not in ("plain", "cxx14", "processes", "mpi", "nccl", "packed", "iris", "dlib", "ensmallen", "torch"):
     sys.exit(__doc__)
 globals()[sys.argv[1]](*sys.argv[2:])

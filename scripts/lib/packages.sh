@@ -86,6 +86,21 @@ END
     mv $folder/version $folder/lib/version  # last: all is there
 }
 
+# libensmallen-dev, or where the release has no such package, as Debian 12, the headers of Debian 13's in build/ensmallen.
+install_ensmallen() {
+    local folder=$PWD/build/ensmallen
+    install_known_packages libensmallen-dev
+    if package_installed libensmallen-dev || [ -d "$folder/usr" ]; then return; fi
+    rm -rf "$folder" && mkdir -p "$folder"/{lists,cache/archives}/partial
+    local mirror
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -n 1)
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" >"$folder/sources"
+    local apt=(apt-get -o Dir::Etc::sourcelist="$folder/sources" -o Dir::Etc::sourceparts=/dev/null -o Dir::State::lists="$folder/lists"
+        -o Dir::Cache="$folder/cache")
+    (cd "$folder" && "${apt[@]}" update -qq && "${apt[@]}" download -qq libensmallen-dev && dpkg -x ./*.deb .) >"$folder.log" 2>&1 ||
+        echo "Without ensmallen, which apt cannot download here (build/ensmallen.log): its program is not built" >&2
+}
+
 package_installed() {
     [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
