@@ -74,8 +74,7 @@ constexpr bool is_finite(float x) noexcept { return is_finite(static_cast<double
 
 inline double square_root(double x) noexcept { return __builtin_sqrt(x); }
 
-// ----------------------------------------------------------------------------------------------------------------- the
-// tree of sums
+// ---------------------------------------------------------------------------------------------------- the tree of sums
 
 // The order of sums. The summands are the leaves of a binary tree, in their order. A node over more than one leaf is
 // the sum of its left half, which has as many leaves as the largest power of two below the node's count, and its right

@@ -54,8 +54,7 @@ inline constexpr int pack_size = 16 / (sizeof(A) > sizeof(B) ? sizeof(A) : sizeo
 
 inline constexpr int threads = 256;
 
-// ---------------------------------------------------------------------------------------------------------- element by
-// element
+// -------------------------------------------------------------------------------------------------- element by element
 
 /// to[i] = f(from[i], to[i]), for packs and for single elements.
 template <class To, class From, class F>
@@ -135,8 +134,7 @@ struct Clamp : Plain {
     }
 };
 
-// --------------------------------------------------------------------------------------------- types known at run time
-// only
+// ---------------------------------------------------------------------------------------- types known at run time only
 
 /// Calls `use` with a null pointer to the element type of a floating dtype; Double stands for f64.
 #pragma nv_exec_check_disable

@@ -41,8 +41,7 @@ public:
         watch_.observer()->plan(plan, bytes, names);
     }
 
-    // ----------------------------------------------------------------------------------------------------- this rank's
-    // contribution
+    // ---------------------------------------------------------------------------------------- this rank's contribution
 
     void set_weight(double weight) noexcept { weight_ = weight; }
     void forget_weight() noexcept { weight_.reset(); }
@@ -87,10 +86,9 @@ public:
             times_[b].launch = last;
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, last);
-                group(b, [&] {
-                    set_tag(backend_, tag(b));
-                    naming_bucket(b, [&] { start(b); });
-                });
+                group.before(b);
+                start(b);
+                group.after(b);
                 last = watch_.now();
                 launch.end(last);
                 watch_.depart(Activity::collective, b, times_[b].launch);
@@ -122,7 +120,11 @@ public:
     /// the buckets. All gathers start before any is waited for, so its own group at most delays a gather.
     void start_gathers(DeferredGather<B>& gathers) {
         typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
-        for (std::size_t b = times_.size(); b-- > 0;) group(b, [&] { gathers.start(b, home_.bucket(b), tag(b)); });
+        for (std::size_t b = times_.size(); b-- > 0;) {
+            group.before(b);
+            gathers.start(b, home_.bucket(b), tag(b));
+            group.after(b);
+        }
     }
 
     /// Advances the collectives in flight, unless another thread is doing so. Never blocks.
@@ -162,8 +164,7 @@ public:
         return true;
     }
 
-    // --------------------------------------------------------------------------------------------- for the thread that
-    // finishes
+    // ------------------------------------------------------------------------------------ for the thread that finishes
 
     /// A lock that keeps other threads from advancing collectives. Hold it for the calls below, except `try_test`.
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
@@ -253,7 +254,8 @@ private:
     std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + running_->progress_time(); }
 
     /// A single rank exchanges nothing: it starts a bucket only to scale it.
-    void start(std::size_t b) {
+    void start(std::size_t b) try {
+        set_tag(backend_, tag(b));
         const BufferView bucket = home_.marked_bucket(b);
         if (!is_floating(bucket.dtype)) {
             if (!has_batch_) home_.clear_bucket(b);
@@ -273,6 +275,9 @@ private:
             contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, divisor);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         running_->start(backend_, b, bucket, ReduceOp::mean, own);
+    } catch (Error& error) {
+        error.name_bucket(b);
+        throw;
     }
 
     B backend_;                                        ///< its tag names the bucket being started

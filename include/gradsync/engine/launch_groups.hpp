@@ -50,15 +50,15 @@ public:
     public:
         Launch(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
             : ends_(groups.ends_), backend_(backend), order_(order) {}
-        /// Calls `start()`, which starts bucket b, the next one.
-        template <class Start>
-        void operator()(std::size_t b, Start&& start) {
+        /// Call these before and after bucket b, the next one, is started.
+        void before([[maybe_unused]] std::size_t b) {
             if constexpr (grouped)
                 if (!open_ && !is_last(b)) {
                     group_ = backend_.group();
                     open_ = true;
                 }
-            start();
+        }
+        void after([[maybe_unused]] std::size_t b) {
             if constexpr (grouped)
                 if (open_ && is_last(b)) {
                     group_ = {};

@@ -204,8 +204,7 @@ public:
         return memory_.describe();
     }
 
-    // ------------------------------------------------------------------------------------------ for NcclAllocator; see
-    // there
+    // ------------------------------------------------------------------------------------ for NcclAllocator; see there
 
     template <class Use>
     void with_communicator(Clock::time_point deadline, const std::string& what, Use&& use) {

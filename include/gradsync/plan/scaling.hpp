@@ -41,8 +41,7 @@ inline StepForecast forecast_step(StepTimes compute, std::span<const BucketTime>
     return forecast;
 }
 
-// ------------------------------------------------------------------------ the limit at which communication bounds data
-// parallelism
+// ------------------------------------------------------------ the limit at which communication bounds data parallelism
 
 /// The quantity that stays constant as ranks are added.
 enum class Growth : std::uint8_t {

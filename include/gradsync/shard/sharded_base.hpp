@@ -424,9 +424,9 @@ protected:
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<GradientEngine<B>> engine_;
     DeferredGather<B> gathers_;
-    bool unpublished_ = false;                        ///< master weights were written since they were distributed
-    bool deferred_ = false;                           ///< `finish()` was called, but gradients are not reduced yet
-    std::size_t micro_batches_ = 0;                   ///< micro-batches reduced since the last step
+    bool unpublished_ = false;       ///< master weights were written since they were distributed
+    bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
+    std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
     List<std::uint64_t> traces_ = List<std::uint64_t>(parameters_.size());  ///< of gradients, at `finish()`
     StepStatistics step_;
     Statistics statistics_;

@@ -75,7 +75,8 @@ struct ShardingOptions {
 template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
           class Exchange = ReduceScatter>
 class ShardedOptimizer : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O,
-                                                    Buckets, Overlap, Exchange> {
+                                                    Buckets, Overlap, Exchange>,
+                         detail::Landing {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::engine_, Base::guard_, Base::parameters_, Base::values_;
@@ -122,7 +123,7 @@ public:
                                            "' has no value; give one in its ParameterView or parameter_traits"),
                               p.name);
         make_engine();
-        this->gathers_.attach(backend_);
+        this->gathers_.attach(backend_, this);
         make_state();
         for (std::size_t b = 0; b < plan().size(); ++b) this->state_.note_rounded(b, this->own_values(b));
     }
@@ -182,7 +183,7 @@ public:
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&] {
             if (step_inside(gradient_scale)) {
-                for (std::size_t b = 0; b < plan().size(); ++b) hand_out(b);
+                for (std::size_t b = 0; b < plan().size(); ++b) landed(b);
                 return;
             }
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
@@ -198,12 +199,13 @@ public:
     /// rank may call it in its own order.
     void wait_parameter(std::size_t i) {
         this->check_index(i, "wait_parameter");
-        if (parameters_[i].requires_grad) land(values_.bucket_of(i), "wait_parameter");
+        guard_.check_usable("wait_parameter");
+        if (parameters_[i].requires_grad) guard_.run([&] { this->gathers_.land(values_.bucket_of(i)); });
     }
     /// The same for all parameters.
     void flush() {
         guard_.check_usable("flush");
-        for (std::size_t b = plan().size(); this->gathers_.pending() != 0 && b-- > 0;) land(b, "flush");
+        guard_.run([&] { this->gathers_.land_all(); });
     }
 
     /// Plans the buckets again, from the order in which gradients became ready (see Reducer::rebuild_buckets). Shards
@@ -310,15 +312,8 @@ private:
         }
         return true;
     }
-    void land(std::size_t b, const char* operation) {
-        guard_.check_usable(operation);
-        if (!this->gathers_.pending(b)) return guard_.run([&] { this->gathers_.poll(); });
-        const auto held = this->watch().hold(Activity::wait, b);
-        guard_.run([&] { this->gathers_.wait(b); });
-        hand_out(b);
-    }
     /// Copies the weights of bucket b to the trainer's memory, except those that this rank has stepped there.
-    void hand_out(std::size_t b) {
+    void landed(std::size_t b) override {
         if (in_buckets()) return;
         auto own = this->state_.slices(b).begin();
         for (std::size_t i : plan().bucket(b)) {
