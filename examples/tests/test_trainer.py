@@ -1055,12 +1055,17 @@ class Processes(TrainerTest):
         waiting = ["sh", "-c", 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"', str(gate)]
         telling = ["sh", "-c", 'exec 2>>"$0"; "$@"; echo "exit code $?" >&2', file, *waiting]
         found = lambda: [self.process_of(victim, waiting) for victim in victims]
+        for _ in range(3):  # mpirun of Open MPI 4.1 has been seen to start no process at all
+            with open(launcher, "w") as stderr:
+                job = subprocess.Popen([*self.launcher(), *telling, *self.program(*arguments)],
+                                       stdout=subprocess.PIPE, stderr=stderr, text=True, env=self.environment)
+            if wait_for(lambda: all(found()), seconds=20):
+                break
+            job.terminate()
+            job.communicate(timeout=60)
         processes = []
-        with open(launcher, "w") as stderr:
-            job = subprocess.Popen([*self.launcher(), *telling, *self.program(*arguments)],
-                                   stdout=subprocess.PIPE, stderr=stderr, text=True, env=self.environment)
         try:
-            self.assertTrue(wait_for(lambda: all(found())), file.read_text() + launcher.read_text())
+            self.assertTrue(all(found()), file.read_text() + launcher.read_text())
             processes = found()
             gate.touch()
             job.stdout.readline()  # a line every twentieth of the run
@@ -1422,7 +1427,7 @@ class Cluster(Processes):
     def test_a_run_that_loses_a_process_goes_on(self):
         """Also those on the other host hear of it; and those that send messages to each."""
         self.expect_recovery()
-        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 400]
+        flags = [*TRANSFORMER, "--d-model", 64, "--steps", 200]
         for more in ([], ["--no-shared-memory"]):
             folder = self.folder / "-".join(["run", *more])
             expected = self.train_hosts(2, 2, *flags, *more)["params_digest"]

@@ -210,6 +210,9 @@ public:
         return true;
     }
 
+    /// Open MPI's mpirun has been seen to start none of its processes: then there is nothing to judge.
+    bool started_nothing() const { return plan().backend == Backend::mpi && !fs::exists(orders_.folder / "processes"); }
+
     std::vector<Finding> findings() const {
         std::vector<Finding> all;
         for (int rank = 0; rank < plan().size; ++rank) {
@@ -339,7 +342,7 @@ int run_all(Options options) {
     check_tool(options.cluster, " 1 1gbit --no-mpi -- true", "no links are cut");
     const fs::path home = fs::temp_directory_path() / ("gradsync-faults-" + std::to_string(::getpid()));
     std::map<std::pair<int, int>, Cell> cells;
-    std::uint64_t counts_of[static_cast<int>(Kind::count_of)] = {}, started = 0, seed = options.seed, tried = 0;
+    std::uint64_t counts_of[static_cast<int>(Kind::count_of)] = {}, started = 0, seed = options.seed, tried = 0, launched_again = 0;
     std::vector<std::unique_ptr<Run>> running;
     const auto next = [&]() -> std::optional<Plan> {
         for (; tried < 1'000'000; ++tried) {
@@ -364,6 +367,13 @@ int run_all(Options options) {
             if (!run->is_over()) continue;
             const Plan plan = run->plan();
             const fs::path folder = run->folder();
+            std::error_code ignored;
+            if (run->started_nothing() && ++launched_again < 10) {
+                run.reset();
+                fs::remove_all(folder, ignored);
+                run = std::make_unique<Run>(options, plan, folder);
+                continue;
+            }
             const auto findings = run->findings();
             run.reset();
             Cell& cell = cells[{static_cast<int>(plan.fault), static_cast<int>(plan.backend)}];
@@ -376,7 +386,6 @@ int run_all(Options options) {
                 if (!std::exchange(counted[static_cast<int>(finding.kind)], true)) ++counts_of[static_cast<int>(finding.kind)];
             }
             std::fflush(stdout);
-            std::error_code ignored;
             if (!findings.empty() && !options.keep.empty()) keep(options.keep / std::to_string(plan.seed), folder, plan);
             fs::remove_all(folder, ignored);
         }
