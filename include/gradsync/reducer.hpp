@@ -292,9 +292,8 @@ public:
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
     const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.
-    std::size_t bytes() const noexcept {
-        return engine_.home().bytes();
-    }  ///< size of the gradient memory that the Reducer owns
+    /// Size of the gradient memory that the Reducer owns.
+    std::size_t bytes() const noexcept { return engine_.home().bytes(); }
     const BucketPlan& plan() const noexcept { return engine_.home().plan(); }  ///< Returns the buckets.
     const B& backend() const noexcept { return guard_.backend(); }             ///< Returns this rank's handle.
     /// The exchange, for access to its state between steps. Not with OverlapForward.
@@ -304,9 +303,8 @@ public:
         return static_cast<detail::ExchangeAs<ExchangeOver<Exchange, B>, B>&>(engine_.in_flight().exchange())
             .exchange();
     }
-    std::span<const ParameterView> parameters() const noexcept {
-        return engine_.home().parameters();
-    }  ///< the parameters, frozen ones too
+    /// The parameters, frozen ones too.
+    std::span<const ParameterView> parameters() const noexcept { return engine_.home().parameters(); }
 
 private:
     detail::Guard<B> guard_;

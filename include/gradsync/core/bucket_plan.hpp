@@ -16,9 +16,8 @@ struct ParameterInfo {
     /// bucket and back.
     bool cheaper_alone = false;
 
-    constexpr std::size_t bytes() const noexcept {
-        return count * size_of(dtype);
-    }  ///< Returns the bytes of its gradient.
+    /// Returns the bytes of its gradient.
+    constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 
     /// Parameters with the same types and memory space are of one kind, and may share a bucket. Less than `kind_count`.
     constexpr std::size_t kind() const noexcept {

@@ -32,9 +32,8 @@ public:
     std::size_t size() const noexcept { return parameters_.size(); }  ///< the number of parameters
     const ParameterView& operator[](std::size_t i) const noexcept { return parameters_[i]; }  ///< Returns parameter i.
 
-    std::size_t layers() const noexcept {
-        return layers_;
-    }  ///< Returns the number of layers of a tensor that `slices` split.
+    /// Returns the number of layers of a tensor that `slices` split.
+    std::size_t layers() const noexcept { return layers_; }
     /// The indices of a layer's parameters. Throws Error(invalid_argument) if there is no such layer.
     std::span<const std::size_t> layer(std::size_t l) const {
         if (l >= layers_)

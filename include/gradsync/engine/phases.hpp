@@ -6,7 +6,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Where a step is, from its first mark to its averages. docs/background/design.md draws it.
+/// Where a step is, from its first mark to its averages.
 enum class Phase : std::uint8_t {
     fresh = 1,        ///< before the first step
     averaged = 2,     ///< `finish()` has returned, and nothing was marked since

@@ -15,9 +15,8 @@ struct SpanSummary {
     double least = 0;       ///< shortest span
     double most = 0;        ///< longest span
 
-    double mean() const noexcept {
-        return count == 0 ? 0 : total / static_cast<double>(count);
-    }  ///< Returns 0 if there are no spans.
+    /// Returns 0 if there are no spans.
+    double mean() const noexcept { return count == 0 ? 0 : total / static_cast<double>(count); }
 };
 
 /// The collectives of one bucket. Times are means over these collectives, in seconds.

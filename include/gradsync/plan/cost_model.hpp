@@ -20,9 +20,8 @@ struct CallCost {
     double fixed = 0;     ///< seconds per call
     double per_byte = 0;  ///< seconds per byte
 
-    constexpr double seconds(double bytes) const noexcept {
-        return fixed + per_byte * bytes;
-    }  ///< Returns the time of a call.
+    /// Returns the time of a call.
+    constexpr double seconds(double bytes) const noexcept { return fixed + per_byte * bytes; }
 
     friend constexpr CallCost operator+(CallCost a, CallCost b) noexcept {
         return {a.fixed + b.fixed, a.per_byte + b.per_byte};
@@ -56,9 +55,8 @@ struct Cluster {
     double call_overhead = 0;            ///< seconds that every call costs in addition
     Algorithm across = Algorithm::ring;  ///< the algorithm of `hierarchical` between the nodes
 
-    int nodes() const noexcept {
-        return (ranks + ranks_per_node - 1) / ranks_per_node;
-    }  ///< Returns the number of nodes.
+    /// Returns the number of nodes.
+    int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }
 };
 
 /// Throws Error(invalid_argument) if the cluster is invalid.

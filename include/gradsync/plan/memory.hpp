@@ -39,9 +39,8 @@ struct StateMemory {
     std::uint64_t weights = 0, gradients = 0, optimizer = 0;
     std::uint64_t sums = 0;  ///< sums of micro-batches that the library keeps beside the gradients
 
-    std::uint64_t total() const {
-        return (CheckedSize(weights) + gradients + optimizer + sums).value();
-    }  ///< Returns the sum of all.
+    /// Returns the sum of all.
+    std::uint64_t total() const { return (CheckedSize(weights) + gradients + optimizer + sums).value(); }
 };
 
 /// The memory of each of `ranks` ranks. A rank's shard is ceil(parameters / ranks), as everywhere in this library. For

@@ -13,9 +13,8 @@ struct StepTimes {
     double backward = 0;   ///< seconds of the backward
     double optimizer = 0;  ///< seconds of the optimizer's step
 
-    constexpr double sum() const noexcept {
-        return forward + backward + optimizer;
-    }  ///< Returns the step without communication.
+    /// Returns the step without communication.
+    constexpr double sum() const noexcept { return forward + backward + optimizer; }
 };
 
 /// The expected times of a step.

@@ -127,9 +127,8 @@ public:
 
     std::size_t array_count() const noexcept { return arrays_; }
     std::size_t state_bytes() const noexcept { return state_bytes_; }  ///< bytes of the optimizer's arrays
-    std::size_t master_bytes() const noexcept {
-        return master_bytes_;
-    }  ///< bytes of master weights kept in addition to the values
+    /// Bytes of master weights kept in addition to the values.
+    std::size_t master_bytes() const noexcept { return master_bytes_; }
 
     std::span<const ShardSlice> slices() const noexcept { return slices_; }
     std::span<const ShardSlice> slices(std::size_t b) const noexcept {
