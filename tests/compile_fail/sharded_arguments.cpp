@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: pass one stage: Zero1, Zero2, StepInside
+// expect 1: gradsync: pass one stage: Zero1, Zero2 or StepInside
 // expect 2: gradsync: this argument is not of the type that the template arguments name
 // expect 3: gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its type is the T in
 // expect 3: is_option_or_policy<.*ReducerOptions>
