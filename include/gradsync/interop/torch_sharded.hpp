@@ -34,7 +34,10 @@ public:
         Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer,
         Sharded::parameters, Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight,
         Sharded::statistics;
-    friend void with_replicas(const TorchSharded& t, auto&& use) { with_replicas(static_cast<const Sharded&>(t), use); }
+    template <class Use>
+    friend void with_replicas(const TorchSharded& t, Use&& use) {
+        with_replicas(static_cast<const Sharded&>(t), use);
+    }
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) { Sharded::broadcast_buffers(trained_.buffer_bytes(), root); }
