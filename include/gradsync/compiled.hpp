@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// @file The instantiations that gradsync::compiled holds: code that takes long to compile and depends on no type of
-/// the program. gradsync.hpp includes this header if GRADSYNC_COMPILED is defined, as it is in targets that link
+/// @file
+/// The instantiations that gradsync::compiled holds: code that takes long to compile and depends on no type of the
+/// program. gradsync.hpp includes this header if GRADSYNC_COMPILED is defined, as it is in targets that link
 /// gradsync::compiled.
 
 #include "backend/thread_backend.hpp"

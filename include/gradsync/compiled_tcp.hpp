@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// @file The instantiations that gradsync::compiled holds for programs over TCP, in addition to the definitions of
+/// @file
+/// The instantiations that gradsync::compiled holds for programs over TCP, in addition to the definitions of
 /// GRADSYNC_ONCE. backend/tcp.hpp includes this header if GRADSYNC_COMPILED is defined.
 
 #include "backend/tcp.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// @file The library for trainers in C++14 or C++17: a Reducer over processes, without templates in its interface. This
+/// @file
+/// The library for trainers in C++14 or C++17: a Reducer over processes, without templates in its interface. This
 /// header is plain C++14. Link gradsync::cxx14, which a C++20 compiler compiles once.
 
 #include <cstddef>

@@ -8,8 +8,9 @@
 #error "gradsync: compile for 64-bit Linux; other systems are not supported"
 #endif
 
-/// @file The umbrella header: vocabulary types, engine, policies and the in-process backend. Other backends have
-/// headers of their own.
+/// @file
+/// The umbrella header: vocabulary types, engine, policies and the in-process backend. Other backends have headers of
+/// their own.
 
 #include "average.hpp"
 #include "backend/thread_backend.hpp"

@@ -190,7 +190,7 @@ public:
 
     /// The same for several gradients, such as those of `Packed::layer(l)`.
     void mark_ready(std::span<const std::size_t> which) { engine_.marks().mark_ready(which); }
-    /// The same for the first parameter with this name; an index is faster, as names are compared one by one.
+    /// The same for the parameter with this name; an index is faster, as names are compared one by one.
     void mark_ready(std::string_view name) { engine_.marks().mark_ready(name); }
     /// Marks every gradient that is not ready yet: after a backward that does not say when gradients are ready. It also
     /// marks gradients that the backward did not write, so `finish()` finds none missing or unused. Not while another
@@ -207,7 +207,7 @@ public:
         if constexpr (forward) return PendingAverages<B>(engine_);
     }
 
-    /// Runs a backward and then `finish()`, so that you cannot forget it. Calls `run(ready)`, where `ready(i)` is
+    /// Runs a backward and then `finish()`, so that you cannot forget it. Calls `run(ready)`, where `ready(i)` (an index, a name, or several) is
     /// `mark_ready(i)`, and returns what `finish()` returns. If an exception ends `run`, the step is not finished: mark
     /// its other gradients and call `finish()`. Until then the next call throws Error(invalid_argument).
     ///
@@ -221,7 +221,7 @@ public:
                              " has not finished the last step, because an exception ended its backward; mark its other "
                              "gradients and call finish(), or let the exception end the training"),
                 backend().rank());
-        std::forward<Run>(run)([this](std::size_t i) { mark_ready(i); });
+        std::forward<Run>(run)(Ready{*this});
         interrupted_ = false;
         return finish();
     }
@@ -307,6 +307,14 @@ public:
     std::span<const ParameterView> parameters() const noexcept { return engine_.home().parameters(); }
 
 private:
+    /// What `backward` passes on.
+    struct Ready {
+        Reducer& sync;
+        GRADSYNC_ALWAYS_INLINE void operator()(std::size_t i) const { sync.mark_ready(i); }
+        void operator()(std::string_view name) const { sync.mark_ready(name); }
+        void operator()(std::span<const std::size_t> which) const { sync.mark_ready(which); }
+    };
+
     detail::Guard<B> guard_;
     detail::GradientEngine<B> engine_;
     bool interrupted_ = false;  ///< an exception ended the last `backward`

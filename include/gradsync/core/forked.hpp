@@ -8,8 +8,9 @@
 #include <atomic>
 #include <cstdint>
 
-/// @file Keeps a forked child from using the objects that it has copied: their connections and shared memory belong to
-/// the parent.
+/// @file
+/// Keeps a forked child from using the objects that it has copied: their connections and shared memory belong to the
+/// parent.
 
 namespace gradsync::inline v0_2::detail {
 

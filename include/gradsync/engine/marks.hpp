@@ -82,8 +82,15 @@ public:
             guard_.refuse("mark_ready",
                           "this call cannot tell which gradients of the micro-batch are added up already; mark each by "
                           "its index, or set ReducerOptions::micro_batches");
+        bool any = false;
         for (const std::size_t i : home_.order())
-            for (auto n = under_guard && home_.sums().has(i) ? 0 : readiness_.remaining(i); n != 0; --n) mark_ready(i);
+            for (auto n = under_guard && home_.sums().has(i) ? 0 : readiness_.remaining(i); n != 0; --n) {
+                mark_ready(i);
+                any = true;
+            }
+        // Twice in a step, and nothing is left: then finish() was forgotten, and ranks would train apart.
+        if (under_no_sync()) return;
+        if (std::exchange(rest_is_marked_, true) && !any && !home_.order().empty()) refuse_mark(home_.order().front());
     }
     /// `mark_ready` for a gradient that its producer left in `gradient`.
     void mark_ready(std::size_t i, const BufferView& gradient) {
@@ -135,6 +142,7 @@ public:
         readiness_.reset();
         home_.sums().forget();
         skips_ = false;
+        rest_is_marked_ = false;
     }
 
     // --------------------------------------------------------------------------------------------- where a step is
@@ -232,6 +240,7 @@ public:
         home_.sums().forget();
         written_.reset();
         end_.store(Phase::fresh, std::memory_order_relaxed);
+        rest_is_marked_ = false;
         set_has_batch(true);
     }
 
@@ -431,7 +440,8 @@ private:
     std::atomic<Phase> end_{Phase::fresh};  ///< `ended` or `closed`, once the backward is over
     ReadyOrder<B> order_;
     WrittenGradients written_;
-    bool watched_ = false;  ///< marks are recorded, observed or checked
+    bool rest_is_marked_ = false;  ///< by `mark_ready()`, in this step
+    bool watched_ = false;         ///< marks are recorded, observed or checked
 
     static constexpr unsigned without_batch = 1, finishing = 2, one_guard = 4;
     std::atomic<unsigned> unsynchronised_{0};  ///< why marks synchronise nothing: these flags, and one_guard per guard

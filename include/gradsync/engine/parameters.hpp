@@ -135,10 +135,18 @@ inline bool is_aligned(const BufferView& view) noexcept {
                     ", and the same number on each rank"));
 }
 
-/// The index of the first parameter with this name. Throws Error(invalid_argument) if there is none.
+/// The index of the parameter with this name. Throws Error(invalid_argument) if there is none, or several.
 inline std::size_t index_of(std::string_view name, ListView<const ParameterView> parameters, int rank) {
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-        if (parameters[i].name == name) return i;
+    std::size_t found = parameters.size();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].name != name) continue;
+        if (found != parameters.size())
+            refuse_on(
+                rank, "mark_ready",
+                text("parameters ", found, " and ", i, " are both named '", name, "'; give an index, or other names"));
+        found = i;
+    }
+    if (found != parameters.size()) return found;
     refuse_on(rank, "mark_ready",
               text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
 }

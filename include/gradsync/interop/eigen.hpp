@@ -7,8 +7,9 @@
 
 #include "pointer.hpp"
 
-/// @file Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks
-/// must be contiguous, such as `m.middleCols(2, 3)` of a column-major matrix.
+/// @file
+/// Eigen's dense matrices, arrays, vectors and maps, row- and column-major, of fixed and dynamic size. Blocks must be
+/// contiguous, such as `m.middleCols(2, 3)` of a column-major matrix.
 
 namespace gradsync::inline v0_2 {
 

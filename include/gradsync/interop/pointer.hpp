@@ -3,8 +3,9 @@
 
 #include "../core/buffer_view.hpp"
 
-/// @file Views of a raw pointer and a count. A pointer does not say which memory it points to, so the name of the
-/// function does. A pointer to const gives a `ConstBufferView`.
+/// @file
+/// Views of a raw pointer and a count. A pointer does not say which memory it points to, so the name of the function
+/// does. A pointer to const gives a `ConstBufferView`.
 
 namespace gradsync::inline v0_2 {
 

@@ -3,8 +3,9 @@
 
 #include "../core/buffer_view.hpp"
 
-/// @file Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take
-/// floating types, compute in the accumulator's type, and round once.
+/// @file
+/// Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take floating
+/// types, compute in the accumulator's type, and round once.
 
 namespace gradsync::inline v0_2::kernel {
 

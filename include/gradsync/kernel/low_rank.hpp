@@ -5,8 +5,9 @@
 #include "elementwise.hpp"
 #include "largest.hpp"
 
-/// @file Products of a matrix and a few vectors, in f32. Matrices have m rows and n columns, row by row in memory. The
-/// r vectors of a side are consecutive in memory: `left` has r of m elements, `right` has r of n. Products are rounded
+/// @file
+/// Products of a matrix and a few vectors, in f32. Matrices have m rows and n columns, row by row in memory. The r
+/// vectors of a side are consecutive in memory: `left` has r of m elements, `right` has r of n. Products are rounded
 /// before they are added, and added in an order that does not depend on the vector width. The bits are therefore the
 /// same on every processor: ranks that repeat a computation need the same result.
 

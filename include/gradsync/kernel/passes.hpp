@@ -5,8 +5,9 @@
 #include "elementwise.hpp"
 #include "host_buffer.hpp"
 
-/// @file The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels,
-/// which are synchronous. Other memory uses the backend's own passes (BackendAbilities::device_passes and
+/// @file
+/// The passes of a Reducer, or of sharded training, over a backend's memory. Host memory uses the host's kernels, which
+/// are synchronous. Other memory uses the backend's own passes (BackendAbilities::device_passes and
 /// BackendAbilities::wait_on).
 
 namespace gradsync::inline v0_2::detail {

@@ -6,10 +6,10 @@
 #include "elementwise.hpp"
 #include "largest.hpp"
 
-/// @file Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be
-/// shorter. A block is written as its step, an f32, and one level per element, in whole 32-bit words; an element is
-/// about level * step. Products are rounded before they are added, so that the results have the same bits on every
-/// processor.
+/// @file
+/// Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be shorter. A
+/// block is written as its step, an f32, and one level per element, in whole 32-bit words; an element is about level *
+/// step. Products are rounded before they are added, so that the results have the same bits on every processor.
 ///
 /// | bits | a level is | the step |
 /// |---|---|---|

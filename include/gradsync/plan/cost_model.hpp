@@ -3,7 +3,8 @@
 
 #include "checked_size.hpp"
 
-/// @file A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+/// @file
+/// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication
 /// operations in MPICH" (2005): a message of n bytes takes alpha + beta n seconds. The time of the reduction itself is
 /// left out.
 

@@ -3,9 +3,10 @@
 
 #include "backward.hpp"
 
-/// @file Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are
-/// in order of readiness; times do not decrease and are not negative. A bucket holds gradients of one kind. If all are
-/// of one kind, a result lists the ends of the buckets: `ends[b]` is the first gradient after bucket b.
+/// @file
+/// Partitions of gradients into buckets for one link: the optimum, and two rules that others use. Gradients are in
+/// order of readiness; times do not decrease and are not negative. A bucket holds gradients of one kind. If all are of
+/// one kind, a result lists the ends of the buckets: `ends[b]` is the first gradient after bucket b.
 
 namespace gradsync::inline v0_2::plan {
 

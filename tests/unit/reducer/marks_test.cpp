@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -58,7 +59,6 @@ TEST_CASE("marks by name, of several, and of all that are left give the means th
                               for (std::size_t i = 0; i < model.size(); ++i)
                                   if (model[i].requires_grad) write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), step, i));
                               mark_all(sync, model, static_cast<std::uint32_t>(step * 8 + comm.rank()));
-                              sync.mark_ready();  // nothing is left
                               sync.finish();
                               finding.check(wrong_mean(sync, model, ranks, step).empty(), wrong_mean(sync, model, ranks, step));
                           }
@@ -133,11 +133,51 @@ TEST_CASE("marks that mean no gradient, or one twice, are refused by name") {
               sync.mark_ready();
               sync.finish();
           }) == "");
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20});
+              model[1].name = model[0].name;
+              Reducer sync(comm, model);
+              says(finding, "parameters 0 and 1 are both named 'p0'; give an index, or other names", [&] { sync.mark_ready("p0"); });
+          }) == "");
     CHECK(findings(1, [&](ThreadBackend comm, Finding& finding) {
               auto model = tensors({10, 20});
               Reducer sync(comm, model);
               sync.mark_ready();
               const Outcome twice = outcome_of([&] { sync.mark_ready("p1"); });
               finding.check(twice.is(Errc::gradient_marked_twice) && twice.says("'p1'"), twice.text);
+          }) == "");
+}
+
+TEST_CASE(
+    "a finish() that was forgotten is noticed by the next mark of all that are left; one mark that finds nothing left is no mistake") {
+    const auto seen = outcomes(2, [](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        Reducer sync(comm, model);
+        for (int step = 0; step < 2; ++step) {
+            for (std::size_t i = 0; i < 2; ++i) write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), step, i));
+            sync.mark_ready(1);
+            sync.mark_ready(0);
+            sync.mark_ready();
+            sync.finish();
+            if (!wrong_mean(sync, model, 2, step).empty()) throw std::logic_error(wrong_mean(sync, model, 2, step));
+        }
+        sync.mark_ready();
+        sync.mark_ready();
+    });
+    for (const Outcome& outcome : seen) CHECK(outcome.says("marked ready more than once before finish(); call finish() each step"));
+}
+
+TEST_CASE("what backward() passes on takes what mark_ready() takes") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20, 30, 40});
+              Reducer sync(comm, model);
+              for (std::size_t i = 0; i < 4; ++i) write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), 0, i));
+              sync.backward([&](auto ready) {
+                  const std::size_t two[] = {1, 2};
+                  ready(3);
+                  ready(two);
+                  ready("p0");
+              });
+              finding.check(wrong_mean(sync, model, 2, 0).empty(), wrong_mean(sync, model, 2, 0));
           }) == "");
 }
