@@ -207,9 +207,10 @@ public:
         if constexpr (forward) return PendingAverages<B>(engine_);
     }
 
-    /// Runs a backward and then `finish()`, so that you cannot forget it. Calls `run(ready)`, where `ready(i)` (an index, a name, or several) is
-    /// `mark_ready(i)`, and returns what `finish()` returns. If an exception ends `run`, the step is not finished: mark
-    /// its other gradients and call `finish()`. Until then the next call throws Error(invalid_argument).
+    /// Runs a backward and then `finish()`, so that you cannot forget it. Calls `run(ready)`, where `ready(i)` is
+    /// `mark_ready(i)`, also for a name or several indices, and returns what `finish()` returns. If an exception ends
+    /// `run`, the step is not finished: mark its other gradients and call `finish()`. Until then the next call throws
+    /// Error(invalid_argument).
     ///
     ///     sync.backward([&](auto ready) { model.backward(batch, ready); });
     template <class Run>

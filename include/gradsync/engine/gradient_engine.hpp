@@ -47,8 +47,8 @@ public:
     }
     GradientEngine& operator=(GradientEngine&&) = delete;
     /// If an exception ended a step, or buckets were launched without a `finish()`, the communicator fails on every
-    /// rank, because the others would wait for the rest of the step. It fails even if all ranks do the same: no rank can
-    /// tell whether the others did.
+    /// rank, because the others would wait for the rest of the step. It fails even if all ranks do the same: no rank
+    /// can tell whether the others did.
     ~GradientEngine() {
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;

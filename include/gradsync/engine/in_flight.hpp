@@ -22,8 +22,8 @@ public:
         : backend_(backend), options_(options), home_(home), readiness_(readiness), exchange_(std::move(exchange)) {}
     InFlight& operator=(InFlight&&) = delete;
 
-    /// This as the overlap policy sees it: `hook()` in the policy's hooks, where work counts as exposed; `background()` in
-    /// a thread of its own, where it does not.
+    /// This as the overlap policy sees it: `hook()` in the policy's hooks, where work counts as exposed; `background()`
+    /// in a thread of its own, where it does not.
     BucketEngine& hook() noexcept { return hook_; }
     BucketEngine& background() noexcept { return background_; }
 

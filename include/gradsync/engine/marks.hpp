@@ -9,8 +9,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Who is ready. A mark brings its gradient into its bucket, tells the overlap policy when a bucket is full, and now and
-/// then lets the policy advance what is in flight. The engine asks here where a step is, and ends its backward.
+/// Who is ready. A mark brings its gradient into its bucket, tells the overlap policy when a bucket is full, and now
+/// and then lets the policy advance what is in flight. The engine asks here where a step is, and ends its backward.
 ///
 /// `mark_ready` and `acquire_gradient` are thread-safe; call the others from one thread, while no thread marks.
 template <class B>
@@ -173,7 +173,7 @@ public:
         return true;
     }
 
-    // -------------------------------------------------------------------------------------------- the end of a backward
+    // ------------------------------------------------------------------------------------------ the end of a backward
 
     void set_has_batch(bool has_batch, bool some_have_none = false) noexcept {
         in_flight_.set_has_batch(has_batch, some_have_none);
