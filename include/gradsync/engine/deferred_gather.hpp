@@ -11,15 +11,6 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What becomes of a gathered bucket that was waited for.
-class Landing {
-public:
-    virtual void landed(std::size_t b) = 0;
-
-protected:
-    ~Landing() = default;
-};
-
 /// All-gathers of buckets that start together and are waited for one by one, when their data are needed. Until then
 /// they advance in a background thread if the backend needs one, otherwise in `poll()`. Not thread-safe. The destructor
 /// waits for pending gathers, unless an exception is propagating.
@@ -36,9 +27,10 @@ public:
         }
     }
 
-    /// Call once, before anything else. `landing` outlives this, or is null.
-    [[gnu::cold]] void attach(const B& backend, Landing* landing = nullptr) {
-        landing_ = landing;
+    /// Call once, before anything else. `landed(owner, b)` takes what arrived, where something is to be done with it.
+    [[gnu::cold]] void attach(const B& backend, void* owner = nullptr, void (*landed)(void*, std::size_t) = nullptr) {
+        owner_ = owner;
+        landed_ = landed;
         backend_.emplace(backend);
         progress_.backend.emplace(backend);
         if (wants_progress_thread(backend)) thread_.start(progress_);
@@ -101,7 +93,7 @@ public:
         if (!gathers_[b].pending) return poll();
         const auto held = watch_->hold(Activity::wait, b);
         wait(b);
-        if (landing_ != nullptr) landing_->landed(b);
+        if (landed_ != nullptr) landed_(owner_, b);
     }
     /// The same for all buckets, the first to be started first.
     void land_all() {
@@ -132,7 +124,8 @@ private:
     }
 
     std::optional<B> backend_;  ///< a separate handle, because a handle holds one tag
-    Landing* landing_ = nullptr;
+    void* owner_ = nullptr;
+    void (*landed_)(void* owner, std::size_t b) = nullptr;
     Watch* watch_ = nullptr;
     List<Gather> gathers_;
     Progress progress_;

@@ -14,7 +14,7 @@ namespace gradsync::inline v0_2::detail {
 /// A step ends in two parts: `close_step` settles the gradients that are not ready and launches the remaining buckets;
 /// `complete_step` waits for the collectives in order and hands out the results of each bucket.
 template <class B>
-class GradientEngine final : Landing {
+class GradientEngine final {
 public:
     /// `guard` is the public object's, and outlives this. Collective.
     GRADSYNC_SETUP GradientEngine(Guard<B>& guard, List<ParameterView> parameters, const ReducerOptions& options,
@@ -40,7 +40,9 @@ public:
         adopt_plan();
         record_order();
         if (decoupled_) {
-            gathers_.attach(backend_, this);
+            gathers_.attach(backend_, this, [](void* self, std::size_t b) {
+                static_cast<GradientEngine*>(self)->home_.hand_out(b, every);
+            });
             gathers_.set_watch(in_flight_.watch());
         }
         overlap_.attach(in_flight_.background());
@@ -273,7 +275,6 @@ private:
         guard_.check_usable(operation);
         guard_.run([&] { gathers_.land_all(); });
     }
-    void landed(std::size_t b) override { home_.hand_out(b, every); }
 
     /// A mark is an error while the result lives.
     typename Marks<B>::Ending end_marks(const char* operation) {

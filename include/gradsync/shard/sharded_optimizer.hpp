@@ -75,8 +75,7 @@ struct ShardingOptions {
 template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
           class Exchange = ReduceScatter>
 class ShardedOptimizer : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O,
-                                                    Buckets, Overlap, Exchange>,
-                         detail::Landing {
+                                                    Buckets, Overlap, Exchange> {
     using Base = detail::ShardedBase<ShardedOptimizer, B, O, Buckets, Overlap, Exchange>;
     friend Base;
     using Base::backend_, Base::engine_, Base::guard_, Base::parameters_, Base::values_;
@@ -123,7 +122,8 @@ public:
                                            "' has no value; give one in its ParameterView or parameter_traits"),
                               p.name);
         make_engine();
-        this->gathers_.attach(backend_, this);
+        this->gathers_.attach(backend_, this,
+                              [](void* self, std::size_t b) { static_cast<ShardedOptimizer*>(self)->hand_out(b); });
         make_state();
         for (std::size_t b = 0; b < plan().size(); ++b) this->state_.note_rounded(b, this->own_values(b));
     }
@@ -183,7 +183,7 @@ public:
     void step(double gradient_scale = 1) {
         Base::step(gradient_scale, [&] {
             if (step_inside(gradient_scale)) {
-                for (std::size_t b = 0; b < plan().size(); ++b) landed(b);
+                for (std::size_t b = 0; b < plan().size(); ++b) hand_out(b);
                 return;
             }
             // Last bucket first: the next forward starts with the parameters whose gradients came last.
@@ -313,7 +313,7 @@ private:
         return true;
     }
     /// Copies the weights of bucket b to the trainer's memory, except those that this rank has stepped there.
-    void landed(std::size_t b) override {
+    void hand_out(std::size_t b) {
         if (in_buckets()) return;
         auto own = this->state_.slices(b).begin();
         for (std::size_t i : plan().bucket(b)) {
