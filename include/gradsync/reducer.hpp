@@ -194,8 +194,9 @@ public:
     void mark_ready(std::string_view name) { engine_.marks().mark_ready(name); }
     /// Marks every gradient that is not ready yet: after a backward that does not say when gradients are ready. It also
     /// marks gradients that the backward did not write, so `finish()` finds none missing or unused. Not while another
-    /// thread marks. Under `no_sync()` with Accumulation::in_buckets it needs ReducerOptions::micro_batches, and
-    /// otherwise throws Error(invalid_argument).
+    /// thread marks. Throws Error(invalid_argument) if it is called twice in a step and the second call finds nothing
+    /// left, because `finish()` was forgotten; and under `no_sync()` with Accumulation::in_buckets, unless
+    /// ReducerOptions::micro_batches is set.
     void mark_ready() { engine_.marks().mark_ready(); }
 
     /// Returns when every gradient holds the average over the ranks, or throws: Errc::gradient_not_ready, naming the

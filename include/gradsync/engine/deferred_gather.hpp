@@ -27,7 +27,7 @@ public:
         }
     }
 
-    /// Call once, before anything else. `landed(owner, b)` takes what arrived, where something is to be done with it.
+    /// Call once, before anything else. `landed(owner, b)`, if given, is called when bucket b has arrived.
     [[gnu::cold]] void attach(const B& backend, void* owner = nullptr, void (*landed)(void*, std::size_t) = nullptr) {
         owner_ = owner;
         landed_ = landed;

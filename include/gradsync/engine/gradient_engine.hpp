@@ -279,7 +279,7 @@ private:
     /// A mark is an error while the result lives.
     typename Marks<B>::Ending end_marks(const char* operation) {
         guard_.check_usable(operation);
-        if (marks_.phase() != Phase::closed && gathers_.pending() != 0)
+        if (gathers_.pending() != 0 && marks_.phase() != Phase::closed)
             guard_.refuse(operation,
                           "averages of the last step were not waited for; call acquire(i) on what finish() returned "
                           "before parameter i is stepped and used, or wait()");

@@ -9,10 +9,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Who is ready. A mark brings its gradient into its bucket, tells the overlap policy when a bucket is full, and now
-/// and then lets the policy advance what is in flight. The engine asks here where a step is, and ends its backward.
+/// Tracks which gradients are ready. A mark brings its gradient into its bucket, tells the overlap policy when a bucket
+/// is full, and now and then lets the policy advance what is in flight. It also knows the phase of the step.
 ///
-/// `mark_ready` and `acquire_gradient` are thread-safe; call the others from one thread, while no thread marks.
+/// `mark_ready(i)` and `acquire_gradient` are thread-safe. `all_ready` and `name_unready` may run while threads mark.
+/// Call the others from one thread, while no thread marks.
 template <class B>
 class Marks {
     static constexpr std::size_t worth_timing =
@@ -89,8 +90,11 @@ public:
                 any = true;
             }
         // Twice in a step, and nothing is left: then finish() was forgotten, and ranks would train apart.
-        if (under_no_sync()) return;
-        if (std::exchange(rest_is_marked_, true) && !any && !home_.order().empty()) refuse_mark(home_.order().front());
+        if (under_no_sync() || !in_flight_.has_batch()) return;
+        if (std::exchange(rest_is_marked_, true) && !any && !home_.order().empty())
+            guard_.refuse(
+                "mark_ready",
+                "it was called twice in this step, and no gradient is left to mark; call finish() in each step");
     }
     /// `mark_ready` for a gradient that its producer left in `gradient`.
     void mark_ready(std::size_t i, const BufferView& gradient) {
@@ -210,7 +214,8 @@ public:
     /// Settles the gradients that are not ready. Without a batch this rank's gradients do not count, but may have to be
     /// restored.
     void settle() {
-        if (end_.exchange(Phase::ended, std::memory_order_relaxed) != Phase::fresh) return;
+        if (end_.load(std::memory_order_relaxed) != Phase::fresh) return;
+        end_.store(Phase::ended, std::memory_order_relaxed);
         if (in_flight_.has_batch()) {
             if (!all_ready()) settle_unready();
             return;
@@ -224,7 +229,7 @@ public:
     }
     /// Fails, naming the gradients that are not ready. Other threads may be marking.
     [[gnu::cold]] void name_unready() { settle_unready(true); }
-    /// Records that all buckets are launched, once they were checked for late writes.
+    /// Checks for late writes, launches the remaining buckets, and ends the marks of the step.
     void close() {
         for (std::size_t b = in_flight_.launched(); written_.checked() && b < home_.plan().size(); ++b)
             check_written(b, "finish");

@@ -96,6 +96,8 @@ public:
     /// next step. Local.
     void discard() {
         guard_.check_usable("discard");
+        if (deferred_ && engine_->marks().accumulates())  // before anything is dropped
+            guard_.refuse("discard", "a guard of no_sync() lives; destroy it first");
         if (std::exchange(deferred_, false)) engine_->drop_step();
         engine_->marks().discard();
         micro_batches_ = 0;
@@ -314,7 +316,7 @@ protected:
     }
     void take_traces() {
         for (std::size_t i = 0; i < traces_.size(); ++i)
-            traces_[i] = trace_of(engine_->gradient_view(i), looks_at_all());
+            if (parameters_[i].requires_grad) traces_[i] = trace_of(engine_->gradient_view(i), looks_at_all());
     }
     /// Refuses gradients that were written since `finish()`: whether they count would depend on the layout.
     void check_traces(const char* operation) const {

@@ -164,7 +164,8 @@ TEST_CASE(
         sync.mark_ready();
         sync.mark_ready();
     });
-    for (const Outcome& outcome : seen) CHECK(outcome.says("marked ready more than once before finish(); call finish() each step"));
+    for (const Outcome& outcome : seen)
+        CHECK(outcome.says("it was called twice in this step, and no gradient is left to mark; call finish() in each step"));
 }
 
 TEST_CASE("what backward() passes on takes what mark_ready() takes") {
