@@ -6,7 +6,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Where a step is, from its first mark to its averages.
+/// The phases of a step, from its first mark to its averages.
 enum class Phase : std::uint8_t {
     fresh = 1,        ///< before the first step
     averaged = 2,     ///< `finish()` has returned, and nothing was marked since
@@ -32,7 +32,7 @@ inline constexpr const char* some_are_marked =
     "some gradients of this step are marked; mark the rest, and call finish() first";
 inline constexpr const char* none_are_averaged = "gradients are not averaged yet; call finish() first";
 
-/// All of these rules. A call that is not in the table goes in every phase.
+/// The rules for calls of the engine. A call that is not in the table is allowed in every phase.
 inline constexpr PhaseRule phase_rules[] = {
     {"begin_step", within_step, some_are_marked},
     {"set_weight", Phase::launched | Phase::closed,
@@ -50,7 +50,7 @@ inline constexpr PhaseRule phase_rules[] = {
     {"clip_gradients_by_value", Phase::fresh | Phase::accumulated, none_are_averaged},
 };
 
-/// What the call says if it is refused in this phase; otherwise null.
+/// Returns why the call is refused in this phase, or null if it is allowed.
 constexpr const char* refusal_of(std::string_view call, Phase phase) noexcept {
     for (const PhaseRule& rule : phase_rules)
         if (rule.call == call && (rule.phases & static_cast<unsigned>(phase)) != 0) return rule.refusal;

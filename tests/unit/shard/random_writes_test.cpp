@@ -27,7 +27,7 @@ namespace {
 const std::vector<std::size_t> written_sizes = {33, 1, 64, 5, 130, 17};
 
 enum class WriteStage { reducer, one, two, inside, three };
-/// What nobody may write: gradients between `finish()` and `step()`, master weights without `publish()`.
+/// Writes that every rank must refuse: gradients between `finish()` and `step()`, and master weights without `publish()`.
 enum class Forbidden { nothing, gradients, masters };
 
 constexpr std::uint64_t between_steps = 10, after_finish = 11, at_the_end = 12;  ///< places of a step; the last is for what is forbidden
@@ -76,7 +76,7 @@ struct WriteCase {
     bool is_trained(int s, std::size_t i) const {
         return options.unused == UnusedParameters::error || number(1, static_cast<std::uint64_t>(s), i) % 4 != 0;
     }
-    /// What is done at a place of step s: 0 half the time.
+    /// Draws what the trainer does at a place of step s; 0, which is nothing, half the time.
     std::size_t deed(std::uint64_t place, int s, std::size_t choices) const {
         const std::uint64_t x = number(place, static_cast<std::uint64_t>(s));
         return x % 2 == 0 ? 0 : 1 + x / 2 % choices;
@@ -92,7 +92,7 @@ struct WriteCase {
     }
 };
 
-/// What the trainer makes of number `k` of parameter i in step s, at some place: of all, of some, or of one.
+/// Returns the value that the trainer writes over element `k` of parameter i in step s: it changes all elements, some, or one.
 float edited(const WriteCase& c, std::uint64_t place, int s, std::size_t i, std::size_t k, float x) {
     const std::uint64_t how = c.number(place + 50, static_cast<std::uint64_t>(s), i);
     switch (how % 5) {

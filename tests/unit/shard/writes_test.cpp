@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// What a trainer writes between two calls: weights, gradients, master weights. See random_writes_test.cpp for all combinations.
+// A trainer writes weights, gradients or master weights between two calls. See random_writes_test.cpp for all combinations.
 #include <doctest/doctest.h>
 
 #include <concepts>
@@ -32,7 +32,7 @@ void step_with(Sharded& sharded, const std::vector<std::size_t>& sizes, double g
     sharded.step();
 }
 
-/// Writes weights before the first step, before a later one, and between `finish()` and `step()`. What is not kept, or "".
+/// Writes weights before the first step, before a later one, and between `finish()` and `step()`. Returns which write was lost, or "".
 template <class Stage>
 std::string lost_weights(int ranks, Stage stage, const ShardingOptions& options, DType dtype, const std::vector<std::size_t>& sizes) {
     return findings(ranks, [&](ThreadBackend comm, Finding& finding) {
