@@ -184,3 +184,26 @@ TEST_CASE("discard() in the middle of a backward, and while a guard lives, is re
                             first_difference(expected, weights(sharded)) + " differs");
           }) == "");
 }
+
+TEST_CASE("discard() while a guard of no_sync() lives is refused before it drops the step, whose weights are then the same") {
+    const auto train = [](bool tries) {
+        std::vector<Bytes> result;
+        run_threads(2, [&](ThreadBackend comm) {
+            auto model = initial_tensors({30, 40}, DType::f32);
+            ShardedOptimizer sharded(comm, model, Sgd{}, StepInside{});
+            for (int step = 0; step < 2; ++step) {  // the first compares weights, and so does not step inside the reduction
+                for (std::size_t i = 2; i-- > 0;) {
+                    write(sharded.acquire_gradient(i), constant_bytes(DType::f32, model[i].count(), comm.rank() + 1));
+                    sharded.mark_ready(i);
+                }
+                const auto guard = sharded.no_sync();
+                sharded.finish();
+                if (tries) CHECK(outcome_of([&] { sharded.discard(); }).says("a guard of no_sync() lives"));
+                sharded.step();
+            }
+            if (comm.rank() == 0) result = weights(sharded);
+        });
+        return result;
+    };
+    CHECK(train(true) == train(false));
+}
