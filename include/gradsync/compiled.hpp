@@ -17,6 +17,8 @@
 #define GRADSYNC_EXTERN_ENGINE(B)                                    \
     GRADSYNC_EXTERN template class detail::Guard<B>;                 \
     GRADSYNC_EXTERN template class detail::BucketStorage<B>;         \
+    GRADSYNC_EXTERN template class detail::PlannedParameters<B>;     \
+    GRADSYNC_EXTERN template class detail::RoundSums<B>;             \
     GRADSYNC_EXTERN template class detail::GradientHome<B>;          \
     GRADSYNC_EXTERN template class detail::DeferredGather<B>;        \
     GRADSYNC_EXTERN template class detail::WeightComparison<B>;      \

@@ -132,7 +132,7 @@ public:
     // ------------------------------------------------------------------------------------------- before the first step
 
     /// Gives every rank the root's weights, frozen parameters included. Collective.
-    void broadcast_parameters(int root = 0) { engine_.broadcast_parameters(root); }
+    void broadcast_parameters(int root = 0) { guard_.broadcast_values(parameters(), root); }
     /// Gives every rank the root's contents of these buffers: state without a gradient. Collective.
     void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         guard_.broadcast_buffers(buffers, root);
@@ -296,8 +296,8 @@ public:
     const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.
     /// Size of the gradient memory that the Reducer owns.
     std::size_t bytes() const noexcept { return engine_.home().bytes(); }
-    const BucketPlan& plan() const noexcept { return engine_.home().plan(); }  ///< Returns the buckets.
-    const B& backend() const noexcept { return guard_.backend(); }             ///< Returns this rank's handle.
+    const BucketPlan& plan() const noexcept { return engine_.home().planned().plan(); }  ///< Returns the buckets.
+    const B& backend() const noexcept { return guard_.backend(); }  ///< Returns this rank's handle.
     /// The exchange, for access to its state between steps. Not with OverlapForward.
     ExchangeOver<Exchange, B>& exchange() noexcept
         requires(!detail::gathers_in_forward<Overlap>())
@@ -306,7 +306,7 @@ public:
             .exchange();
     }
     /// The parameters, frozen ones too.
-    std::span<const ParameterView> parameters() const noexcept { return engine_.home().parameters(); }
+    std::span<const ParameterView> parameters() const noexcept { return engine_.home().planned().parameters(); }
 
 private:
     /// What `backward` passes on.

@@ -19,7 +19,7 @@ public:
         : guard_(backend, "this engine"),
           engine_(guard_, gradsync::detail::view_parameters<gradsync::MemorySpace::host>(model), options, std::move(policies)) {}
 
-    const gradsync::BucketPlan& plan() const { return engine_.home().plan(); }
+    const gradsync::BucketPlan& plan() const { return engine_.home().planned().plan(); }
     gradsync::BufferView gradient_view(std::size_t i) const { return engine_.gradient_view(i); }
     void mark_ready(std::size_t i) { engine_.marks().mark_ready(i); }
     void finish() { engine_.finish(); }

@@ -12,6 +12,8 @@ struct DealtSum {
     std::size_t round;
     int first, last;
     std::size_t leaves;  ///< of the tree of sums that a step adds up: micro-batches, or 1 if rounds are not split
+    /// Does the rank contribute to it?
+    bool has(int rank) const noexcept { return first <= rank && rank < last; }
 };
 
 /// One past the last rank of the longest run from `first` on whose blocks in this round add up to a node of the

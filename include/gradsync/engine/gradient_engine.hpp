@@ -27,14 +27,14 @@ public:
           home_(backend_, std::move(parameters), options_, bucket_policy_, policies),
           in_flight_(backend_, options_, home_, readiness_, std::move(policies.exchange)),
           overlap_(std::move(policies.overlap)) {
-        verify(host_of(backend_), home_.parameters(), home_.plan(),
+        verify(host_of(backend_), planned_.parameters(), planned_.plan(),
                text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ",
                     describe(options_)));
-        check_own_memory(host_of(backend_), home_.parameters(), options_.gradients == GradientStorage::borrowed);
+        check_own_memory(host_of(backend_), planned_.parameters(), options_.gradients == GradientStorage::borrowed);
         if constexpr (
             abilities_of<B>.check_reduces)  // after verify(): all ranks ask for the same, so all throw or none
-            for (std::size_t b = 0; b < home_.plan().size(); ++b)
-                backend_.check_reduces(home_.infos()[home_.plan().bucket(b).front()].dtype);
+            for (std::size_t b = 0; b < planned_.plan().size(); ++b)
+                backend_.check_reduces(planned_.infos()[planned_.plan().bucket(b).front()].dtype);
         home_.allocate(backend_);  // collective, so only after verify()
         statistics_.transport = backend_.describe();
         adopt_plan();
@@ -71,19 +71,10 @@ public:
 
     // ------------------------------------------------------------------------------------------------ before a step
 
-    void broadcast_parameters(int root = 0) {
-        List<BufferView> values;
-        for (const ParameterView& p : home_.parameters()) {
-            guard_.check_value(p);
-            values.push_back(p.value);
-        }
-        guard_.broadcast_buffers(values, root);
-    }
-
     bool begin_step(bool has_batch = true) {
         guard_.check_usable("begin_step");
         marks_.check_phase("begin_step");
-        if (!has_batch && home_.dealt().several() && !home_.pooled())
+        if (!has_batch && home_.rounds().dealt().several() && !home_.pooled())
             guard_.refuse("begin_step",
                           text("every rank needs a batch here; give this one some, or set micro_batches to ",
                                backend_.size(), " times a power of two, not ", options_.micro_batches));
@@ -102,7 +93,7 @@ public:
         if (weight != 0 && !(weight >= least && weight <= most))
             guard_.refuse("set_weight", text("a weight must be 0, or from 1.2e-38 to 3.4e38, not ", weight));
         marks_.check_phase("set_weight");
-        in_flight_.set_weight(weight);
+        in_flight_.contribution().set_weight(weight);
     }
 
     GRADSYNC_SETUP bool rebuild_buckets(auto&& share) {
@@ -111,18 +102,18 @@ public:
         flush("rebuild_buckets");
         return guard_.run([&] {
             ReadyOrder<B>& recorded = marks_.order();
-            const List<std::uint64_t> order = recorded.agree(backend_, home_.order(), share);
+            const List<std::uint64_t> order = recorded.agree(backend_, planned_.order(), share);
             if (!recorded.seconds().empty()) bucket_policy_.set_ready_seconds(recorded.seconds());
             statistics_.ready_seconds = recorded.seconds();
             if (!home_.reorder(backend_, order)) return false;
-            readiness_.set_plan(home_.plan());
+            readiness_.set_plan(planned_.plan());
             adopt_plan();
             return true;
         });
     }
     void record_order(unsigned steps = 1) {
         guard_.check_usable("record_order");
-        marks_.order().start(steps, home_.parameters().size());
+        marks_.order().start(steps, planned_.size());
         marks_.watch();
     }
 
@@ -139,7 +130,8 @@ public:
     }
     bool try_finish() {
         guard_.check_usable("try_finish");
-        if (in_flight_.has_batch() && options_.unused == UnusedParameters::error && !marks_.all_ready()) {
+        if (in_flight_.contribution().has_batch() && options_.unused == UnusedParameters::error &&
+            !marks_.all_ready()) {
             guard_.run([&] {
                 in_flight_.try_test([&] { marks_.name_unready(); });
                 if constexpr (abilities_of<B>.failed)
@@ -170,7 +162,7 @@ public:
     /// Ends a step after `settle()` without its reductions.
     void drop_step() {
         if (marks_.order().recording()) marks_.order().forget();
-        in_flight_.forget_weight();
+        in_flight_.contribution().reset();
         marks_.reset();
     }
 
@@ -179,26 +171,26 @@ public:
     /// Did any rank use parameter i in the last step, or in the micro-batches that were added up to shards? Always true
     /// without UnusedParameters::find_unused.
     bool was_used(std::size_t i) const {
-        guard_.check_index(i, home_.parameters().size(), "was_used");
+        guard_.check_index(i, planned_.size(), "was_used");
         return used_.empty() || used_[i] != 0;
     }
     /// The memory of gradient i.
     BufferView gradient_view(std::size_t i) const {
-        guard_.check_index(i, home_.parameters().size(), "gradient_view");
+        guard_.check_index(i, planned_.size(), "gradient_view");
         guard_.check_usable("gradient_view");
-        if (home_.parameter(i).requires_grad && marks_.is_arriving(i))
+        if (planned_[i].requires_grad && marks_.is_arriving(i))
             guard_.refuse("gradient_view",
-                          text("the average of '", home_.parameter(i).name, "' is in flight; call acquire(", i,
+                          text("the average of '", planned_[i].name, "' is in flight; call acquire(", i,
                                ") on what finish() has returned"),
-                          home_.parameter(i).name);
+                          planned_[i].name);
         return home_.gradient(i);
     }
     /// Moves the borrowed gradient i to another memory.
     void rebind_gradient(std::size_t i, BufferView gradient) {
-        guard_.check_index(i, home_.parameters().size(), "rebind_gradient");
+        guard_.check_index(i, planned_.size(), "rebind_gradient");
         guard_.check_usable("rebind_gradient");
         marks_.check_phase("rebind_gradient");
-        const ParameterView& p = home_.parameter(i);
+        const ParameterView& p = planned_[i];
         const auto refuse = [&](const auto&... what) { guard_.refuse("rebind_gradient", text(what...), p.name); };
         if (p.requires_grad && marks_.is_arriving(i))
             refuse("the average of '", p.name, "' is in flight; acquire it first");
@@ -211,11 +203,11 @@ public:
 
     /// With OverlapForward: returns gradient i once it holds the average of step number `step`.
     BufferView acquire(std::size_t i, std::uint64_t step) {
-        guard_.check_index(i, home_.parameters().size(), "acquire");
+        guard_.check_index(i, planned_.size(), "acquire");
         guard_.check_usable("acquire");
         if (step != statistics_.steps)
             guard_.refuse("acquire", "these averages are of an earlier step; use what the last finish() returned");
-        if (home_.parameter(i).requires_grad) guard_.run([&] { gathers_.land(readiness_.bucket_of(i)); });
+        if (planned_[i].requires_grad) guard_.run([&] { gathers_.land(readiness_.bucket_of(i)); });
         return home_.gradient(i);
     }
     /// Waits for all averages of step number `step`; no-op if it is not the last one.
@@ -236,11 +228,11 @@ public:
         });
     }
     /// Calls `use(gradient)` with each average of a floating type.
-    void for_averages(const char* operation, auto&& use) {
-        guard_.check_usable(operation);
-        marks_.check_phase(operation);
-        flush(operation);
-        for (const std::size_t i : home_.order())
+    void for_averages(PhasedCall call, auto&& use) {
+        guard_.check_usable(call.name);
+        marks_.check_phase(call);
+        flush(call.name);
+        for (const std::size_t i : planned_.order())
             if (const BufferView view = gradient_view(i); is_floating(view.dtype)) use(view);
     }
 
@@ -259,15 +251,16 @@ private:
     }
     [[gnu::cold]] void adopt_plan() {
         in_flight_.adopt_plan();
-        statistics_.buckets = List<BucketStatistics>(home_.plan().size());
-        if (decoupled_) gathers_.resize(home_.plan().size());
+        statistics_.buckets = List<BucketStatistics>(planned_.plan().size());
+        if (decoupled_) gathers_.resize(planned_.plan().size());
         norm_.reset();
     }
     /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
     [[gnu::cold]] void prepare_norm() {
-        const List<std::size_t> counts = norm_counts(home_.parameters());
+        const List<std::size_t> counts = norm_counts(planned_.parameters());
         if (scatters_ || decoupled_)
-            norm_.emplace(counts, home_.plan(), home_.layout(), home_.infos(), backend_.size(), backend_.rank());
+            norm_.emplace(counts, planned_.plan(), home_.storage().layout(), planned_.infos(), backend_.size(),
+                          backend_.rank());
         else norm_.emplace(counts, backend_.size(), backend_.rank());
     }
 
@@ -300,20 +293,20 @@ private:
 
     /// Waits for the collectives, hands out the results, and prepares the next step.
     void complete_step(Watch::Span& held) {
-        const std::size_t buckets = home_.plan().size();
+        const std::size_t buckets = planned_.plan().size();
         const bool agree = options_.unused == UnusedParameters::find_unused;
         const bool skips = options_.non_finite == NonFinite::skip && (agreement_.wait(), readiness_.used().back() != 0);
         for (std::size_t b = 0; b < buckets; ++b) {
             in_flight_.complete(b);
-            if (skips) home_.clear_bucket(b);
+            if (skips) passes_of(backend_).clear(home_.storage().bucket(b));
             if (!agree && !scatters_ && !decoupled_) home_.hand_out(b, every);
         }
         if (decoupled_) {
             in_flight_.start_gathers(gathers_);
-            for (std::size_t b = 0; !agree && b < buckets; ++b) home_.spoil(b);
+            for (std::size_t b = 0; !agree && b < buckets; ++b) spoil(b);
         }
         if (agree) hand_out_used();
-        in_flight_.weights().finish(host_of(backend_), home_.parameters());
+        in_flight_.weights().finish(host_of(backend_), planned_.parameters());
         held.end();
         take_statistics(skips);
         marks_.reset();
@@ -322,25 +315,35 @@ private:
             marks_.watch();
         }
     }
+    /// Writes a NaN to the first element of each gradient that will receive results of bucket b, so that nobody trains
+    /// on stale contents. In host memory only.
+    void spoil(std::size_t b) noexcept {
+        if constexpr (B::memory_space == MemorySpace::host)
+            for (const std::size_t i : planned_.plan().bucket(b)) {
+                const auto& [g, bytes, copied, deposited] = home_.row(i);
+                if (copied && bytes != 0 && is_floating(g.dtype)) std::memset(g.data, 0xff, size_of(g.dtype));
+            }
+    }
     /// With UnusedParameters::find_unused, once the ranks have agreed on what was used.
     void hand_out_used() {
         agreement_.wait();
         const List<std::uint8_t>& used = readiness_.used();
-        if (home_.dealt().round() == 0) used_.fill(0);
-        used_.resize(home_.parameters().size());
+        if (home_.rounds().dealt().round() == 0) used_.fill(0);
+        used_.resize(planned_.size());
         for (std::size_t i = 0; i < used_.size(); ++i) used_[i] |= used[i];
         if (scatters_) return;
-        for (std::size_t b = home_.plan().size(); decoupled_ && b-- > 0;)
+        for (std::size_t b = planned_.plan().size(); decoupled_ && b-- > 0;)
             gathers_.wait(b);  // they overwrite what is restored
-        for (std::size_t b = 0; b < home_.plan().size(); ++b)
+        for (std::size_t b = 0; b < planned_.plan().size(); ++b)
             home_.hand_out(b, [&](std::size_t i) { return used[i] != 0; });
-        home_.restore([&](std::size_t i) { return used[i] == 0; });
+        kept_.restore([&](std::size_t i) { return used[i] == 0; });
     }
     void take_statistics(bool skips) {
         statistics_.last = in_flight_.take_statistics(statistics_.buckets);
         if (decoupled_ && backend_.size() > 1) {  // the gathers are in flight
-            for (std::size_t b = 0; b < home_.plan().size(); ++b) statistics_.last.bytes += home_.bucket(b).bytes();
-            statistics_.last.collectives += home_.plan().size();
+            for (std::size_t b = 0; b < planned_.plan().size(); ++b)
+                statistics_.last.bytes += home_.storage().bucket(b).bytes();
+            statistics_.last.collectives += planned_.plan().size();
         }
         statistics_.last.skipped = skips ? 1 : 0;
         statistics_.total += statistics_.last;
@@ -356,12 +359,14 @@ private:
     ReducerOptions options_;
     AnyBuckets bucket_policy_;
     GradientHome<B> home_;
-    Readiness readiness_{uses_of(home_.parameters()), home_.plan()};
+    const PlannedParameters<B>& planned_ = home_.planned();
+    Readiness readiness_{uses_of(planned_.parameters()), planned_.plan()};
     InFlight<B> in_flight_;
+    KeptGradients<B> kept_{backend_, options_.gradients == GradientStorage::in_buckets && !scatters_};
     AnyOverlap overlap_;
     DeferredGather<B> gathers_;  ///< only if decoupled
-    Marks<B> marks_{guard_,     options_, home_,    readiness_,
-                    in_flight_, overlap_, gathers_, bucket_policy_.plans_by_times()};
+    Marks<B> marks_{
+        guard_, options_, home_, readiness_, in_flight_, kept_, overlap_, gathers_, bucket_policy_.plans_by_times()};
     std::optional<GradientNorm> norm_;
     List<std::uint8_t> used_;                 ///< by parameter, of the last step; only with find_unused
     typename HostOf<B>::WorkType agreement_;  ///< the ranks' agreement on used gradients and on skipping the step

@@ -22,6 +22,15 @@ public:
     const B& backend() const noexcept { return backend_; }
     bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
 
+    /// See Reducer::broadcast_parameters. Collective.
+    [[gnu::cold]] void broadcast_values(ListView<const ParameterView> parameters, int root) {
+        List<BufferView> values;
+        for (const ParameterView& p : parameters) {
+            check_value(p);
+            values.push_back(p.value);
+        }
+        broadcast_buffers(values, root);
+    }
     /// See Reducer::broadcast_buffers. Collective.
     [[gnu::cold]] void broadcast_buffers(std::span<const BufferView> buffers, int root = 0) {
         check_usable("broadcast_buffers");

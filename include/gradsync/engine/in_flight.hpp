@@ -4,7 +4,9 @@
 #include "../collective/deadline.hpp"
 #include "dealt_exchange.hpp"
 #include "deferred_gather.hpp"
+#include "gradient_home.hpp"
 #include "launch_groups.hpp"
+#include "own_contribution.hpp"
 #include "weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -29,28 +31,20 @@ public:
 
     /// Adapts to a new plan, whose buckets are allocated. Call between steps.
     [[gnu::cold]] void adopt_plan() {
-        const BucketPlan& plan = home_.plan();
+        const BucketPlan& plan = planned_.plan();
         times_.resize(plan.size());
         groups_.adopt(backend_, home_);
-        running_->adopt_plan(backend_, home_.layout(), plan, home_.infos(), home_.parameters());
+        running_->adopt_plan(backend_, home_.storage().layout(), plan, planned_.infos(), planned_.parameters());
         if (watch_.observer() == nullptr) return;
         List<std::size_t> bytes;
-        for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(home_.bucket(b).bytes());
+        for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(home_.storage().bucket(b).bytes());
         List<std::string_view> names;
-        for (const ParameterView& p : home_.parameters()) names.push_back(p.name);
+        for (const ParameterView& p : planned_.parameters()) names.push_back(p.name);
         watch_.observer()->plan(plan, bytes, names);
     }
 
-    // ---------------------------------------------------------------------------------------- this rank's contribution
-
-    void set_weight(double weight) noexcept { weight_ = weight; }
-    void forget_weight() noexcept { weight_.reset(); }
-    /// `some_have_none`: other ranks may have no batch.
-    void set_has_batch(bool has_batch, bool some_have_none) noexcept {
-        has_batch_ = has_batch, some_have_none_ = some_have_none;
-    }
-    bool has_batch() const noexcept { return has_batch_; }
-    std::size_t steps() const noexcept { return steps_; }  ///< that are complete
+    /// What this rank brings to the current step.
+    OwnContribution& contribution() noexcept { return contribution_; }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
@@ -60,18 +54,16 @@ public:
     // -------------------------------------------------------------------------------------------------- for any thread
 
     Watch& watch() noexcept { return watch_; }
-    /// The number of buckets that were started, and of those known to be complete. Both count from the start of the
-    /// plan.
+    /// The number of buckets that were started; they are the first ones of the plan.
     std::size_t launched() const noexcept { return started_.load(std::memory_order_acquire); }
-    std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
     bool in_flight() const noexcept { return completed() < launched(); }
 
     /// Starts the full buckets that are next in the plan's order. `in_hook`: the time of the call counts as exposed.
     /// `ends`: the backward is over; before that, some may be left for a later call (see `most_ahead`).
     void launch_full_buckets(bool in_hook, bool ends = false) {
         std::lock_guard lock(launching_);
-        const bool waits =
-            !ends && home_.halves() && (some_have_none_ || options_.unused == UnusedParameters::find_unused);
+        const bool waits = !ends && exchange_->traits.scatters &&
+                           (contribution_.some_have_none() || options_.unused == UnusedParameters::find_unused);
         const auto next = [&](std::size_t b) {
             return b < times_.size() && groups_.full(b, readiness_) &&
                    (!waits || groups_.continues(b) || b - completed() < most_ahead);
@@ -81,7 +73,7 @@ public:
         const bool travels = !is_single_rank();
         const Time first = watch_.now();
         Time last = first;
-        typename LaunchGroups<B>::Launch group(groups_, backend_);
+        typename LaunchGroups<B>::OpenGroup group(groups_, backend_);
         for (; next(b); ++b) {
             times_[b].launch = last;
             if (travels) {
@@ -98,48 +90,22 @@ public:
             started_.store(b + 1, std::memory_order_release);
         }
         // Here, not in `finish()`: ranks may finish two Reducers of different communicators in different orders.
-        if (b == times_.size() && compares_weights())
-            weights_.start(host_of(backend_), passes_of(backend_), home_.parameters());
+        if (b == times_.size() && weights_.is_due())
+            weights_.start(host_of(backend_), passes_of(backend_), planned_.parameters());
         if (in_hook) watch_.add(first, last);
     }
     WeightComparison<HostOf<B>>& weights() noexcept { return weights_; }
-    /// Do the ranks compare their weights in this step?
-    bool compares_weights() const noexcept {
-        const std::size_t every = options_.compare_weights_every;
-        return !is_single_rank() && every != gradsync::never && (steps_ == 0 || (every != 0 && steps_ % every == 0));
-    }
-    /// If this step compares weights: those that parameters have no address of are `value_of(i)`. See
-    /// WeightComparison::give.
-    template <class ValueOf>
-    void give_weights(ValueOf&& value_of) {
-        if (compares_weights()) weights_.give(passes_of(backend_), home_.parameters().size(), value_of);
-    }
 
     /// Starts the gathers of all buckets, once all collectives of the step are complete. The last bucket goes first,
     /// because the next forward starts with the parameters whose gradients came last. The launch groups are those of
     /// the buckets. All gathers start before any is waited for, so its own group at most delays a gather.
     void start_gathers(DeferredGather<B>& gathers) {
-        typename LaunchGroups<B>::Launch group(groups_, backend_, LaunchOrder::reverse);
+        typename LaunchGroups<B>::OpenGroup group(groups_, backend_, LaunchOrder::reverse);
         for (std::size_t b = times_.size(); b-- > 0;) {
             group.before(b);
-            gathers.start(b, home_.bucket(b), tag(b));
+            gathers.start(b, home_.storage().bucket(b), tag(b));
             group.after(b);
         }
-    }
-
-    /// Advances the collectives in flight, unless another thread is doing so. Never blocks.
-    void poll(bool in_hook) {
-        if (!polling_.try_lock()) return;
-        std::lock_guard polling(polling_, std::adopt_lock);
-        const auto before = progress_time();
-        advance();
-        if (!in_hook || abilities_of<B>.clock) return;  // in a simulation, work takes no time
-        const auto worked = std::chrono::duration_cast<Time::duration>(progress_time() - before);
-        if (worked == Time::duration::zero()) return;  // saves reading the clock
-        const Time now = watch_.now();
-        watch_.add(now - worked, now);
-        watch_.begin(Activity::progress, Observer::no_index, now - worked);
-        watch_.end(Activity::progress, Observer::no_index, now);
     }
 
     /// Before a wait for others outside of `finish`: launches the pooled buckets that are full, whatever the overlap
@@ -147,10 +113,10 @@ public:
     /// False once there is nothing to do.
     bool launch_before_wait() {
         if (!home_.pooled() || launched() == times_.size()) return false;
-        if (has_batch_) return launch_full_buckets(true), false;
+        if (contribution_.has_batch()) return launch_full_buckets(true), false;
         poll(true);
         for (std::size_t b = launched(); b < times_.size() && b - completed() < most_ahead && home_.obtain(b); ++b)
-            readiness_.fill_all(b, home_.plan().bucket(b));
+            readiness_.fill_all(b, planned_.plan().bucket(b));
         launch_full_buckets(true);
         return true;
     }
@@ -169,10 +135,6 @@ public:
     /// A lock that keeps other threads from advancing collectives. Hold it for the calls below, except `try_test`.
     [[nodiscard]] std::unique_lock<std::mutex> exclusive() { return std::unique_lock(polling_); }
 
-    void advance() {
-        for (std::size_t b = completed(); b < launched() && naming_bucket(b, [&] { return running_->poll(b); }); ++b)
-            land(b);
-    }
     /// Non-blocking variant of a wait, as `Work::test()` is: repeated tests time out.
     void test() {
         advance();
@@ -202,7 +164,7 @@ public:
                 return std::chrono::duration<double>(at - times_[0].launch).count();
             };
             for (std::size_t b = 0; b < times_.size(); ++b) {
-                const BufferView bucket = home_.bucket(b);
+                const BufferView bucket = home_.storage().bucket(b);
                 buckets[b] = {bucket.bytes(), since_first(times_[b].launch), since_first(times_[b].end)};
                 const Traffic traffic = running_->traffic(backend_, b, bucket);
                 step.bytes += traffic.bytes;
@@ -214,9 +176,8 @@ public:
         }
         started_.store(0, std::memory_order_relaxed);
         completed_.store(0, std::memory_order_relaxed);
-        weight_.reset();
+        contribution_.reset();
         unmarked_ = {};
-        ++steps_;
         return step;
     }
 
@@ -241,10 +202,32 @@ private:
     /// (over NCCL: with 128; a group has 32), and they need this rank's gathers to get there.
     static constexpr std::size_t most_ahead = 96;
 
+    /// The number of buckets known to be complete; they are the first ones of the plan.
+    std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
+
     struct Times {
         Time launch, end;
     };
 
+    /// Advances the collectives in flight, unless another thread is doing so. Never blocks.
+    void poll(bool in_hook) {
+        if (!polling_.try_lock()) return;
+        std::lock_guard polling(polling_, std::adopt_lock);
+        const auto before = progress_time();
+        advance();
+        if (!in_hook || abilities_of<B>.clock) return;  // in a simulation, work takes no time
+        const auto worked = std::chrono::duration_cast<Time::duration>(progress_time() - before);
+        if (worked == Time::duration::zero()) return;  // saves reading the clock
+        const Time now = watch_.now();
+        watch_.add(now - worked, now);
+        watch_.begin(Activity::progress, Observer::no_index, now - worked);
+        watch_.end(Activity::progress, Observer::no_index, now);
+    }
+    /// Advances the collectives in flight, in order. Never blocks.
+    void advance() {
+        for (std::size_t b = completed(); b < launched() && naming_bucket(b, [&] { return running_->poll(b); }); ++b)
+            land(b);
+    }
     /// Records that the collective of bucket b, the next one, is complete.
     void land(std::size_t b) {
         times_[b].end = is_single_rank() ? watch_.now() : watch_.arrive(Activity::collective, b);
@@ -258,21 +241,21 @@ private:
         set_tag(backend_, tag(b));
         const BufferView bucket = home_.marked_bucket(b);
         if (!is_floating(bucket.dtype)) {
-            if (!has_batch_) home_.clear_bucket(b);
+            if (!contribution_.has_batch()) passes_of(backend_).clear(bucket);
             if (!is_single_rank()) running_->start(backend_, b, bucket, ReduceOp::sum, {});
             return;
         }
-        if (has_batch_ && !weight_ && is_weighted(options_.averaging))
+        if (contribution_.has_batch() && !contribution_.weight() && is_weighted(options_.averaging))
             raise(Errc::invalid_argument,
                   text("rank ", backend_.rank(),
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
                   {.operation = "set_weight", .rank = backend_.rank()});
         const double divisor =
-            larger(home_.dealt().several() ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
+            larger(home_.rounds().dealt().several() ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
         const auto count =
-            static_cast<double>(options_.micro_batches == 0 ? 1 : home_.dealt().deal().count(backend_.rank()));
-        const Contribution own =
-            contribution_of(options_, backend_.rank(), weight_.value_or(1), has_batch_, count, divisor);
+            static_cast<double>(options_.micro_batches == 0 ? 1 : home_.rounds().deal().count(backend_.rank()));
+        const Contribution own = contribution_of(options_, backend_.rank(), contribution_.weight().value_or(1),
+                                                 contribution_.has_batch(), count, divisor);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         running_->start(backend_, b, bucket, ReduceOp::mean, own);
     } catch (Error& error) {
@@ -284,19 +267,19 @@ private:
     const std::size_t number_ = next_owner(backend_);  ///< number of the Reducer among those of its communicator
     const ReducerOptions& options_;
     GradientHome<B>& home_;
+    const PlannedParameters<B>& planned_ = home_.planned();
     Readiness& readiness_;
     Owner<AnyExchange<B>> exchange_;
-    DealtExchange<B> dealt_{home_, exchange_->traits};
-    AnyExchange<B>* const running_ = home_.dealt().several() ? &dealt_ : exchange_.get();  ///< reduces the buckets
-    const bool single_rank_ = exchange_->is_single_rank(backend_);  ///< cached, because every mark asks
+    DealtExchange<B> dealt_{home_.rounds(), exchange_->traits};
+    AnyExchange<B>* const running_ =
+        home_.rounds().dealt().several() ? &dealt_ : exchange_.get();  ///< reduces the buckets
+    const bool single_rank_ = exchange_->is_single_rank(backend_);     ///< cached, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_{BackendClock(backend_), options_.observer};
     List<Times> times_;  ///< by bucket
     std::atomic<std::size_t> started_{0}, completed_{0};
-    WeightComparison<HostOf<B>> weights_;
-    std::size_t steps_ = 0;         ///< completed steps
-    std::optional<double> weight_;  ///< for this step
-    bool has_batch_ = true, some_have_none_ = false;
+    WeightComparison<HostOf<B>> weights_{is_single_rank() ? gradsync::never : options_.compare_weights_every};
+    OwnContribution contribution_;
     collective::Deadline unmarked_;    ///< of tests while marks are missing
     std::size_t launched_before_ = 0;  ///< buckets, at the last of these tests
     // No spin locks: a thread that holds one may wait for a collective, or compress for milliseconds at a launch.

@@ -21,8 +21,8 @@ public:
         if constexpr (grouped) {
             ends_.clear();
             std::size_t first = 0, bytes = 0;
-            for (std::size_t b = 0; b < home.plan().size(); ++b) {
-                const std::size_t own = home.bucket(b).bytes();
+            for (std::size_t b = 0; b < home.planned().plan().size(); ++b) {
+                const std::size_t own = home.storage().bucket(b).bytes();
                 if (home.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
                     while (ends_.size() < b) ends_.push_back(b);
                     first = b;
@@ -30,7 +30,7 @@ public:
                 }
                 bytes += own;
             }
-            while (ends_.size() < home.plan().size()) ends_.push_back(home.plan().size());
+            while (ends_.size() < home.planned().plan().size()) ends_.push_back(home.planned().plan().size());
         }
     }
 
@@ -45,10 +45,10 @@ public:
     /// Does bucket b belong to the group of the one before it?
     bool continues(std::size_t b) const noexcept { return grouped && b != 0 && ends_[b - 1] != b; }
 
-    /// Launches buckets, one after another.
-    class Launch {
+    /// The group that is open while buckets are launched, one after another.
+    class OpenGroup {
     public:
-        Launch(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
+        OpenGroup(const LaunchGroups& groups, B& backend, LaunchOrder order = LaunchOrder::of_plan) noexcept
             : ends_(groups.ends_), backend_(backend), order_(order) {}
         /// Call these before and after bucket b, the next one, is started.
         void before([[maybe_unused]] std::size_t b) {

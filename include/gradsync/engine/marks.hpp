@@ -3,6 +3,7 @@
 
 #include "guard.hpp"
 #include "in_flight.hpp"
+#include "kept_gradients.hpp"
 #include "no_sync.hpp"
 #include "phases.hpp"
 #include "ready_order.hpp"
@@ -24,23 +25,25 @@ class Marks {
 public:
     /// The references must outlive this object.
     [[gnu::cold]] Marks(Guard<B>& guard, const ReducerOptions& options, GradientHome<B>& home, Readiness& readiness,
-                        InFlight<B>& in_flight, AnyOverlap& overlap, const DeferredGather<B>& gathers, bool timed)
+                        InFlight<B>& in_flight, KeptGradients<B>& kept, AnyOverlap& overlap,
+                        const DeferredGather<B>& gathers, bool timed)
         : guard_(guard),
           options_(options),
           home_(home),
           readiness_(readiness),
           in_flight_(in_flight),
+          kept_(kept),
           overlap_(overlap),
           gathers_(gathers),
           order_(guard.backend(), timed),
-          written_(options.check_writes ? home.parameters().size() : 0) {}
+          written_(options.check_writes ? home.planned().size() : 0) {}
     Marks& operator=(Marks&&) = delete;
 
     // ------------------------------------------------------------------------------------------- what a trainer calls
 
     /// Inlined into the trainer's backward: a mark takes nanoseconds.
     GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) {
-        guard_.check_index(i, home_.parameters().size(), "mark_ready");
+        guard_.check_index(i, planned_.size(), "mark_ready");
         guard_.check_usable("mark_ready");
         switch (readiness_.mark(i)) {
             case Readiness::Mark::more_to_come: return;
@@ -48,12 +51,12 @@ public:
             case Readiness::Mark::ready: break;
         }
         if (is_arriving(i)) refuse_unwaited(i);
-        if (home_.pooled() && !home_.was_asked_for(i)) refuse_unasked(i);
+        if (home_.pooled() && asked_for_[i] == 0) refuse_unasked(i);
         const unsigned unsynchronised = unsynchronised_.load(std::memory_order_relaxed);
         if (unsynchronised & without_batch) return readiness_.rearm(i);
         if (checks_gradients_) check_gradient(i);
         const bool synchronises = unsynchronised == 0;
-        const bool copies = synchronises ? home_.is_deposited(i) : adds_up();
+        const bool copies = synchronises ? home_.row(i).deposited : adds_up();
         // A gradient must not be copied twice. If a copy adds, the claim is exact even for two simultaneous marks.
         if (copies && !readiness_.claim(i, adds_up())) refuse_mark(i);
         if (!synchronises) return mark_unsynchronised(i, unsynchronised);
@@ -65,7 +68,7 @@ public:
         if (in_flight_.is_single_rank()) return;  // nothing travels; finish() does the scaling
         const bool full = filled == Readiness::Fill::bucket_full;
         // Simultaneous marks may count as one here: a lost update only delays a poll.
-        const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + home_.bytes_of(i);
+        const std::size_t unpolled = unpolled_bytes_.load(std::memory_order_relaxed) + home_.row(i).bytes;
         const bool poll = full || unpolled >= worth_polling;
         unpolled_bytes_.store(poll ? 0 : unpolled, std::memory_order_relaxed);
         if (poll) tell_policy(i, full);
@@ -75,7 +78,7 @@ public:
         for (const std::size_t i : which) mark_ready(i);
     }
     [[gnu::noinline]] void mark_ready(std::string_view name) {
-        mark_ready(index_of(name, home_.parameters(), guard_.backend().rank()));
+        mark_ready(index_of(name, planned_.parameters(), guard_.backend().rank()));
     }
     [[gnu::noinline]] void mark_ready() {
         const bool under_guard = unsynchronised_ >= one_guard && adds_up();
@@ -84,21 +87,23 @@ public:
                           "this call cannot tell which gradients of the micro-batch are added up already; mark each by "
                           "its index, or set ReducerOptions::micro_batches");
         bool any = false;
-        for (const std::size_t i : home_.order())
+        for (const std::size_t i : planned_.order())
             for (auto n = under_guard && home_.sums().has(i) ? 0 : readiness_.remaining(i); n != 0; --n) {
                 mark_ready(i);
                 any = true;
             }
+        if (under_no_sync() || !contribution_.has_batch() || planned_.order().empty()) return;
+        if (!any && has_ended())
+            guard_.refuse("mark_ready", "try_finish() has ended the backward; first call it until it returns true");
         // Twice in a step, and nothing is left: then finish() was forgotten, and ranks would train apart.
-        if (under_no_sync() || !in_flight_.has_batch()) return;
-        if (std::exchange(rest_is_marked_, true) && !any && !home_.order().empty())
+        if (std::exchange(rest_is_marked_, true) && !any)
             guard_.refuse(
                 "mark_ready",
                 "it was called twice in this step, and no gradient is left to mark; call finish() in each step");
     }
     /// `mark_ready` for a gradient that its producer left in `gradient`.
     void mark_ready(std::size_t i, const BufferView& gradient) {
-        guard_.check_index(i, home_.parameters().size(), "mark_ready");
+        guard_.check_index(i, planned_.size(), "mark_ready");
         guard_.check_usable("mark_ready");
         const BufferView own = home_.gradient(i);
         if (!may_replace(gradient, own))
@@ -116,11 +121,11 @@ public:
 
     /// The memory to write gradient i to. With pooled gradients the call may wait for a slot, or with `more` adds one.
     BufferView acquire_gradient(std::size_t i, bool more = false) {
-        guard_.check_index(i, home_.parameters().size(), "acquire_gradient");
+        guard_.check_index(i, planned_.size(), "acquire_gradient");
         guard_.check_usable("acquire_gradient");
-        if (home_.pooled() && home_.parameter(i).requires_grad) {
+        if (home_.pooled() && planned_[i].requires_grad) {
             obtain(readiness_.bucket_of(i), "acquire_gradient", more);
-            home_.ask_for(i);
+            asked_for_[i] = 1;
         }
         return home_.gradient(i);
     }
@@ -143,23 +148,21 @@ public:
         guard_.check_usable("discard");
         check_phase("discard");
         if (under_no_sync()) guard_.refuse("discard", "a guard of no_sync() lives; destroy it first");
-        readiness_.reset();
-        home_.sums().forget();
         skips_ = false;
-        rest_is_marked_ = false;
+        forget();
     }
 
     // --------------------------------------------------------------------------------------------- where a step is
 
     Phase phase() const noexcept {
-        if (const Phase ends = end_.load(std::memory_order_relaxed); ends != Phase::fresh) return ends;
+        if (has_ended()) return base_.load(std::memory_order_relaxed);
         if (in_flight_.launched() != 0) return Phase::launched;
         if (!readiness_.untouched()) return Phase::marked;
         if (readiness_.any_used()) return Phase::accumulated;
-        return in_flight_.steps() == 0 ? Phase::fresh : Phase::averaged;
+        return base_.load(std::memory_order_relaxed);
     }
-    void check_phase(const char* operation) const {
-        if (const char* const refusal = refusal_of(operation, phase())) guard_.refuse(operation, refusal);
+    void check_phase(PhasedCall call) const {
+        if (const char* const refusal = refusal_of(call, phase())) guard_.refuse(call.name, refusal);
     }
     /// Was no gradient marked since the last `finish()`, except under `no_sync()`?
     bool between_steps() const noexcept { return readiness_.untouched(); }
@@ -172,7 +175,7 @@ public:
         return gathers_.pending() != 0 && gathers_.pending(readiness_.bucket_of(i));
     }
     bool all_ready() const noexcept {
-        for (std::size_t b = in_flight_.launched(); b < home_.plan().size(); ++b)
+        for (std::size_t b = in_flight_.launched(); b < planned_.plan().size(); ++b)
             if (!readiness_.full(b)) return false;
         return true;
     }
@@ -180,13 +183,13 @@ public:
     // ------------------------------------------------------------------------------------------ the end of a backward
 
     void set_has_batch(bool has_batch, bool some_have_none = false) noexcept {
-        in_flight_.set_has_batch(has_batch, some_have_none);
+        contribution_.set_batch(has_batch, some_have_none);
         if (has_batch) unsynchronised_ &= ~without_batch;
         else unsynchronised_ |= without_batch;
     }
     /// Throws Error(invalid_argument) if this is not the last of this rank's micro-batches.
     void check_micro_batches(const char* operation) const {
-        if (options_.micro_batches == 0 || !in_flight_.has_batch() || home_.pooled()) return;
+        if (options_.micro_batches == 0 || !contribution_.has_batch() || home_.pooled()) return;
         const std::size_t due = home_.sums().due(), marked = home_.sums().over() + 1;
         if (marked != due)
             guard_.refuse(operation, text("this is micro-batch ", marked, " of the step, and not the last of ", due,
@@ -208,44 +211,43 @@ public:
     };
     Ending end(const char* operation) {
         check_micro_batches(operation);
-        for (std::size_t i = 0; tracks_ && i < home_.parameters().size(); ++i) check_place(i, operation);
+        for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
         return {*this, operation};
     }
     /// Settles the gradients that are not ready. Without a batch this rank's gradients do not count, but may have to be
     /// restored.
     void settle() {
-        if (end_.load(std::memory_order_relaxed) != Phase::fresh) return;
-        end_.store(Phase::ended, std::memory_order_relaxed);
-        if (in_flight_.has_batch()) {
+        if (has_ended()) return;
+        base_.store(Phase::ended, std::memory_order_relaxed);
+        if (contribution_.has_batch()) {
             if (!all_ready()) settle_unready();
             return;
         }
         if (options_.unused == UnusedParameters::find_unused)
-            for (const std::size_t i : home_.order()) home_.keep(i);
-        for (std::size_t b = in_flight_.launched(); b < home_.plan().size(); ++b) {
+            for (const std::size_t i : planned_.order()) kept_.keep(i, home_.gradient(i));
+        for (std::size_t b = in_flight_.launched(); b < planned_.plan().size(); ++b) {
             if (home_.pooled()) obtain(b, "finish");
-            readiness_.fill_all(b, home_.plan().bucket(b));
+            readiness_.fill_all(b, planned_.plan().bucket(b));
         }
     }
     /// Fails, naming the gradients that are not ready. Other threads may be marking.
     [[gnu::cold]] void name_unready() { settle_unready(true); }
     /// Checks for late writes, launches the remaining buckets, and ends the marks of the step.
     void close() {
-        for (std::size_t b = in_flight_.launched(); written_.checked() && b < home_.plan().size(); ++b)
+        for (std::size_t b = in_flight_.launched(); written_.checked() && b < planned_.plan().size(); ++b)
             check_written(b, "finish");
         written_.reset();
         in_flight_.launch_full_buckets(false, true);
-        if (!in_flight_.has_batch()) readiness_.forget_used();
-        readiness_.used().back() = skips_.exchange(false, std::memory_order_relaxed) && in_flight_.has_batch();
-        end_.store(Phase::closed, std::memory_order_relaxed);
+        if (!contribution_.has_batch()) readiness_.forget_used();
+        readiness_.used().back() = skips_.exchange(false, std::memory_order_relaxed) && contribution_.has_batch();
+        base_.store(Phase::closed, std::memory_order_relaxed);
     }
-    /// Prepares the next step.
+    /// Prepares the next step. Without `close()` before, there are no averages.
     void reset() {
-        readiness_.reset();
-        home_.sums().forget();
+        forget();
         written_.reset();
-        end_.store(Phase::fresh, std::memory_order_relaxed);
-        rest_is_marked_ = false;
+        const bool averaged = base_.load(std::memory_order_relaxed) == Phase::closed;
+        base_.store(averaged ? Phase::averaged : Phase::fresh, std::memory_order_relaxed);
         set_has_batch(true);
     }
 
@@ -255,14 +257,25 @@ public:
     void watch() noexcept { watched_ = order_.recording() || options_.observer != nullptr || written_.checked(); }
 
 private:
+    /// Forgets the marks and sums of the step.
+    void forget() {
+        readiness_.reset();
+        home_.sums().forget();
+        asked_for_.fill(0);
+        rest_is_marked_ = false;
+    }
+    bool has_ended() const noexcept {
+        const Phase base = base_.load(std::memory_order_relaxed);
+        return base == Phase::ended || base == Phase::closed;
+    }
     bool adds_up() const noexcept { return options_.accumulation == Accumulation::in_buckets; }
     bool under_no_sync() const noexcept { return unsynchronised_.load(std::memory_order_relaxed) >= one_guard; }
-    const std::string& name(std::size_t i) const noexcept { return home_.parameter(i).name; }
+    const std::string& name(std::size_t i) const noexcept { return planned_[i].name; }
 
     // ----------------------------------------------------------------------------------------- the way into a bucket
 
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {
-        if (home_.bytes_of(i) < worth_timing) return home_.deposit(i);
+        if (home_.row(i).bytes < worth_timing) return home_.deposit(i);
         const auto held = in_flight_.watch().hold(Activity::copy, i);
         home_.deposit(i);
     }
@@ -306,9 +319,9 @@ private:
                 // Nothing is in flight, so the slots are held by several threads at once, or by an unexpected order of
                 // marks.
                 if (home_.obtain(b, true)) return;
-                fail_at(home_.plan().bucket(b).front(), operation,
+                fail_at(planned_.plan().bucket(b).front(), operation,
                         text("there is no memory for bucket ", b,
-                             in_flight_.has_batch()
+                             contribution_.has_batch()
                                  ? ": too many buckets are open; on devices ask in reverse order of registration "
                                    "(docs/guides/sharding.md)"
                                  : ": this rank has no batch, and marks nothing; ask for no gradients after "
@@ -324,11 +337,11 @@ private:
         if (!(last || unwinds) || guard_.failed()) return;
         try {
             guard_.run([&] {
-                for (const std::size_t i : home_.order()) {
+                for (const std::size_t i : planned_.order()) {
                     const std::uint32_t remaining = readiness_.remaining(i);
                     if (remaining == 0 || remaining == readiness_.uses(i)) continue;
                     readiness_.rearm(i);
-                    if (unwinds || !in_flight_.has_batch()) continue;
+                    if (unwinds || !contribution_.has_batch()) continue;
                     check_gradient(i);
                     readiness_.used()[i] = 1;
                     if (adds_up()) add_up(i, "no_sync");
@@ -341,30 +354,31 @@ private:
 
     void settle_unready(bool only_names = false) {
         List<std::size_t> missing;
-        for (const std::size_t i : home_.order()) {
+        for (const std::size_t i : planned_.order()) {
             const std::uint32_t remaining = readiness_.remaining(i);
             if (remaining == 0) continue;
             const bool partly_marked = remaining != readiness_.uses(i);
             if (!only_names && readiness_.used()[i] &&
                 !partly_marked) {  // its gradient comes from earlier micro-batches
-                if (home_.sums().holds(i)) home_.deposit_sum(i, {});
-                else if (home_.is_copied(i)) home_.deposit(i);
+                if (home_.sums().holds(i)) home_.deposit(i, {});
+                else if (home_.row(i).copied) home_.deposit(i);
             } else if (options_.unused == UnusedParameters::error) {
                 missing.push_back(i);
                 continue;
             } else if (partly_marked) {
                 check_gradient(i);
                 readiness_.used()[i] = 1;
-                if (home_.is_deposited(i)) home_.deposit(i);
+                if (home_.row(i).deposited) home_.deposit(i);
             } else {
                 if (home_.pooled()) obtain(readiness_.bucket_of(i), "finish");
-                home_.keep(i);
+                kept_.keep(i, home_.gradient(i));
                 home_.clear(i);
             }
             readiness_.settle(i);
         }
         if (!missing.empty())
-            fail_at(missing[0], "finish", not_ready(missing, home_.order().size(), home_.parameters(), readiness_),
+            fail_at(missing[0], "finish",
+                    not_ready(missing, planned_.order().size(), planned_.parameters(), readiness_),
                     Errc::gradient_not_ready);
     }
 
@@ -372,7 +386,7 @@ private:
 
     /// Fails if a gradient of bucket b, which was not launched, has changed since its mark.
     [[gnu::cold]] void check_written(std::size_t b, const char* operation) {
-        for (const std::size_t i : home_.plan().bucket(b))
+        for (const std::size_t i : planned_.plan().bucket(b))
             if (written_.since_mark(i, home_.gradient(i)))
                 fail_at(i, operation,
                         text("the gradient of '", name(i),
@@ -382,7 +396,7 @@ private:
     }
     /// Fails if gradient i is no longer where it was registered.
     void check_place(std::size_t i, const char* operation) {
-        const ParameterView& p = home_.parameter(i);
+        const ParameterView& p = planned_[i];
         if (!tracks_ || p.look == nullptr || !p.requires_grad) return;
         const BufferView now = p.look(p.owner);
         if (now == p.gradient) return;
@@ -423,9 +437,8 @@ private:
     }
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_mark(std::size_t i) {
         if ((unsynchronised_.load(std::memory_order_relaxed) & finishing) != 0) fail_at(i, "mark_ready", in_finish);
-        const std::string what = marked_too_often(home_.parameter(i), readiness_.bucket_of(i),
-                                                  end_.load(std::memory_order_relaxed) != Phase::fresh);
-        if (!home_.parameter(i).requires_grad) guard_.refuse("mark_ready", what, name(i));
+        const std::string what = marked_too_often(planned_[i], readiness_.bucket_of(i), has_ended());
+        if (!planned_[i].requires_grad) guard_.refuse("mark_ready", what, name(i));
         fail_at(i, "mark_ready", what, Errc::gradient_marked_twice);
     }
     static constexpr const char* in_finish =
@@ -434,17 +447,23 @@ private:
     Guard<B>& guard_;
     const ReducerOptions& options_;
     GradientHome<B>& home_;
+    const PlannedParameters<B>& planned_ = home_.planned();
     Readiness& readiness_;
     InFlight<B>& in_flight_;
+    OwnContribution& contribution_ = in_flight_.contribution();
+    KeptGradients<B>& kept_;
     AnyOverlap& overlap_;
     const DeferredGather<B>& gathers_;  ///< of averages, with OverlapForward
 
-    const bool tracks_ = options_.gradients == GradientStorage::borrowed && any_tracked(home_.parameters());
+    const bool tracks_ = options_.gradients == GradientStorage::borrowed && any_tracked(planned_.parameters());
     const bool checks_gradients_ = tracks_ || options_.non_finite != NonFinite::pass;
-    std::atomic<bool> skips_{false};        ///< a gradient of this rank has an element that is not finite
-    std::atomic<Phase> end_{Phase::fresh};  ///< `ended` or `closed`, once the backward is over
+    std::atomic<bool> skips_{false};  ///< a gradient of this rank has an element that is not finite
+    /// `fresh` or `averaged` until the backward is over, then `ended` or `closed`.
+    std::atomic<Phase> base_{Phase::fresh};
     ReadyOrder<B> order_;
     WrittenGradients written_;
+    /// By parameter: was the memory of its gradient asked for in this backward? Only if gradients are pooled.
+    List<std::uint8_t> asked_for_ = List<std::uint8_t>(home_.pooled() ? planned_.size() : 0);
     bool rest_is_marked_ = false;  ///< by `mark_ready()`, in this step
     bool watched_ = false;         ///< marks are recorded, observed or checked
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -32,7 +33,7 @@ inline constexpr const char* some_are_marked =
     "some gradients of this step are marked; mark the rest, and call finish() first";
 inline constexpr const char* none_are_averaged = "gradients are not averaged yet; call finish() first";
 
-/// The rules for calls of the engine. A call that is not in the table is allowed in every phase.
+/// The rules for calls of the engine. In a phase without a rule a call is allowed.
 inline constexpr PhaseRule phase_rules[] = {
     {"begin_step", within_step, some_are_marked},
     {"set_weight", Phase::launched | Phase::closed,
@@ -50,10 +51,21 @@ inline constexpr PhaseRule phase_rules[] = {
     {"clip_gradients_by_value", Phase::fresh | Phase::accumulated, none_are_averaged},
 };
 
+/// The name of a call that has rules; any other text does not compile.
+struct PhasedCall {
+    template <std::size_t n>
+    consteval PhasedCall(const char (&call)[n]) : name(call) {
+        bool has_rule = false;
+        for (const PhaseRule& rule : phase_rules) has_rule = has_rule || rule.call == call;
+        if (!has_rule) throw "phase_rules has no rule for this call";
+    }
+    const char* name;
+};
+
 /// Returns why the call is refused in this phase, or null if it is allowed.
-constexpr const char* refusal_of(std::string_view call, Phase phase) noexcept {
+constexpr const char* refusal_of(PhasedCall call, Phase phase) noexcept {
     for (const PhaseRule& rule : phase_rules)
-        if (rule.call == call && (rule.phases & static_cast<unsigned>(phase)) != 0) return rule.refusal;
+        if (rule.call == call.name && (rule.phases & static_cast<unsigned>(phase)) != 0) return rule.refusal;
     return nullptr;
 }
 

@@ -85,6 +85,13 @@ private:
 template <Backend Host>
 class WeightComparison {
 public:
+    /// `every`: see ReducerOptions::compare_weights_every.
+    explicit WeightComparison(std::size_t every) noexcept : every_(every) {}
+
+    /// Do the ranks compare their weights in this step?
+    bool is_due() const noexcept {
+        return every_ != gradsync::never && (steps_ == 0 || (every_ != 0 && steps_ % every_ == 0));
+    }
     /// Reads the weights through `passes`. `backend` works on host memory.
     template <class Passes>
     void start(Host& backend, Passes&& passes, ListView<const ParameterView> parameters) {
@@ -100,9 +107,11 @@ public:
             exchange(*groups_, of_groups_, groups_work_);
         }
     }
-    /// `start` then compares, of each of the `count` parameters that has no value, `value_of(i)` as it is now.
+    /// `start` then compares, of each of the `count` parameters that has no value, `value_of(i)` as it is now. No-op if
+    /// this step compares nothing.
     template <class Passes, class ValueOf>
     void give(Passes&& passes, std::size_t count, ValueOf&& value_of) {
+        if (!is_due()) return;
         given_.clear();
         for (std::size_t i = 0; i < count; ++i) given_.push_back(digest_of_value(passes, value_of(i)));
     }
@@ -111,9 +120,10 @@ public:
     /// this handle.
     void compare_groups(Host replicas) { groups_.emplace(std::move(replicas)); }
 
-    /// Throws Error(parameter_mismatch), with the same text on every rank, if their weights differ. No-op without a
-    /// `start`.
+    /// Ends a step. Throws Error(parameter_mismatch), with the same text on every rank, if the weights that `start` has
+    /// read differ.
     void finish(Host& backend, ListView<const ParameterView> parameters) {
+        ++steps_;
         if (all_.empty()) return;
         work_.wait();
         groups_work_.wait();
@@ -185,6 +195,8 @@ private:
         return who.empty() ? who : text("those of ", who, " are not those of ", name, usual);
     }
 
+    const std::size_t every_;
+    std::size_t steps_ = 0;            ///< that are complete
     List<std::uint64_t> own_, given_;  ///< digest by parameter
     std::uint64_t digest_ = 0;
     std::optional<Host> groups_;

@@ -32,10 +32,10 @@ public:
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) guard_.refuse("begin_step", "with hybrid sharding every rank needs a batch");
         if (!has_batch && counts_micro_batches() &&
-            micro_batches_ < engine_->home().dealt().deal().count(backend_.rank()))
+            micro_batches_ < engine_->home().rounds().deal().count(backend_.rank()))
             guard_.refuse("begin_step",
                           text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
-                               micro_batches_, " of ", engine_->home().dealt().deal().count(backend_.rank())));
+                               micro_batches_, " of ", engine_->home().rounds().deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks
@@ -82,7 +82,7 @@ public:
         check_open("finish");
         engine_->marks().check_micro_batches("finish");
         guard_.run([&] {
-            deferred_ = inside_.possible() && !engine_->in_flight().compares_weights();
+            deferred_ = inside_.possible() && !engine_->in_flight().weights().is_due();
             if (deferred_) engine_->settle();
             else reduce();
             ++micro_batches_;
@@ -116,10 +116,10 @@ public:
     }
 
     O& optimizer() noexcept { return optimizer_; }  ///< Returns the optimizer, to change its settings between steps.
-    const O& optimizer() const noexcept { return optimizer_; }                  ///< The same, read-only.
-    const Statistics& statistics() const noexcept { return statistics_; }       ///< Returns what steps cost so far.
-    const BucketPlan& plan() const noexcept { return engine_->home().plan(); }  ///< Returns the buckets.
-    const B& backend() const noexcept { return backend_; }                      ///< Returns this rank's handle.
+    const O& optimizer() const noexcept { return optimizer_; }             ///< The same, read-only.
+    const Statistics& statistics() const noexcept { return statistics_; }  ///< Returns what steps cost so far.
+    const BucketPlan& plan() const noexcept { return engine_->home().planned().plan(); }  ///< Returns the buckets.
+    const B& backend() const noexcept { return backend_; }  ///< Returns this rank's handle.
     /// Returns the bytes on this rank.
     ShardMemory memory() const noexcept {
         return {values_.bytes(), engine_->home().bytes(), state_.master_bytes(), state_.state_bytes()};
@@ -254,8 +254,8 @@ protected:
 
     /// Allocates the state of the current plan, after its values. `weights`: see ShardState. Collective.
     void make_state(List<BufferView> weights = {}) {
-        state_ = ShardState<B>(backend_, plan(), engine_->home().layout(), engine_->home().infos(), values_.buckets(),
-                               std::move(weights), optimizer_.state_count());
+        state_ = ShardState<B>(backend_, plan(), engine_->home().storage().layout(), engine_->home().planned().infos(),
+                               values_.buckets(), std::move(weights), optimizer_.state_count());
         gathers_.resize(plan().size());
     }
 
@@ -300,15 +300,16 @@ protected:
                 operation,
                 "gradients are averaged already; call step() first, or put micro-batches before the last under "
                 "no_sync()");
-        if (counts_micro_batches() && micro_batches_ == engine_->home().dealt().deal().rounds())
+        if (counts_micro_batches() && micro_batches_ == engine_->home().rounds().deal().rounds())
             guard_.refuse(operation,
                           text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
     }
-    void check_averaged(const char* operation) const {
+    void check_averaged(PhasedCall call) const {
+        const char* const operation = call.name;
         guard_.check_usable(operation);
         if (micro_batches_ == 0) guard_.refuse(operation, "there are no averaged gradients; call finish() first");
-        if (!deferred_) engine_->marks().check_phase(operation);
-        if (const std::size_t due = engine_->home().dealt().deal().rounds();
+        if (!deferred_) engine_->marks().check_phase(call);
+        if (const std::size_t due = engine_->home().rounds().deal().rounds();
             counts_micro_batches() && micro_batches_ != due)
             guard_.refuse(operation, text("only ", micro_batches_, " of this step's ", due,
                                           " micro-batches were averaged; call finish() after each"));

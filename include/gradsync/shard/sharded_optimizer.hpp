@@ -337,15 +337,15 @@ private:
 
     /// Allocates values and state for the current plan. Collective.
     void make_state() {
-        values_ = detail::UnitValues<B>(plan(), engine_->home().layout(), parameters_, name, backend_.rank(), 1, 0,
-                                        [](std::size_t) { return std::size_t{0}; });
-        if (!in_buckets()) values_.borrow(backend_, plan(), engine_->home().layout(), parameters_);
+        values_ = detail::UnitValues<B>(plan(), engine_->home().storage().layout(), parameters_, name, backend_.rank(),
+                                        1, 0, [](std::size_t) { return std::size_t{0}; });
+        if (!in_buckets()) values_.borrow(backend_, plan(), engine_->home().storage().layout(), parameters_);
         values_.place(backend_, 0, true);
         if (shared()) values_.share(backend_, name);
         List<BufferView> weights(parameters_.size());
         for (std::size_t i = 0; i < weights.size(); ++i) {
             weights[i] = parameter_value(i);
-            if (!shared()) engine_->home().set_value(i, weights[i]);
+            if (!shared()) engine_->home().planned().set_value(i, weights[i]);
         }
         Base::make_state(std::move(weights));
         find_inside();
@@ -364,7 +364,7 @@ private:
         if constexpr (steps_inside)
             this->inside_.adopt_plan(
                 backend_, *engine_,
-                this->engine_options_.unused == UnusedParameters::error && !engine_->home().dealt().several());
+                this->engine_options_.unused == UnusedParameters::error && !engine_->home().rounds().dealt().several());
     }
 
     /// Moves weights and state from the plan `before` to the current one. Collective.

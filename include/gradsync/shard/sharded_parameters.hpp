@@ -90,8 +90,7 @@ public:
         this->gathers_.attach(*this->gathering_);
         make_state();
         reads_values_ = true;
-        engine_->in_flight().give_weights(
-            [&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
+        give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
     }
 
     /// The gathers in flight are waited for on the stream that is set now: the one of the last gather may be gone.
@@ -246,11 +245,16 @@ private:
         this->buckets_ = Units(std::move(unit_of));
     }
 
+    /// The ranks compare `value_of(i)` in their first step.
+    void give_weights(auto&& value_of) {
+        engine_->in_flight().weights().give(detail::passes_of(backend_), parameters_.size(), value_of);
+    }
+
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
         values_ = detail::UnitValues<B>(
-            plan(), engine_->home().layout(), parameters_, name, backend_.rank(), this->buckets_.count(), unit_count(),
-            [&](std::size_t b) { return this->buckets_.unit_of(plan().bucket(b).front()); });
+            plan(), engine_->home().storage().layout(), parameters_, name, backend_.rank(), this->buckets_.count(),
+            unit_count(), [&](std::size_t b) { return this->buckets_.unit_of(plan().bucket(b).front()); });
         Base::make_state();
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
@@ -303,7 +307,7 @@ private:
         if (std::exchange(reads_values_, false)) {
             for (ParameterView& p : parameters_)  // the trainer may free them now
                 if (p.requires_grad) p.value.data = nullptr;
-            engine_->in_flight().give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
+            give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
         }
         for (std::size_t u = 0; u < values_.size(); ++u) {
             Unit& unit = values_[u];

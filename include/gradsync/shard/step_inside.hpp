@@ -24,11 +24,11 @@ public:
                                   bool may) {
         possible_ = false;
         if constexpr (abilities_of<B>.steps_inside) {
-            const std::size_t buckets = engine.home().plan().size();
+            const std::size_t buckets = engine.home().planned().plan().size();
             rank_ = backend.rank(), size_ = backend.size();
             std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
-                shared = backend.shares(engine.home().bucket(b)) && backend.shares(values_.bucket(b));
+                shared = backend.shares(engine.home().storage().bucket(b)) && backend.shares(values_.bucket(b));
             possible_ = true;
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
             steps_ = List<Step>(buckets);

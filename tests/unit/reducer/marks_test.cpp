@@ -2,11 +2,13 @@
 // The ways to mark gradients: by index, several at once, by name, and all that are left.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
@@ -170,6 +172,25 @@ TEST_CASE(
         CHECK(outcome.text != "");  // a rank that is slower hears of the other's exception
     }
     CHECK(told > 0);
+}
+
+TEST_CASE("a mark of all that are left is refused while try_finish() waits for the averages, and the step goes on") {
+    std::atomic<bool> tried{false};
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = tensors({10, 20});
+              Reducer sync(comm, model);
+              for (std::size_t i = 0; i < 2; ++i) write(sync.gradient_view(i), random_gradient(model[i], comm.rank(), 0, i));
+              while (comm.rank() == 1 && !tried) std::this_thread::yield();
+              sync.mark_ready();
+              if (comm.rank() == 0) {
+                  finding.check(!sync.try_finish(), "finished without rank 1");
+                  const Outcome early = outcome_of([&] { sync.mark_ready(); });
+                  tried = true;
+                  finding.check(early.says("try_finish() has ended the backward; first call it until it returns true"), early.text);
+              }
+              while (!sync.try_finish()) std::this_thread::yield();
+              finding.check(wrong_mean(sync, model, 2, 0).empty(), wrong_mean(sync, model, 2, 0));
+          }) == "");
 }
 
 TEST_CASE("what backward() passes on takes what mark_ready() takes") {
