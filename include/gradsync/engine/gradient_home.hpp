@@ -85,8 +85,8 @@ public:
         std::lock_guard lock(slots_);
         return asked_for_[i] != 0;
     }
-    /// Gives bucket b a slot; false if it should wait for one. With `more` it takes any, or in host memory adds one.
-    /// For any thread.
+    /// Gives bucket b a slot; false if it should wait for one. With `more` it takes any, or in host
+    /// memory adds one. For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
         if (storage_.has_slot(b) ||
@@ -109,25 +109,25 @@ public:
         for (std::size_t i : plan_.bucket(b)) asked_for_[i] = 0;
         if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, plan_.bucket(b));
     }
-    /// The sums of the ranks' micro-batches that are reduced together. If a step has several, each is reduced
-    /// separately.
+    /// The sums of the ranks' micro-batches that are reduced together. If a step has
+    /// several, each is reduced separately.
     const DealtSums& dealt() const noexcept { return dealt_; }
-    /// Ends a round of micro-batches, one per rank. With `ends_step` the step is over, and its shards are no longer
-    /// needed.
+    /// Ends a round of micro-batches, one per rank. With `ends_step` the step is over,
+    /// and its shards are no longer needed.
     void end_round(bool ends_step) {
         if (ends_step) shards_.forget();
         dealt_.set_round(ends_step ? 0 : dealt_.round() + 1);
     }
     /// Does this rank contribute to the sum?
     bool has_part(const DealtSum& sum) const noexcept { return sum.first <= rank_ && rank_ < sum.last; }
-    /// The memory of bucket b in which sum k of the current ones is reduced. It holds this rank's contribution, if it
-    /// has one.
+    /// The memory of bucket b in which sum k of the current ones is reduced. It holds this rank's
+    /// contribution, if it has one.
     BufferView sum(std::size_t b, std::size_t k) const noexcept {
         const BufferView bucket = storage_.bucket(b);
         if (pooled()) return bucket;
         const ListView<const DealtSum> now = dealt_.now();
-        std::size_t spare =
-            0;  // sums of other ranks use spare memory, except the first of a round without a sum of this rank
+        // Sums of other ranks use spare memory, except the first of a round without a sum of this rank.
+        std::size_t spare = 0;
         const auto has_spare = [&](std::size_t i) {
             const bool is_first = i == 0 || now[i - 1].round != now[i].round, has_root = now[i].round < sums_.roots();
             return !has_part(now[i]) && (!is_first || has_root);
@@ -212,8 +212,8 @@ public:
         kept_bytes_.clear();
     }
 
-    /// Plans for another order of readiness, and moves values and sums along. Returns true if the plan changed.
-    /// Collective.
+    /// Plans for another order of readiness, and moves values and sums along. Returns true
+    /// if the plan changed. Collective.
     [[gnu::cold]] bool reorder(B& backend, std::span<const std::uint64_t> order) {
         for (std::size_t k = 0; k < order_.size(); ++k) order_[k] = order[k];
         BucketPlan plan = make_plan(backend);
@@ -230,8 +230,8 @@ public:
         return true;
     }
 
-    /// Moves the borrowed gradient i, in bucket b, to another memory. Returns false if it cannot leave an arena of
-    /// device memory.
+    /// Moves the borrowed gradient i, in bucket b, to another memory. Returns false if it cannot
+    /// leave an arena of device memory.
     [[nodiscard]] bool rebind(std::size_t i, std::size_t b, BufferView gradient) {
         const bool direct = parameters_[i].requires_grad && !marks_[i].copied,
                    leaves = direct && plan_.bucket(b).size() > 1;
@@ -337,8 +337,8 @@ private:
         return plan;
     }
 
-    /// By bucket: the range of the trainer's memory that is this bucket on all ranks; without memory if there is none.
-    /// Collective.
+    /// By bucket: the range of the trainer's memory that is this bucket on all ranks; without memory
+    /// if there is none. Collective.
     [[gnu::cold]] List<BufferView> direct_buckets(B& backend) const {
         List<BufferView> ranges(plan_.size());
         List<std::uint64_t> places(plan_.size());  // by bucket: digest of the positions of its gradients in the range
@@ -394,8 +394,8 @@ private:
     bool scattered_;   ///< only the shards are used once a bucket's collective is complete
     bool means_only_;  ///< see ExchangeTraits
     int size_, rank_;
-    std::size_t least_direct_ =
-        0;  ///< bytes from which a range of several gradients in the trainer's memory is used as a bucket
+    /// Bytes from which a range of several gradients in the trainer's memory is used as a bucket.
+    std::size_t least_direct_ = 0;
     const AnyBuckets& policy_;
     List<ParameterView> parameters_;
     List<ParameterInfo> infos_;
@@ -414,10 +414,10 @@ private:
     [[no_unique_address]] PassesOf<B> passes_;
     List<Mark> marks_;                    ///< by parameter
     std::atomic<bool> some_left_{false};  ///< some gradients have left the range that was their bucket; see `rebind`
-    List<std::uint8_t> asked_for_ =
-        List<std::uint8_t>(parameters_.size());  ///< by parameter, in this backward; for pooled gradients
-    List<std::size_t> kept_;                     ///< saved gradients, in case no rank used them
-    List<std::uint8_t> kept_bytes_;              ///< their contents, one after the other
+    /// By parameter, in this backward; for pooled gradients.
+    List<std::uint8_t> asked_for_ = List<std::uint8_t>(parameters_.size());
+    List<std::size_t> kept_;         ///< saved gradients, in case no rank used them
+    List<std::uint8_t> kept_bytes_;  ///< their contents, one after the other
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -60,8 +60,8 @@ public:
     // -------------------------------------------------------------------------------------------------- for any thread
 
     Watch& watch() noexcept { return watch_; }
-    /// The number of buckets that were started, and of those known to be complete. Both count from the start of the
-    /// plan.
+    /// The number of buckets that were started, and of those known to be complete.
+    /// Both count from the start of the plan.
     std::size_t launched() const noexcept { return started_.load(std::memory_order_acquire); }
     std::size_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
     bool in_flight() const noexcept { return completed() < launched(); }
