@@ -11,9 +11,9 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Reduces the tensors in place, or gives all ranks those of `root`, with ReduceOp::sum. Small ones share one
-/// collective, in a buffer on the stack: a broadcast of these is a sum with zeros, because the tags of sums are
-/// compared.
+/// Reduces the tensors in place, or gives all ranks those of `root`, with ReduceOp::sum.
+/// Small ones share one collective, in a buffer on the stack: a broadcast of these is a sum with zeros,
+/// because the tags of sums are compared.
 template <class B>
 void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op, int root = -1) {
     alignas(64) std::byte memory[std::size_t{16} << 10];

@@ -11,7 +11,7 @@ namespace gradsync::inline v0_2::cxx14 {
 
 namespace {
 
-/// What the library's errors recommend and this face lacks, and what to do here instead.
+/// Texts of the library's errors that recommend what this interface lacks, and what to do here instead.
 constexpr std::string_view remedies[][2] = {
     {", or let gradients live in the buckets (GradientStorage::in_buckets)", ""},
     {"an empty ParameterView", "an empty Parameter"},

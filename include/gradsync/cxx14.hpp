@@ -60,8 +60,8 @@ public:
     /// null. Call it if the training cannot go on.
     void fail(const char* reason) noexcept;
 
-    /// Replaces `count` elements by their mean over the ranks (floating types only), their sum, or rank `root`'s
-    /// elements.
+    /// Replaces `count` elements by their mean over the ranks (floating types only),
+    /// their sum, or rank `root`'s elements.
     void average(void* data, std::size_t count, DType type);
     void sum(void* data, std::size_t count, DType type);  ///< Replaces `count` elements by their sum over the ranks.
     void broadcast(void* data, std::size_t count, DType type, int root = 0);  ///< Replaces them by rank `root`'s.

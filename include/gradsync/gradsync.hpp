@@ -9,8 +9,8 @@
 #endif
 
 /// @file
-/// The umbrella header: vocabulary types, engine, policies and the in-process backend. Other backends have headers of
-/// their own.
+/// The umbrella header: vocabulary types, engine, policies and the in-process backend.
+/// Other backends have headers of their own.
 
 #include "average.hpp"
 #include "backend/thread_backend.hpp"

@@ -58,8 +58,8 @@ public:
         if (engine_ == nullptr) detail::refuse("acquire", "no averages are pending here; call finish() first");
         return engine_->acquire(i, step_);
     }
-    /// Returns when all gradients hold their averages. Call it before a validation, before a checkpoint, and at the
-    /// end.
+    /// Returns when all gradients hold their averages. Call it before a validation, before
+    /// a checkpoint, and at the end.
     void wait() {
         if (engine_ != nullptr) engine_->acquire_all(step_);
     }
@@ -84,14 +84,14 @@ private:
 /// Collective functions are called by all ranks in the same order: construction, `broadcast_*`, `begin_step`, `finish`,
 /// `try_finish`, `gradient_norm`, `clip_gradients_by_norm`, `rebuild_buckets`.
 ///
-/// Threads: any thread may call `mark_ready`. Call everything else from one thread at a time, while no marks are under
-/// way.
+/// Threads: any thread may call `mark_ready`. Call everything else from one thread at a time,
+/// while no marks are under way.
 ///
 /// Errors: a call that throws before it starts anything (an invalid argument, the wrong time) changes nothing. After
 /// any other exception the Reducer and its communicator are unusable; every later call throws the first error's code.
 ///
-/// Ownership: the trainer's parameters and gradients must outlive the Reducer. A Reducer can be neither moved nor
-/// copied.
+/// Ownership: the trainer's parameters and gradients must outlive the Reducer. A Reducer can
+/// be neither moved nor copied.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
 class Reducer {
     static_assert(require_backend<B>() && require_bucket_policy<Buckets>() && require_overlap_policy<Overlap>() &&
@@ -112,11 +112,11 @@ public:
     /// overlap policy and an exchange, in any order and each at most once; those that are missing have their defaults:
     ///
     ///     gs::Reducer sync(comm, model.parameters(), gs::OverlapForward{}, gs::Flat{});
-    ///     gs::Reducer sync(comm, model.parameters(), {.unused = gs::UnusedParameters::find_unused}, gs::PowerSgd{.rank
-    ///     = 2});
+    ///     gs::Reducer sync(comm, model.parameters(), {.unused = gs::UnusedParameters::find_unused},
+    ///                      gs::PowerSgd{.rank = 2});
     ///
-    /// Collective. Throws Error(parameter_mismatch), with the same text on every rank, if parameters, policies or
-    /// options differ.
+    /// Collective. Throws Error(parameter_mismatch), with the same text on every rank,
+    /// if parameters, policies or options differ.
     template <class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
     Reducer(const B& backend, Range&& parameters, First first = {}, More... more)
         : guard_(backend, "this Reducer"),
@@ -157,8 +157,8 @@ public:
     /// before it marks a gradient outside of `no_sync()`; otherwise the step throws Error(invalid_argument). Local.
     void set_weight(double weight) { engine_.set_weight(weight); }
 
-    /// Accumulates micro-batches: while the guard lives, marks start no collectives, and gradients add up (see
-    /// Accumulation).
+    /// Accumulates micro-batches: while the guard lives, marks start no collectives,
+    /// and gradients add up (see Accumulation).
     ///
     /// - Guards nest.
     /// - Each mark of a gradient counts as its next micro-batch.
@@ -181,11 +181,11 @@ public:
     /// parameter, and what `finish()` throws if other ranks have failed.
     GRADSYNC_ALWAYS_INLINE void mark_ready(std::size_t i) { engine_.marks().mark_ready(i); }
 
-    /// The same for a gradient that a framework allocated anew: it lies in `gradient`, with the count, type and space
-    /// of the old one. A borrowed gradient stays there until the next such call or `rebind_gradient`, so keep its
-    /// memory until then. A gradient that lives in a bucket, or in an arena of device memory that is one, is copied to
-    /// its place. Throws what `mark_ready(i)` throws, and Error(invalid_argument) for another count, type or space, or
-    /// no memory.
+    /// The same for a gradient that a framework allocated anew: it lies in `gradient`, with the count,
+    /// type and space of the old one. A borrowed gradient stays there until the next such call or `rebind_gradient`,
+    /// so keep its memory until then. A gradient that lives in a bucket, or in an arena of device memory that is one,
+    /// is copied to its place. Throws what `mark_ready(i)` throws, and Error(invalid_argument) for another count,
+    /// type or space, or no memory.
     void mark_ready(std::size_t i, const BufferView& gradient) { engine_.marks().mark_ready(i, gradient); }
 
     /// The same for several gradients, such as those of `Packed::layer(l)`.
@@ -234,8 +234,8 @@ public:
     /// - The calls of a step together are one collective call.
     /// - Repeated calls time out as a wait does. A pause between two calls counts at most a second, or a sixteenth of
     ///   the limit if that is less.
-    /// - If marks are missing, and no rank waits for them, the calls throw Errc::gradient_not_ready after twice the
-    ///   limit.
+    /// - If marks are missing, and no rank waits for them, the calls throw Errc::gradient_not_ready
+    ///   after twice the limit.
     /// - With UnusedParameters::find_unused the first call ends the backward: gradients that are not marked by then
     ///   count as unused.
     /// - A gradient that was marked only under an earlier `no_sync()` counts as not marked.
@@ -264,10 +264,10 @@ public:
     /// throws Error(invalid_argument), as clipping does, if gradients are not averaged.
     double gradient_norm() { return engine_.gradient_norm(); }
 
-    /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. An optimizer that
-    /// takes a factor saves this pass: `clip_factor(sync.gradient_norm(), max_norm)`. `total`: the norm to clip by, if
-    /// a training has several Reducers. Leaves gradients as they are if the norm is infinite or NaN. Collective without
-    /// `total`.
+    /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before.
+    /// An optimizer that takes a factor saves this pass: `clip_factor(sync.gradient_norm(), max_norm)`.
+    /// `total`: the norm to clip by, if a training has several Reducers. Leaves gradients as they are if the norm
+    /// is infinite or NaN. Collective without `total`.
     double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
         return detail::clip_gradients_by_norm(engine_, guard_, max_norm, total);
     }
@@ -276,11 +276,11 @@ public:
 
     // ----------------------------------------------------------------------------------------------------- bookkeeping
 
-    /// Plans the buckets anew, from the order in which gradients became ready in rank 0's first step (or in the steps
-    /// after `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets) gets the latest times
-    /// of all ranks, and their order. Gradients keep their values, accumulated ones included. Old and new buckets exist
-    /// side by side during the call. Returns true if the plan changed; then call `gradient_view` again. Between steps.
-    /// Collective.
+    /// Plans the buckets anew, from the order in which gradients became ready in rank 0's first step
+    /// (or in the steps after `record_order()`). A policy that plans by times (TimedBucketPolicy: OptimalBuckets)
+    /// gets the latest times of all ranks, and their order. Gradients keep their values, accumulated ones included.
+    /// Old and new buckets exist side by side during the call. Returns true if the plan changed;
+    /// then call `gradient_view` again. Between steps. Collective.
     [[nodiscard]] bool rebuild_buckets() {
         return engine_.rebuild_buckets([](BufferView) {});
     }
@@ -288,9 +288,9 @@ public:
     /// step, and the mean times.
     void record_order(unsigned steps = 1) { engine_.record_order(steps); }
 
-    /// Makes borrowed gradient i live in other memory from now on, with the same count and type. Between steps. Local.
-    /// Throws Error(invalid_argument) if it lies in device memory side by side with others, with which it forms a
-    /// bucket.
+    /// Makes borrowed gradient i live in other memory from now on, with the same count and type. Between steps.
+    /// Local. Throws Error(invalid_argument) if it lies in device memory side by side with others,
+    /// with which it forms a bucket.
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
     const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.
@@ -309,7 +309,7 @@ public:
     std::span<const ParameterView> parameters() const noexcept { return engine_.home().planned().parameters(); }
 
 private:
-    /// What `backward` passes on.
+    /// The argument that `backward` passes to `run`.
     struct Ready {
         Reducer& sync;
         GRADSYNC_ALWAYS_INLINE void operator()(std::size_t i) const { sync.mark_ready(i); }

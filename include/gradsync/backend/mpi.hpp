@@ -9,16 +9,19 @@ namespace gradsync::inline v0_2 {
 
 using MpiOptions = ProcessOptions;  ///< the options of an MpiBackend
 
-/// How an `MpiBackend` uses the communicator that it is given, like Boost.MPI's `comm_create_kind`. The same on all
-/// ranks.
+/// How an `MpiBackend` uses the communicator that it is given, like Boost.MPI's `comm_create_kind`.
+/// The same on all ranks.
 enum class MpiCommunicator : std::uint8_t {
-    duplicate,  ///< messages travel in a duplicate; you keep yours, and may free it afterwards. (Construction sends in
-                ///< yours with its largest tag, MPI_TAG_UB, if ranks are missing.)
-    attach,     ///< messages travel in yours: nothing else may ever send in it, no other backend either. It must live
-                ///< until MPI is finalised. Errors in it are returned meanwhile (MPI_ERRORS_RETURN)
-    take_ownership,  ///< as `attach`, but the backend owns it and frees it: at construction if no messages are needed,
-                     ///< otherwise when another backend is made or destroyed after the last handle (never if its ranks
-                     ///< have failed). If construction throws, do not use it again
+    /// Messages travel in a duplicate; you keep yours, and may free it afterwards. (Construction sends in yours with
+    /// its largest tag, MPI_TAG_UB, if ranks are missing.)
+    duplicate,
+    /// Messages travel in yours: nothing else may ever send in it, no other backend either. It must live until MPI is
+    /// finalised. Errors in it are returned meanwhile (MPI_ERRORS_RETURN).
+    attach,
+    /// As `attach`, but the backend owns it and frees it: at construction if no messages are needed, otherwise when
+    /// another backend is made or destroyed after the last handle (never if its ranks have failed). If construction
+    /// throws, do not use it again.
+    take_ownership,
 };
 
 namespace detail {

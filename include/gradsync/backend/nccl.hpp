@@ -35,16 +35,17 @@ private:
 
 /// Options of `NcclBackend`.
 struct NcclOptions {
-    std::chrono::nanoseconds timeout =
-        std::chrono::minutes(5);            ///< limit of every wait and every collective; `set_timeout` changes it
-    cudaStream_t stream = nullptr;          ///< the stream that writes and reads buffers; `set_stream` changes it
-    int device = -1;                        ///< -1: the calling thread's
-    int max_ctas = 0;                       ///< limit for NCCL's kernels, to leave room for others; 0: NCCL decides
-    NcclMemory memory = NcclMemory::plain;  ///< kind of memory from `allocate`; the same on all ranks. If they get a
-                                            ///< lesser kind, `describe()` names it and says why
-    /// Consecutive buckets of a Reducer's backward are launched together if they have at most this many bytes in all
-    /// (32 buckets at most), and so are their gathers (OverlapForward). 0: each bucket is launched on its own. The same
-    /// on all ranks.
+    /// Limit of every wait and every collective; `set_timeout` changes it.
+    std::chrono::nanoseconds timeout = std::chrono::minutes(5);
+    cudaStream_t stream = nullptr;  ///< the stream that writes and reads buffers; `set_stream` changes it
+    int device = -1;                ///< -1: the calling thread's
+    int max_ctas = 0;               ///< limit for NCCL's kernels, to leave room for others; 0: NCCL decides
+    /// Kind of memory from `allocate`; the same on all ranks. If they get a lesser kind,
+    /// `describe()` names it and says why.
+    NcclMemory memory = NcclMemory::plain;
+    /// Consecutive buckets of a Reducer's backward are launched together if they have at most this many bytes
+    /// in all (32 buckets at most), and so are their gathers (OverlapForward). 0: each bucket is launched
+    /// on its own. The same on all ranks.
     std::size_t group_bytes = std::size_t{1} << 20;
     std::string bind = {};  ///< see ProcessOptions::bind; each rank has its own
 };
@@ -56,10 +57,10 @@ struct NcclOptions {
 ///   host until it is complete. `Work::wait_on(stream)` makes a stream wait, and returns at once: the Work then counts
 ///   as complete, and its buffers are in use until that stream gets there.
 /// - Means are scaled in f32 (f64 for f64). The sum of the weights is computed on the device; no host waits for it.
-///   Types of 16 and 8 bits are scaled before they are added up, and rounded both then and in NCCL's sum; those of 8
-///   bits need NCCL 2.24.3 and devices of compute capability 9.0. Sums are in NCCL's order, not in that of the other
-///   backends; in `min` and `max` a NaN may lose. Means, and the Reducer, need the library's kernels: link
-///   gradsync::cuda (nvcc compiles that one file).
+///   Types of 16 and 8 bits are scaled before they are added up, and rounded both then and in NCCL's sum;
+///   those of 8 bits need NCCL 2.24.3 and devices of compute capability 9.0. Sums are in NCCL's order, not in that
+///   of the other backends; in `min` and `max` a NaN may lose. Means, and the Reducer, need the library's kernels:
+///   link gradsync::cuda (nvcc compiles that one file).
 /// - Beside the data, ranks tell one another over TCP what they start; nothing on a device waits for that. A rank that
 ///   starts something else, fails, leaves, dies or reaches its time limit is named on every other rank, as on the other
 ///   backends, and collectives in flight are aborted. `host()` is a backend over those connections, for host memory.
@@ -88,9 +89,9 @@ public:
     explicit NcclBackend(R& rendezvous, NcclOptions options = {})
         : NcclBackend(connect(rendezvous, options), options, nullptr) {}
 
-    /// The same over an existing communicator of the same ranks in the same order. You keep the ownership, and it must
-    /// outlive the backend. A failure aborts and destroys it. Throws Error(invalid_argument) if `comm` and `rendezvous`
-    /// differ.
+    /// The same over an existing communicator of the same ranks in the same order. You keep the ownership,
+    /// and it must outlive the backend. A failure aborts and destroys it. Throws Error(invalid_argument)
+    /// if `comm` and `rendezvous` differ.
     template <Rendezvous R>
     static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
         return adopt(rendezvous, comm, options, false);

@@ -29,15 +29,15 @@ struct SimulatedCluster {
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
 };
 
-/// Simulates ranks in virtual time. Collectives are real, but take the time of a cost model; compute takes the time
-/// that you give. You can observe real Reducers and policies on thousands of ranks, on one core, and every run is the
-/// same.
+/// Simulates ranks in virtual time. Collectives are real, but take the time of a cost model;
+/// compute takes the time that you give. You can observe real Reducers and policies on thousands of ranks,
+/// on one core, and every run is the same.
 ///
 /// - A collective begins when its last rank has started it and its links are free, one collective at a time: see
 ///   simulation::Network. `plan::collective_cost` gives its duration.
 /// - Ranks have a thread each, but only one runs at a time: they may share captured variables without locks.
-/// - Sums have the bits of ThreadBackend's. `now()` is the rank's clock, in seconds; only `compute()` and waiting
-///   advance it.
+/// - Sums have the bits of ThreadBackend's. `now()` is the rank's clock, in seconds;
+///   only `compute()` and waiting advance it.
 /// - `run_simulated` starts the ranks and returns the network's records.
 class SimulatedBackend : public detail::EngineCollectives<SimulatedBackend, simulation::Engine> {
 public:

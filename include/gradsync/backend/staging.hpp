@@ -21,8 +21,8 @@ struct StagingOptions {
 /// - A collective reads its buffers after all work that is on the compute stream when it is started. A thread of the
 ///   library advances the copies and the host's collectives during the backward. If the host's messages are MPI's, MPI
 ///   must allow calls from any thread (MPI_THREAD_MULTIPLE).
-/// - `Work::wait_on(stream)` blocks the host until the result is on its way back, and makes the stream wait for the
-///   rest.
+/// - `Work::wait_on(stream)` blocks the host until the result is on its way back, and makes
+///   the stream wait for the rest.
 /// - The device of a handle must be the calling thread's current device.
 template <Backend Host>
 class StagingBackend

@@ -15,16 +15,16 @@ using TcpOptions = ProcessOptions;  ///< the options of a TcpBackend
 
 /// Ranks are processes. Any launcher that tells each process its rank can start them. They need only sockets, no MPI.
 ///
-/// - **On one machine** ranks share memory, as those of MpiBackend do, at the same speed. They use sockets only to find
-///   one another.
+/// - **On one machine** ranks share memory, as those of MpiBackend do, at the same speed.
+///   They use sockets only to find one another.
 /// - **On several machines**, or if ranks cannot share memory (`describe()` says why), they send messages over TCP
 ///   connections between all of them. Messages move only inside `progress()`, `test()` and `wait()`, which any thread
 ///   may call. Between machines, `OverlapBackward` calls them from its own thread.
 /// - **On several machines with several ranks on some**, an all-reduce reduces on each machine, then between machines.
 /// - Sums have the bits of ThreadBackend, wherever the ranks run; see MpiBackend.
-/// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws an Error that names
-///   it. A death shows at once, even on other machines, because the system closes the connections of a process that
-///   dies.
+/// - If a rank fails, leaves early, dies or reaches its time limit, every other rank's wait throws
+///   an Error that names it. A death shows at once, even on other machines, because the system closes
+///   the connections of a process that dies.
 class TcpBackend : public detail::ProcessBackend<TcpBackend> {
 public:
     /// Makes a backend of the ranks that meet at `rendezvous`, which may be destroyed afterwards. Collective. Throws

@@ -50,9 +50,9 @@ using ThreadWork = detail::NumberedWork<detail::ThreadSeat>;
 
 /// Ranks are threads of one process. It has no dependencies; the other backends are tested against it.
 ///
-/// - A reduction is one fused pass that reads every rank's elements and writes every rank's result; all ranks work on
-///   it, by chunks. Elements are combined in the order of a tree over the ranks (core/math.hpp); the bits depend on
-///   nothing else.
+/// - A reduction is one fused pass that reads every rank's elements and writes every rank's result;
+///   all ranks work on it, by chunks. Elements are combined in the order of a tree over the ranks (core/math.hpp);
+///   the bits depend on nothing else.
 /// - Collectives advance inside `progress()`, `test()` and `wait()` of any rank; the library starts no thread. A rank
 ///   that waits also works on the shares of late ranks (but not in a `reduce_step`).
 /// - Several threads of a rank may use a handle. Collectives run in the order in which they are started.
@@ -108,8 +108,8 @@ static_assert(Backend<ThreadBackend>);
 
 /// Options of `run_threads`.
 struct ThreadOptions {
-    std::chrono::nanoseconds timeout =
-        ThreadBackend::default_timeout;  ///< limit of every wait; `set_timeout` changes it
+    /// Limit of every wait; `set_timeout` changes it.
+    std::chrono::nanoseconds timeout = ThreadBackend::default_timeout;
 };
 
 /// Runs `f(ThreadBackend)` on `size` threads, one per rank, and returns when all have returned. Returns nothing, or the

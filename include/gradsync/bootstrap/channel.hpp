@@ -43,8 +43,8 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 96 && std::is_trivially_copyable_v<Hello>);
 
-/// The caller's proof that it knows the key (role 'c'), the called rank's proof (role 'a'), or the key of the session
-/// (role 's').
+/// The caller's proof that it knows the key (role 'c'), the called rank's proof (role 'a'),
+/// or the key of the session (role 's').
 inline Hash proof(const Hash& key, char role, const Hello& hello, const Nonce& challenge) noexcept {
     return bootstrap::hmac(bootstrap::bytes_of(key), bootstrap::bytes_of(role), bootstrap::bytes_of(hello),
                            bootstrap::bytes_of(challenge));

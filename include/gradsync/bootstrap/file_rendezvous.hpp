@@ -184,8 +184,8 @@ private:
     /// Waits for the files of the `missing` ranks, and reads them into `all`.
     void collect(const std::string& exchange, List<int> missing, std::vector<Blob>& all,
                  std::chrono::nanoseconds limit) {
-        // Rank 0 names missing ranks before another rank has to. It may still wait for arrivals when others come to the
-        // first exchange.
+        // Rank 0 names missing ranks before another rank has to. It may still wait for arrivals when
+        // others come to the first exchange.
         constexpr std::chrono::seconds moment{2};
         auto deadline = Clock::now() + limit + (rank() == 0 || exchange == arrival ? moment * 0 : moment);
         for (bool leader_is_here = rank() == 0;; ::usleep(2'000)) {
@@ -194,8 +194,8 @@ private:
             missing.erase_if([&](int r) {
                 Blob words;
                 if (read(failure, r, words)) refuse(bootstrap::Refusal::read(bootstrap::text_of(words)), r);
-                const bool left = exchange != arrival &&
-                                  read(good_bye, r, words);  // read before its file: it may post and then leave
+                // Read before its file: a rank may post and then leave.
+                const bool left = exchange != arrival && read(good_bye, r, words);
                 if (read(exchange, r, all[static_cast<std::size_t>(r)])) {
                     if (r == 0 && !std::exchange(leader_is_here, true)) deadline = Clock::now() + limit + moment;
                     return true;

@@ -15,8 +15,8 @@ struct Job {
     std::string address = "localhost";  ///< rank 0's machine
     std::uint16_t port = 29500;         ///< at which rank 0 listens
     std::string token = {};  ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
-    std::string run_id =
-        {};  ///< the same on all ranks, different in every other job; keeps jobs apart. Need not be secret
+    /// The same on all ranks, different in every other job; keeps jobs apart. Need not be secret.
+    std::string run_id = {};
 
     /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher
     /// whose variables are set counts:
@@ -34,8 +34,8 @@ struct Job {
     /// TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is
     /// GRADSYNC_JOB_TOKEN.
     ///
-    /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR or MASTER_PORT is set without a
-    /// rank.
+    /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR or
+    /// MASTER_PORT is set without a rank.
     template <class Lookup>
     static Job from(Lookup&& variable);
 

@@ -73,8 +73,8 @@ struct MpiFailure {
 inline int liveness_tag() noexcept {
     void* bound = nullptr;
     int found = 0;
-    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound,
-                      &found);                         // Open MPI copies it to duplicates of MPI_COMM_WORLD only
+    // Asks MPI_COMM_WORLD: Open MPI copies the attribute to duplicates of that one only.
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);
     return found ? *static_cast<int*>(bound) : 32767;  // the minimum that the standard guarantees
 }
 

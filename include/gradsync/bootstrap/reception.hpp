@@ -32,8 +32,8 @@ struct Link {
 class Reception {
 public:
     Reception() = default;
-    /// Answers calls at `listener`. `own`: what a caller's greeting must contain: the called rank, and the job's name
-    /// and size.
+    /// Answers calls at `listener`. `own`: what a caller's greeting must contain: the called rank,
+    /// and the job's name and size.
     Reception(Socket listener, const Hello& own, const Hash& key) noexcept
         : listener_(std::move(listener)), own_(own), key_(key) {}
 
@@ -115,11 +115,11 @@ public:
         return {};
     }
 
-    /// The number of callers turned away. `told()`: the reason given to the last one that may have belonged to the job,
-    /// or empty.
+    /// The number of callers turned away. `told()`: the reason given to the last one that may have
+    /// belonged to the job, or empty.
     int turned_away() const noexcept { return turned_away_; }
-    /// The longest time in which `answer` looked at no caller: more than a tenth of a second if this process was
-    /// stopped.
+    /// The longest time in which `answer` looked at no caller: more than a tenth of a second
+    /// if this process was stopped.
     std::chrono::nanoseconds longest_pause() const noexcept { return longest_pause_; }
     const std::string& told() const noexcept { return told_; }
 
@@ -139,8 +139,8 @@ private:
 
     static constexpr std::size_t backlog = 128;
 
-    /// Reads a caller's words that have arrived, and turns it away at the first wrong byte. Returns true if more must
-    /// come.
+    /// Reads a caller's words that have arrived, and turns it away at the first wrong byte.
+    /// Returns true if more must come.
     [[gnu::cold]] bool listen_to(Caller& caller) {
         Hello& hello = caller.words.hello;
         const std::size_t due = caller.challenged ? sizeof caller.words : sizeof hello;
@@ -219,8 +219,8 @@ struct Answer {
     Channel channel = {};
     Refusal refusal = {};
     std::string problem = {};
-    bool silent = false;  ///< nobody answered, or hung up before a word: a process that is stopped, is closing, or has
-                          ///< too many callers
+    /// Nobody answered, or hung up before a word: a process that is stopped, is closing, or has too many callers.
+    bool silent = false;
 };
 
 /// Introduces the caller to the other end of `socket`, by the rules of channel.hpp.
@@ -315,8 +315,8 @@ struct Answer {
     return answer;
 }
 
-/// Does a store of torch.distributed listen at one of `addresses`? It also uses MASTER_PORT, and echoes the number of a
-/// ping.
+/// Does a store of torch.distributed listen at one of `addresses`? It also uses MASTER_PORT,
+/// and echoes the number of a ping.
 [[gnu::cold]] inline bool is_torch_store(const List<Address>& addresses, Clock::time_point deadline) {
     constexpr unsigned char validate_and_ping[] = {0, 0xce, 0xf7, 0x85, 0x3c, 13, 'p', 'i', 'n', 'g'};
     for (const Address& address : addresses) {

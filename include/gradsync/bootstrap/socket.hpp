@@ -66,8 +66,8 @@ public:
         return move_all(data, bytes, POLLIN, deadline);
     }
 
-    /// Begins to connect. Wait for POLLOUT; then `is_connected()` tells how it ended. False if it failed; `errno` says
-    /// why.
+    /// Begins to connect. Wait for POLLOUT; then `is_connected()` tells how it ended.
+    /// False if it failed; `errno` says why.
     [[gnu::cold]] bool connect(const sockaddr* name, socklen_t size) const noexcept {
         return ::connect(get(), name, size) == 0 || errno == EINPROGRESS || errno == EINTR;
     }
@@ -115,8 +115,8 @@ public:
     }
 
 private:
-    /// Has the system connected this socket to itself? It may give a port without a listener to the very socket that
-    /// calls it.
+    /// Has the system connected this socket to itself? It may give a port without a listener
+    /// to the very socket that calls it.
     [[gnu::cold]] bool has_called_itself() const noexcept {
         sockaddr_storage own{}, other{};
         socklen_t size = sizeof own, other_size = sizeof other;

@@ -144,8 +144,8 @@ private:
 
     // ------------------------------------------------------------------------------------------------------- exchanges
 
-    /// Rank 0 has been waiting for the others when another rank begins to; it reports missing ranks before that rank
-    /// gives up.
+    /// Rank 0 has been waiting for the others when another rank begins to; it reports missing
+    /// ranks before that rank gives up.
     static constexpr std::chrono::seconds moment{2};
 
     net::Channel& peer(int other) noexcept { return peers_[rank() == 0 ? at(other) : 0]; }

@@ -11,8 +11,8 @@ namespace message_passing {
 class MessageWorld;
 }
 
-/// Options of the backends whose ranks are processes. All except `domain`, `timeout` and `bind` must be equal on all
-/// ranks.
+/// Options of the backends whose ranks are processes. All except `domain`, `timeout` and
+/// `bind` must be equal on all ranks.
 struct ProcessOptions {
     /// The time limit of construction, once all ranks have begun it, and of every later wait; must be positive.
     /// `set_timeout` changes it. docs/guides/processes.md says how much later the error may come.
@@ -51,9 +51,9 @@ struct Connection {
     Paths paths;
 };
 
-/// Sets up shared memory on each machine. If that fails on any machine, or is not wanted, `engine` is null on every
-/// rank, and `paths.problem` says why. If `engine` is null or there are several machines, call `add_messages` next.
-/// Collective.
+/// Sets up shared memory on each machine. If that fails on any machine, or is not wanted,
+/// `engine` is null on every rank, and `paths.problem` says why. If `engine` is null or there are several machines,
+/// call `add_messages` next. Collective.
 Connection share_memory(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options);
 
 /// Connects ranks that cannot see one another's processes, so that the network reports a death. Returns the text of
@@ -68,16 +68,16 @@ void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, cons
                   decltype(&watch_processes) watch);
 
 /// Connects ranks that are processes in the fastest way: shared memory on one machine, messages between machines.
-/// `transport()` makes the transport of the messages, if there are any; either all ranks call it or none does.
-/// Collective.
+/// `transport()` makes the transport of the messages, if there are any; either all ranks call
+/// it or none does. Collective.
 template <class MakeTransport>
 Connection connect(bootstrap::AnyRendezvous meeting, const Placement& ranks, const ProcessOptions& options,
                    decltype(&watch_processes) watch, MakeTransport&& transport) {
     Connection connection = share_memory(meeting, ranks, options);
     if (!connection.engine || ranks.machines.count() > 1)
         add_messages(connection, meeting, ranks, options, transport(), watch);
-    bootstrap::exchange(meeting,
-                        std::uint8_t{0});  // from here on a rank that ends does not fail the others' construction
+    // From here on a rank that ends does not fail the others' construction.
+    bootstrap::exchange(meeting, std::uint8_t{0});
     return connection;
 }
 
@@ -139,8 +139,8 @@ public:
                                                 .cheaper_alone = true,
                                                 .steps_inside = true};
 
-    /// Between machines, messages move only inside calls. A progress thread makes such calls, if any thread may send
-    /// messages.
+    /// Between machines, messages move only inside calls. A progress thread makes such calls,
+    /// if any thread may send messages.
     bool wants_progress_thread() const { return paths_->any_thread && paths_->machines.count() > 1; }
 
     /// In bytes; see the concept. Memory that is not shared travels in pieces that fit the caches, which is cheaper

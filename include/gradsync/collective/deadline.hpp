@@ -11,8 +11,8 @@ constexpr bool is_limit(std::chrono::nanoseconds timeout) noexcept {
     return timeout > std::chrono::nanoseconds::zero();
 }
 
-/// The limit of the meeting at which ranks compare their options: a wrong `timeout` is refused there, on all ranks, and
-/// not before.
+/// The limit of the meeting at which ranks compare their options: a wrong `timeout` is refused there,
+/// on all ranks, and not before.
 constexpr std::chrono::nanoseconds limit_or(std::chrono::nanoseconds timeout, std::chrono::nanoseconds usual) noexcept {
     return is_limit(timeout) ? timeout : usual;
 }
@@ -77,10 +77,10 @@ public:
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
     Clock::time_point deadline_{}, liveness_check_{};
-    Clock::time_point last_{};        ///< the last look
-    Clock::time_point limit_seen_{};  ///< when the limit was first seen to have passed: after the deadline if the rank
-                                      ///< was descheduled
-    Clock::time_point suspected_{};   ///< since when `suspect_` is the suspect
+    Clock::time_point last_{};  ///< the last look
+    /// When the limit was first seen to have passed: after the deadline if the rank was descheduled.
+    Clock::time_point limit_seen_{};
+    Clock::time_point suspected_{};  ///< since when `suspect_` is the suspect
     int suspect_ = -1;
 };
 

@@ -80,8 +80,8 @@ public:
         return all;
     }
 
-    /// Throws Error, on all ranks, if they pass different sizes, or if one of them cannot go on for its own `problem`.
-    /// Collective.
+    /// Throws Error, on all ranks, if they pass different sizes, or if one of them cannot go on for
+    /// its own `problem`. Collective.
     [[gnu::cold]] void check_size(const char* operation, std::size_t bytes, const std::string& problem = {}) {
         constexpr std::uint64_t unable = ~std::uint64_t{0};
         const List<std::uint64_t> sizes = exchange(problem.empty() ? std::uint64_t{bytes} : unable);
@@ -107,9 +107,9 @@ protected:
         raise_failure(world().failure(), operation, own_world_rank(), flights());
     }
 
-    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number, or sets `oldest` and
-    /// returns nothing if it must wait until collective `oldest` is complete. Throws Error if the world fails
-    /// meanwhile.
+    /// Returns the number of a new collective. `begin(oldest)` starts it and returns its number,
+    /// or sets `oldest` and returns nothing if it must wait until collective `oldest` is complete.
+    /// Throws Error if the world fails meanwhile.
     template <class Begin>
     std::uint64_t start_in_turn(Operation operation, Begin&& begin) {
         for (std::uint64_t oldest = 0;; wait(oldest)) {
@@ -118,8 +118,8 @@ protected:
         }
     }
 
-    /// `advance()` makes progress and returns the call if it is not complete. Throws Error if it is not and the world
-    /// has failed.
+    /// `advance()` makes progress and returns the call if it is not complete. Throws Error if it is
+    /// not and the world has failed.
     template <class Advance>
     bool is_over(Advance&& advance) {
         // Read before `advance()`: collectives that the failed rank had seen complete are found complete here too.

@@ -179,8 +179,8 @@ public:
     void set_tag(CollectiveTag tag) noexcept {
         tag_ = tag;
     }
-    /// Returns a number for a CollectiveTag's owner. Local, but all ranks must call it at the same places in the
-    /// program.
+    /// Returns a number for a CollectiveTag's owner. Local, but all ranks must call it at
+    /// the same places in the program.
     template <class D = Derived>
         requires(D::abilities.tags)
     std::size_t next_owner() {
@@ -196,8 +196,8 @@ public:
     }
     std::chrono::nanoseconds timeout() const { return engine().timeout(); }
 
-    /// Works on this rank's share of all collectives that all ranks have started. Never blocks. No-op in a forked
-    /// child.
+    /// Works on this rank's share of all collectives that all ranks have started.
+    /// Never blocks. No-op in a forked child.
     void progress() noexcept {
         if (engine_ && engine_.maker().is_here()) engine_->progress();
     }

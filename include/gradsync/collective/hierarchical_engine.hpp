@@ -95,8 +95,8 @@ public:
         }
         const auto on_limit = [&](std::chrono::nanoseconds by) {
             if (!met) report_timeout(deadline, by);
-            // Several ranks may all wait for one of them in an earlier collective. Its team knows that one and reports
-            // first.
+            // Several ranks may all wait for one of them in an earlier collective.
+            // Its team knows that one and reports first.
             else if (flat_->late(*met).ranks.size() < 2 || !collective::Deadline::too_early(by, timeout(), 3))
                 flat_->look(*met, deadline);
         };
@@ -132,8 +132,8 @@ public:
     }
 
 private:
-    // Small enough that a stage never waits when it begins: collectives of all ranks, and those that they become in a
-    // team.
+    // Small enough that a stage never waits when it begins: collectives of all ranks,
+    // and those that they become in a team.
     static constexpr std::size_t max_in_flight = 100, max_started_here = 250;
     static constexpr int max_shards = 8;  ///< if each shard is a separate collective
 
@@ -150,8 +150,8 @@ private:
         std::uint64_t met = 0;  ///< number of the collective in which ranks say what they have started
         Stage stage = Stage::meeting;
         std::uint64_t number = 0;  ///< number of this stage's last collective
-        std::uint64_t parts =
-            0;  ///< number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send
+        /// Number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send.
+        std::uint64_t parts = 0;
         std::uint64_t weighed = 0;  ///< number of the collective that adds up the team's weights
         double sums[2] = {};        ///< how many of the team contribute, and the sum of their weights
         Call work = {};             ///< the call whose buffers are reduced: `call`, or the same in f32
@@ -228,8 +228,8 @@ private:
         started_.retire([](const Started& oldest) { return oldest.stage == Stage::complete; });
     }
 
-    /// The stages that may begin, given the collectives already visited. Each stage begins in the order of the
-    /// collectives.
+    /// The stages that may begin, given the collectives already visited. Each stage begins
+    /// in the order of the collectives.
     struct Gates {
         bool scatter = true, cross = true, gather = true;
         void close_behind(Stage stage) noexcept {
@@ -290,9 +290,9 @@ private:
         part.out_count = to.size();
     }
 
-    /// Starts a stage in a team: one collective of the whole buffer if every rank owns a shard, otherwise one for each
-    /// shard. `part(owner, range)`: the collective of that shard, or of the whole. If a start throws, `started` is
-    /// unchanged.
+    /// Starts a stage in a team: one collective of the whole buffer if every rank owns a shard,
+    /// otherwise one for each shard. `part(owner, range)`: the collective of that shard, or of the whole.
+    /// If a start throws, `started` is unchanged.
     template <class Part>
     void enter(Started& started, Stage stage, ProcessEngine& engine, Part&& part) {
         const int parts = even_ ? 1 : shards_;
@@ -337,8 +337,8 @@ private:
             Call part = call;
             part.operation = even_ ? Operation::reduce_scatter : Operation::reduce;
             part.root = owner;
-            part.contribution.weight =
-                scatter_->rank() == 0;  // a sum of scaled elements is a mean whose weights add up to 1
+            // A sum of scaled elements is a mean whose weights add up to 1.
+            part.contribution.weight = scatter_->rank() == 0;
             const bool keeps = even_ || owner == scatter_->rank();
             set_buffers(part, call.in, range, call.out, keeps ? shard(call, scatter_->rank()) : ElementRange{});
             return part;
@@ -408,8 +408,8 @@ private:
 
     const Shared<MessageEngine> flat_;  ///< over all ranks
     const Machines machines_, teams_ = machines_.teams();
-    const Shared<ProcessEngine>
-        aside_;  ///< over the ranks of this machine, for objects that all create at the same place
+    /// Over the ranks of this machine, for objects that all create at the same place.
+    const Shared<ProcessEngine> aside_;
     /// Over the ranks of this team.
     const Shared<ProcessEngine> scatter_ =
         split_here(*flat_, *aside_, machines_.here(teams_.neighbourhood(rank()), rank()));

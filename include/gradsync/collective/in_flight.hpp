@@ -29,8 +29,8 @@ public:
     const Started& operator[](std::uint64_t n) const noexcept { return places_[index(n)]; }
     Started& oldest() noexcept { return (*this)[first_]; }
 
-    /// Adds an entry, which `begin(place, number)` fills in, and returns its number. If `begin` throws, nothing is
-    /// added.
+    /// Adds an entry, which `begin(place, number)` fills in, and returns its number.
+    /// If `begin` throws, nothing is added.
     template <class Begin>
     std::uint64_t add(Begin&& begin) {
         if (size() == places_.size()) grow();

@@ -98,8 +98,8 @@ private:
     int count_ = 0, fewest_, most_ = 0;
 };
 
-/// The machines of the ranks at a rendezvous. Processes are on one machine if they have the same host name and can see
-/// one another.
+/// The machines of the ranks at a rendezvous. Processes are on one machine if they have the same host
+/// name and can see one another.
 struct Placement {
     /// `domain`: only ranks with the same number count as being on one machine. Collective.
     Placement(bootstrap::AnyRendezvous meeting, int domain);

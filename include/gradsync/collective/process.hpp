@@ -62,8 +62,8 @@ struct ProcessIdentity {
             const ssize_t linked = ::readlink(space, text, sizeof text);
             return linked > 0 ? gradsync::detail::fnv1a(text, static_cast<std::size_t>(linked), outer) : 0;
         };
-        const std::uint64_t clock =
-            within("/proc/self/ns/time", identity.machine);  // the clock that start times refer to
+        // The clock that start times refer to.
+        const std::uint64_t clock = within("/proc/self/ns/time", identity.machine);
         identity.system = within("/proc/self/ns/pid", clock != 0 ? clock : identity.machine);
         return identity;
     }

@@ -107,8 +107,8 @@ class ProgressHook {
 public:
     /// Does as much as it can at once; a no-op if another thread is doing it.
     virtual void progress() noexcept = 0;
-    /// Call after the world has failed. Returns once the failure was delivered as far as possible, or a limit has
-    /// passed.
+    /// Call after the world has failed. Returns once the failure was delivered as far
+    /// as possible, or a limit has passed.
     virtual void deliver_failure() noexcept {}
 
 protected:

@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// An exchange that sends less data than the gradients hold, and keeps the rest for the next step. Pass its settings to
-/// a Reducer:
+/// An exchange that sends less data than the gradients hold, and keeps the rest for the next step.
+/// Pass its settings to a Reducer:
 ///
 ///     gs::Reducer sync(comm, parameters, gs::PowerSgd{.rank = 2});
 ///
@@ -23,8 +23,8 @@ namespace gradsync::inline v0_2 {
 ///
 /// Bad settings throw Error(invalid_argument) when the Reducer is made.
 ///
-/// State for checkpoints (see docs/guides/slow-networks.md), in `Reducer::exchange()`, to be read and written between
-/// steps:
+/// State for checkpoints (see docs/guides/slow-networks.md), in `Reducer::exchange()`,
+/// to be read and written between steps:
 /// - `residual(i)`: the residual of parameter i on this rank, one f32 per element; empty if nothing is ever kept.
 /// - `shared(i)`: further state of parameter i, the same on all ranks, f32; may be empty. The compressor owns the
 ///   memory of both; it is valid until `rebuild_buckets` returns true.

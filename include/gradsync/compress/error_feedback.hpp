@@ -43,13 +43,13 @@ struct NumbersOf {
     std::size_t count = 0;
 };
 
-/// The f32 numbers that a compressor keeps per parameter, in host memory. They follow the parameters when the plan
-/// changes.
+/// The f32 numbers that a compressor keeps per parameter, in host memory. They follow the
+/// parameters when the plan changes.
 template <class Memory>
 class Remembered {
 public:
-    /// Moves to `memory`, which is zeroed, with parameter i at places[i]. Numbers of parameters with an unchanged count
-    /// are kept.
+    /// Moves to `memory`, which is zeroed, with parameter i at places[i]. Numbers of parameters with
+    /// an unchanged count are kept.
     void adopt(std::vector<NumbersOf> places, Memory memory) {
         Remembered next;
         next.memory_ = std::move(memory);
@@ -109,8 +109,8 @@ public:
         if (unit != 1) kernel::scale(residual, unit);
         add(residual, gradients, scale);
     }
-    /// The rank sends nothing of bucket b. A gradient without weight is added to the residual, with the last weight
-    /// that was not 0.
+    /// The rank sends nothing of bucket b. A gradient without weight is added to the residual,
+    /// with the last weight that was not 0.
     void hold_back(std::size_t b, ConstBufferView gradients, double scale) const {
         if (last_weight_ != 0) add({bucket(b), gradients.count}, gradients, scale / last_weight_);
     }

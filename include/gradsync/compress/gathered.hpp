@@ -31,9 +31,9 @@ struct GatheredBucket {
 ///
 /// `Settings::Codec` defines the words. It is made of the settings and has, where `bucket` is a GatheredBucket:
 /// - `words(bucket, contents, b, rank)`: the number of words of a message of bucket b, which `contents` describes;
-/// - `write(bucket, held, count, words)`: moves the elements to send from `held`, all `count` elements of the bucket in
-///   f32, to `words`. Returns false if it cannot say which elements are not finite: all of the bucket is then NaN on
-///   every rank;
+/// - `write(bucket, held, count, words)`: moves the elements to send from `held`, all `count` elements
+///   of the bucket in f32, to `words`. Returns false if it cannot say which elements are not finite:
+///   all of the bucket is then NaN on every rank;
 /// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have
 ///   changed `words`;
 /// - `add_up(bucket, messages, factor, to, hand_out)`: calls `hand_out(first, sums, part)` for consecutive parts of

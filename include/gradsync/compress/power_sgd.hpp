@@ -203,9 +203,9 @@ private:
             if (kernel::largest_magnitude(right + c * n, n) != 0) continue;
             std::uint64_t state = c ^ (step << 32);
             state = detail::split_mix(state) ^ settings_.seed ^ (m.parameter * 0x9e3779b97f4a7c15u);
+            // Evenly from [-1, 1).
             for (std::size_t j = 0; j < n; ++j)
-                right[c * n + j] = static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) *
-                                   0x1p-63f;  // evenly from [-1, 1)
+                right[c * n + j] = static_cast<float>(static_cast<std::int64_t>(detail::split_mix(state))) * 0x1p-63f;
             guessed = true;
         }
         if (guessed) kernel::orthonormalise(right, n, m.rank);

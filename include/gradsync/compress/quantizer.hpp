@@ -16,9 +16,9 @@ namespace gradsync::inline v0_2 {
 /// elements of s bytes. So it suits few ranks: among 4 ranks with f32, 8 bits halve the traffic, and 1 bit reduces it
 /// to a sixteenth. A bucket that would take more than an all-reduce is not compressed.
 ///
-/// Sums are in rank order, in f32. If all buckets are compressed, the bits depend on neither buckets nor overlap. A
-/// block with an infinity or a NaN is all NaN on every rank in this step, and its residual is cleared. See the concept
-/// `Compressor`.
+/// Sums are in rank order, in f32. If all buckets are compressed, the bits depend on neither buckets nor overlap.
+/// A block with an infinity or a NaN is all NaN on every rank in this step, and its residual is cleared.
+/// See the concept `Compressor`.
 struct Quantizer {
     unsigned bits = 8;             ///< bits per element: 8, 4 or 1
     std::uint64_t start_step = 0;  ///< steps before this one are not compressed

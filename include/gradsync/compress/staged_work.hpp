@@ -46,8 +46,8 @@ public:
         for (work_.wait(); more_; work_.wait()) more_ = stage_.next(work_);
     }
 
-    /// Orders `stream` after the last stage. Between stages the host waits as long as `wait_on` of the backend's work
-    /// blocks.
+    /// Orders `stream` after the last stage. Between stages the host waits as long as `wait_on`
+    /// of the backend's work blocks.
     template <class Stream>
         requires requires(W& work, Stream stream) { work.wait_on(stream); }
     void wait_on(Stream stream) {

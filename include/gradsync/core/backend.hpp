@@ -26,15 +26,16 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// |---|---|
 /// | `all_reduce(b, op, c)` | in place: every rank's `b` becomes the reduction of all; `c` is for `mean` only |
 /// | `reduce(b, op, root, c)` | in place: the root's `b` becomes the reduction; other ranks' buffers are only read |
-/// | `reduce_scatter(in, out, op, c)` | `in` is whole on every rank; `out` receives this rank's shard, and may be its
-/// place in `in` | | `all_gather(in, out)` | `in` is this rank's shard; `out` receives all shards; `in` may be its
-/// place in `out` | | `broadcast(b, root)` | every rank's `b` becomes the root's | | `gather(in, out, root)` | `in` is
-/// this rank's shard; the root's `out` receives all of them; others pass `{}` | | `scatter(in, out, root)` | the root's
-/// `in` is split over the ranks' `out`; others pass `{}` | | `barrier()` | complete when every rank has started it |
+/// | `reduce_scatter(in, out, op, c)` | `in` is whole; `out` receives this rank's shard, and may be its place in `in` |
+/// | `all_gather(in, out)` | `in` is this rank's shard; `out` receives all shards; `in` may be its place in `out` |
+/// | `broadcast(b, root)` | every rank's `b` becomes the root's |
+/// | `gather(in, out, root)` | `in` is this rank's shard; the root's `out` receives all of them; others pass `{}` |
+/// | `scatter(in, out, root)` | the root's `in` is split over the ranks' `out`; others pass `{}` |
+/// | `barrier()` | complete when every rank has started it |
 ///
 /// In min and max a NaN wins. A mean is a sum times one over the sum of the weights, in the accumulator's type.
-/// Elements are combined in the order of the tree over the ranks (core/math.hpp); a backend that cannot do this
-/// documents it.
+/// Elements are combined in the order of the tree over the ranks (core/math.hpp); a backend that
+/// cannot do this documents it.
 ///
 /// - `progress()` advances collectives and never blocks. `progress_time()` is the time that this rank has worked in it
 ///   and in `Work::test()` so far.
@@ -95,8 +96,8 @@ template <Backend B, class Region>
 
 namespace detail {
 
-/// Tests without a time limit if W can (BackendAbilities::poll), else with one. W is the WorkType of a backend or of an
-/// exchange.
+/// Tests without a time limit if W can (BackendAbilities::poll), else with one. W is the WorkType
+/// of a backend or of an exchange.
 template <class W>
 bool poll_work(W& work) {
     if constexpr (requires { work.poll(); }) return work.poll();

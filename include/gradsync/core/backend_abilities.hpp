@@ -13,8 +13,8 @@ struct BackendAbilities {
     /// `bool wants_progress_thread() const`: collectives advance only inside calls and take little CPU time, and any
     /// thread may make these calls. Overlap policies then poll from their own thread.
     bool progress_thread = false;
-    /// `bool Work::poll()`: `test()` without a check of the time limit or of the other ranks, for callers that wait or
-    /// test later.
+    /// `bool Work::poll()`: `test()` without a check of the time limit or of the other ranks,
+    /// for callers that wait or test later.
     bool poll = false;
     /// `void Work::wait_on(stream)`: makes the stream that `stream()` returns wait for the collective, and returns at
     /// once. Otherwise the host waits.
@@ -23,8 +23,8 @@ struct BackendAbilities {
     /// that was ordered before that stream, such as another communicator's Work by `wait_on(stream())`. For exchanges
     /// in stages that do not block the host in between.
     bool own_stream = false;
-    /// `bool failed() const`: true if the communicator has failed. For loops that wait for something other than a
-    /// collective.
+    /// `bool failed() const`: true if the communicator has failed. For loops that wait for
+    /// something other than a collective.
     bool failed = false;
     /// `void set_tag(CollectiveTag)` and `std::size_t next_owner()`: the ranks compare the tags of their collectives,
     /// see CollectiveTag.
@@ -32,16 +32,16 @@ struct BackendAbilities {
     /// `void check_reduces(DType) const`: throws the same error on all ranks if they cannot add up elements of that
     /// type. A Reducer asks at construction. Other backends add up every type.
     bool check_reduces = false;
-    /// `std::size_t cheaper_alone_from(bool shared) const`: the number of bytes from which a gradient should travel
-    /// from the trainer's memory in a collective of its own, because copies to `allocate`d memory and back would cost
-    /// more. The same on all ranks. `shared`: all gradients of all ranks lie in memory for which `bool
-    /// shares(BufferView) const` is true, where collectives are as fast as in `allocate`d memory.
+    /// `std::size_t cheaper_alone_from(bool shared) const`: the number of bytes from which a gradient should
+    /// travel from the trainer's memory in a collective of its own, because copies to `allocate`d memory and back
+    /// would cost more. The same on all ranks. `shared`: all gradients of all ranks lie in memory for which
+    /// `bool shares(BufferView) const` is true, where collectives are as fast as in `allocate`d memory.
     bool cheaper_alone = false;
-    /// `bool steps_inside() const`: the same on all ranks, and if it is true, `reduce_step(in, out, op, contribution,
-    /// step)` starts a reduction whose results are not stored: the rank that owns a shard (`shard_range`) gives them to
-    /// its `ShardStep`, which writes what it makes of them to the `out` of all ranks. `in` and `out` have the same
-    /// number of elements, each of any type, and are memory for which `bool shares(BufferView) const` is true on all
-    /// ranks. `step` must live until the collective is complete.
+    /// `bool steps_inside() const`: the same on all ranks, and if it is true,
+    /// `reduce_step(in, out, op, contribution, step)` starts a reduction whose results are not stored:
+    /// the rank that owns a shard (`shard_range`) gives them to its `ShardStep`, which writes what it makes of them
+    /// to the `out` of all ranks. `in` and `out` have the same number of elements, each of any type, and are memory for
+    /// which `bool shares(BufferView) const` is true on all ranks. `step` must live until the collective is complete.
     bool steps_inside = false;
     /// `double now() const`: this rank's time in seconds, if it is not the steady clock's. A simulation has one.
     bool clock = false;

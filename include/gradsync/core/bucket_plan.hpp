@@ -10,8 +10,8 @@ struct ParameterInfo {
     std::size_t count = 0;                  ///< elements
     DType dtype = DType::f32;               ///< type of its gradient in the bucket
     MemorySpace space = MemorySpace::host;  ///< where its gradient is
-    DType value_dtype =
-        DType::f32;  ///< type of its values, if buckets of values travel too (sharding); otherwise always f32
+    /// Type of its values, if buckets of values travel too (sharding); otherwise always f32.
+    DType value_dtype = DType::f32;
     /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger
     /// bucket and back.
     bool cheaper_alone = false;

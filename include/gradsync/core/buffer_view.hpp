@@ -80,8 +80,8 @@ BufferView buffer(R&& tensor);
 template <class R>
 ConstBufferView const_buffer(R&& tensor);
 
-/// A type-erased view of `count` contiguous elements of `dtype`. It does not own them: the maker of the view keeps the
-/// memory alive.
+/// A type-erased view of `count` contiguous elements of `dtype`. It does not own them:
+/// the maker of the view keeps the memory alive.
 template <class Void>
     requires std::is_void_v<Void>
 struct BasicBufferView {
@@ -141,8 +141,8 @@ struct BasicBufferView {
         return std::span(static_cast<std::conditional_t<std::is_const_v<Void>, const T, T>*>(data), count);
     }
 
-    /// A mutable view converts to a constant one. (A template: nvcc warns of an operator that converts a class to
-    /// itself.)
+    /// A mutable view converts to a constant one. (A template: nvcc warns of an operator that
+    /// converts a class to itself.)
     template <class To>
         requires(std::is_const_v<To> && !std::is_const_v<Void>)
     constexpr operator BasicBufferView<To>() const noexcept {
@@ -171,8 +171,8 @@ concept IsBufferView = std::is_same_v<T, BufferView> || std::is_same_v<T, ConstB
 template <class T>
 concept HasBufferTraits = requires(T& t) { buffer_traits<std::remove_const_t<T>>::view(t); };
 
-/// True if a copy of this object has memory of its own. A range owns its memory if a constant range has constant
-/// elements.
+/// True if a copy of this object has memory of its own. A range owns its memory if a constant
+/// range has constant elements.
 template <class T>
 consteval bool owns_memory() {
     if constexpr (HasBufferTraits<T>) {

@@ -13,8 +13,8 @@ static_assert(std::chrono::steady_clock::is_steady);
 
 namespace gradsync::inline v0_2::detail {
 
-/// Limits a time-out to a hundred years, so that it can be added to a time. Callers pass nanoseconds::max() for no
-/// limit.
+/// Limits a time-out to a hundred years, so that it can be added to a time. Callers pass
+/// nanoseconds::max() for no limit.
 constexpr std::chrono::nanoseconds clamp_timeout(std::chrono::nanoseconds limit) noexcept {
     constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365 * 100);
     return limit < longest ? limit : longest;

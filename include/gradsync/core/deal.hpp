@@ -14,8 +14,8 @@ namespace gradsync::inline v0_2 {
 /// blocks: one for each 1 in the binary form of `micro_batches / ranks`, with blocks of that many micro-batches. The
 /// left-over micro-batches, fewer than the ranks, go to the first ranks.
 ///
-/// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once, and each block is one
-/// micro-batch.
+/// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once,
+/// and each block is one micro-batch.
 struct Deal {
     std::size_t micro_batches = 0;   ///< of a step, over all ranks
     int ranks = 1;                   ///< the number of ranks

@@ -5,8 +5,8 @@
 #include "storage_floats.hpp"
 #include "text.hpp"
 
-// The floating types of CUDA, libtorch and Eigen are elements. Core includes none of these libraries: declarations are
-// enough.
+// The floating types of CUDA, libtorch and Eigen are elements. Core includes none of these libraries:
+// declarations are enough.
 struct __half;
 struct __nv_bfloat16;
 struct __nv_fp8_e4m3;
@@ -69,8 +69,8 @@ struct dtype_traits : detail::NoDType {};
 namespace detail {
 
 // The compiler's own types. std::float16_t and std::bfloat16_t are the same types.
-#if defined(__FLT16_MANT_DIG__) && \
-    (!defined(__clang__) || __clang_major__ >= 15)  // clang 14 has the macro without the type
+// Clang 14 has the macro without the type.
+#if defined(__FLT16_MANT_DIG__) && (!defined(__clang__) || __clang_major__ >= 15)
 using CompilerFloat16 = _Float16;
 #else
 using CompilerFloat16 = Float16;
@@ -120,8 +120,8 @@ constexpr int dtype_index() noexcept {
 
 /// An element type:
 /// - `float`, `double`, `Float16`, `BFloat16`, `Float8E4M3`, `Float8E5M2`, an integer of 1, 4 or 8 bytes;
-/// - `_Float16` (`std::float16_t`) and `__bf16` (`std::bfloat16_t`), if the compiler has them (g++ 12 and 13, clang 15
-///   and 17);
+/// - `_Float16` (`std::float16_t`) and `__bf16` (`std::bfloat16_t`), if the compiler has them
+///   (g++ 12 and 13, clang 15 and 17);
 /// - CUDA's `__half`, `__nv_bfloat16`, `__nv_fp8_e4m3`, `__nv_fp8_e5m2`; libtorch's `at::Half`, `at::BFloat16`,
 ///   `at::Float8_e4m3fn`, `at::Float8_e5m2`; Eigen's `half`, `bfloat16`;
 /// - a type with `dtype_traits`.

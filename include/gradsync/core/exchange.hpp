@@ -30,8 +30,8 @@ struct BucketContents {
 /// The abilities and demands of an exchange: the type of its member `traits`. An optional member counts only if its
 /// trait says so. A trait without its member does not compile.
 struct ExchangeTraits {
-    /// Each rank gets only its own shard (`shard_range`) of the result, in place. Otherwise every rank gets the whole
-    /// result.
+    /// Each rank gets only its own shard (`shard_range`) of the result, in place.
+    /// Otherwise every rank gets the whole result.
     bool scatters = false;
     /// Means are taken over all ranks, each with a weight of 1; `start` throws Error(invalid_argument) for any other
     /// contribution. Sharded training then refuses other averagings and ranks without a batch.

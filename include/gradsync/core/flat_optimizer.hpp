@@ -49,11 +49,11 @@ struct DeviceSlice {
     std::span<void* const> state = {};  ///< `state_count()` arrays of the masters' type; all zero before the first step
 };
 
-/// A FlatOptimizer for a backend of device memory, whose streams are of type Stream. `step(slices, gradient_scale,
-/// stream)` puts the step of a bucket's slices, one for each of its parameters, on the stream, and does not wait. The
-/// library then rounds master weights to the type of the weights, to nearest. An optimizer with `static constexpr bool
-/// takes_f64 = false` is given no weights or gradients in f64: sharded objects refuse them at construction.
-/// `gs::cuda::AdamW` is one.
+/// A FlatOptimizer for a backend of device memory, whose streams are of type Stream.
+/// `step(slices, gradient_scale, stream)` puts the step of a bucket's slices, one for each of its parameters,
+/// on the stream, and does not wait. The library then rounds master weights to the type of the weights, to nearest.
+/// An optimizer with `static constexpr bool takes_f64 = false` is given no weights or gradients in f64:
+/// sharded objects refuse them at construction. `gs::cuda::AdamW` is one.
 template <class O, class Stream>
 concept DeviceOptimizer =
     std::movable<O> &&

@@ -9,8 +9,8 @@
 #include <cstdint>
 
 /// @file
-/// Keeps a forked child from using the objects that it has copied: their connections and shared memory belong to the
-/// parent.
+/// Keeps a forked child from using the objects that it has copied: their connections and shared
+/// memory belong to the parent.
 
 namespace gradsync::inline v0_2::detail {
 

@@ -8,9 +8,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A std::span with only the functions that this library uses; each converts to the other. It compiles faster per
-/// element type, because it needs no iterator concepts. Functions that users call or write have std::span in their
-/// signatures.
+/// A std::span with only the functions that this library uses; each converts to the other.
+/// It compiles faster per element type, because it needs no iterator concepts. Functions that users call or write have
+/// std::span in their signatures.
 template <class T>
 class ListView {
 public:
@@ -23,8 +23,8 @@ public:
     template <class R>
         requires requires(R& range, T*& data) {
             data = range.data(), range.size();
-            requires std::is_same_v<std::remove_cvref_t<decltype(*range.data())>,
-                                    value_type>;  // a range of a derived class has other strides
+            // A range of a derived class has other strides.
+            requires std::is_same_v<std::remove_cvref_t<decltype(*range.data())>, value_type>;
         }
     constexpr ListView(R&& range) noexcept : data_(range.data()), size_(range.size()) {}
 

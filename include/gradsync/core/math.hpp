@@ -87,8 +87,8 @@ inline double square_root(double x) noexcept { return __builtin_sqrt(x); }
 /// The number of leaves of the left half of a node over `leaves` leaves, two at least.
 constexpr std::size_t left_half(std::size_t leaves) noexcept { return std::bit_ceil(leaves) / 2; }
 
-/// Returns whether the nodes [first, middle) and [middle, last) are the halves of a node of the tree over `leaves`
-/// leaves.
+/// Returns whether the nodes [first, middle) and [middle, last) are the halves of a node
+/// of the tree over `leaves` leaves.
 constexpr bool are_halves(std::size_t first, std::size_t middle, std::size_t last, std::size_t leaves) noexcept {
     const std::size_t half = left_half(last - first);
     return first % (2 * half) == 0 && middle - first == half && (last - first == 2 * half || last == leaves);

@@ -26,8 +26,8 @@ protected:
 /// Decides when buckets are launched before `finish()`, and how they advance during the backward. `finish()` launches
 /// the others. The engine calls:
 ///
-/// - `attach(engine)` once, before anything else. The engine lives until `detach()` has returned. Copies are made only
-///   before.
+/// - `attach(engine)` once, before anything else. The engine lives until `detach()` has returned.
+///   Copies are made only before.
 /// - `bucket_full(engine)` when the last gradient of a bucket was marked ready, on the thread that marked it.
 /// - `gradients_ready(engine)` now and then as gradients are marked ready: after every `bucket_full`, and, while
 ///   collectives are in flight, whenever about 16 KiB of gradients were marked since the last call.

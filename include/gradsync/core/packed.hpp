@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A tensor of an arena. If `layers` is 1 or more, it is packed: that many tensors of `shape` one after the other, one
-/// per layer.
+/// A tensor of an arena. If `layers` is 1 or more, it is packed: that many tensors of `shape` one
+/// after the other, one per layer.
 struct PackedTensor {
     std::string name;
     std::vector<std::size_t> shape = {};  ///< shape of one layer
@@ -14,17 +14,18 @@ struct PackedTensor {
     std::uint32_t uses = 1;               ///< see ParameterView
 };
 
-/// The parameters of a model whose weights lie one after the other in one arena, and whose gradients lie likewise in
-/// another.
+/// The parameters of a model whose weights lie one after the other in one arena, and whose
+/// gradients lie likewise in another.
 ///
-///     const gs::Packed model = gs::packed(weights, gradients, {{"wte", {V, C}}, {"ln1.weight", {C}, L}, {"ln1.bias",
-///     {C}, L}, {"lnf", {C}}}); gs::Reducer sync(comm, model);
+///     const gs::Packed model = gs::packed(weights, gradients, {{"wte", {V, C}}, {"ln1.weight", {C}, L},
+///                                                              {"ln1.bias", {C}, L}, {"lnf", {C}}});
+///     gs::Reducer sync(comm, model);
 ///     // in the backward:
 ///     sync.mark_ready(model.layer(l));
 ///
-/// Parameters are in the order of a forward: the tensors before the first packed one, then layer by layer, then the
-/// others. The parameters of a layer have consecutive indices. Pass it as the range of parameters; it does not own the
-/// arenas.
+/// Parameters are in the order of a forward: the tensors before the first packed one, then layer by layer,
+/// then the others. The parameters of a layer have consecutive indices. Pass it as the range
+/// of parameters; it does not own the arenas.
 class Packed {
 public:
     auto begin() const noexcept { return parameters_.begin(); }       ///< the first parameter

@@ -36,23 +36,26 @@ struct ParameterView {
     BufferView (*look)(const void* owner) = nullptr;  ///< returns where the gradient is now; see `tracked`
 };
 
-/// The largest number of uses that a Reducer accepts. No backward has as many; larger values are converted negative
-/// numbers.
+/// The largest number of uses that a Reducer accepts. No backward has as many; larger values
+/// are converted negative numbers.
 inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 
-/// Describes a parameter type. Specialise it for a type that has weights and a gradient. All functions are static and
-/// take a `T&`, or a `const T&` for handles that may be constant. Only `gradient` is required.
+/// Describes a parameter type. Specialise it for a type that has weights and a gradient. All functions
+/// are static and take a `T&`, or a `const T&` for handles that may be constant. Only `gradient` is required.
+/// It returns `tracked(range)` or an argument for `buffer()`.
 ///
 /// | function | returns | default |
 /// |---|---|---|
-/// | `gradient(t)` | an argument for `buffer()`: a contiguous range, a `BufferView`, a type with `buffer_traits`; or
-/// `tracked(range)` | | | `value(t)` | the weights, in the same form | none: `broadcast_parameters` throws | |
-/// `name(t)` | `std::string` | the index | | `shape(t)` | a range of integers | one dimension | | `requires_grad(t)` |
-/// `bool` | true | | `uses(t)` | how often the gradient is marked ready in one backward | 1 | | `may_be_empty(t)` |
-/// `bool`: whether the gradient may have 0 elements | false |
+/// | `gradient(t)` | a contiguous range, a `BufferView`, a type with `buffer_traits`; or `tracked(range)` | |
+/// | `value(t)` | the weights, in the same form | none: `broadcast_parameters` throws |
+/// | `name(t)` | `std::string` | the index |
+/// | `shape(t)` | a range of integers | one dimension |
+/// | `requires_grad(t)` | `bool` | true |
+/// | `uses(t)` | how often the gradient is marked ready in one backward | 1 |
+/// | `may_be_empty(t)` | `bool`: whether the gradient may have 0 elements | false |
 ///
-/// `static constexpr MemorySpace space` states the memory space, which is checked against the backend's at compile
-/// time.
+/// `static constexpr MemorySpace space` states the memory space, which is checked against
+/// the backend's at compile time.
 template <class T>
 struct parameter_traits {};
 
@@ -94,8 +97,8 @@ namespace detail {
 template <class T>
 concept HasOwnTraits = requires(T& t) { parameter_traits<T>::gradient(t); };
 
-/// The traits of T. A constant T uses those of its type without const, unless it has traits of its own, as a constant
-/// range does.
+/// The traits of T. A constant T uses those of its type without const, unless it has traits of its
+/// own, as a constant range does.
 template <class T>
 using traits_of = parameter_traits<std::conditional_t<HasOwnTraits<T>, T, std::remove_const_t<T>>>;
 
@@ -135,8 +138,8 @@ concept ReferenceWrapper = !PointerLike<T> && requires(T& t) {
     { t.get() } -> std::same_as<typename T::type&>;
 };
 
-/// The type that describes the parameter: what a pointer, smart pointer or std::reference_wrapper refers to, or T
-/// itself.
+/// The type that describes the parameter: what a pointer, smart pointer or std::reference_wrapper
+/// refers to, or T itself.
 template <class T>
 struct Described {
     using type = T;

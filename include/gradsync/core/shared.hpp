@@ -10,8 +10,8 @@
 namespace gradsync::inline v0_2::detail {
 
 /// Counts the owners of an object, which is in a derived class. The last owner deletes it, except in a forked child:
-/// there its destructor would leave the job in the parent's name, or wait for locks and threads that the child does not
-/// have.
+/// there its destructor would leave the job in the parent's name, or wait for locks and threads
+/// that the child does not have.
 class SharedCount {
 public:
     virtual ~SharedCount() = default;

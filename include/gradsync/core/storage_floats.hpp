@@ -23,9 +23,9 @@ GRADSYNC_ALWAYS_INLINE constexpr void replace_where(const Condition& condition, 
     else result = condition ? yes : result;
 }
 
-/// Rounds `value` to the type To of 16 or 8 bits, whose bits become the lower bits of `code`. Like `widen`, it works on
-/// single numbers and on packs; hence the reference parameters, and __builtin_bit_cast instead of the function
-/// std::bit_cast.
+/// Rounds `value` to the type To of 16 or 8 bits, whose bits become the lower bits of `code`.
+/// Like `widen`, it works on single numbers and on packs; hence the reference parameters, and __builtin_bit_cast
+/// instead of the function std::bit_cast.
 template <class To, class Value, class Bits>
 GRADSYNC_ALWAYS_INLINE constexpr void narrow(const Value& value, Bits& code) noexcept {
     using Signed = SignedBits<Bits>;
@@ -68,8 +68,8 @@ GRADSYNC_ALWAYS_INLINE constexpr void widen(const Bits& code, Value& value) noex
     } else {
         const Bits magnitude = code & (sign_bit - 1);
         Bits bits = (magnitude << drop) + rebias;
-        replace_where(Signed(magnitude) > int{From::largest}, Bits(bits + rebias),
-                      bits);  // infinity or NaN: exponent 255
+        // Infinity or NaN: exponent 255.
+        replace_where(Signed(magnitude) > int{From::largest}, Bits(bits + rebias), bits);
         // A denormal becomes the mantissa of the least normal number times 1 + m. Subtracting that number is exact.
         const Value denormal =
             __builtin_bit_cast(Value, bits + (1u << 23)) - __builtin_bit_cast(float, rebias + (1u << 23));
@@ -139,8 +139,8 @@ public:
     static constexpr int bias = (1 << (exponent_bits - 1)) - 1;
 
     static constexpr Bits largest = has_infinity ? top - 1 : top | 6;  ///< the bits of the largest number
-    static constexpr Bits quiet_nan =
-        has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;  ///< the bits of a NaN without payload
+    /// The bits of a NaN without payload.
+    static constexpr Bits quiet_nan = has_infinity ? top | 1 << (mantissa_bits - 1) : top | 7;
 
 private:
     Bits bits_;

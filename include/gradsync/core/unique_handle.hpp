@@ -35,8 +35,8 @@ void delete_object(T* object) noexcept {
     delete object;
 }
 
-/// Owns an object that was made with `new`. It compiles faster than std::unique_ptr, and `<memory>` includes
-/// `<ostream>`.
+/// Owns an object that was made with `new`. It compiles faster than std::unique_ptr,
+/// and `<memory>` includes `<ostream>`.
 template <class T>
 using Owner = UniqueHandle<T*, &delete_object<T>>;
 

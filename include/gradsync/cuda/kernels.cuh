@@ -30,8 +30,8 @@ __device__ A widen(T x) {
     else return static_cast<A>(x);
 }
 
-/// Rounds once, to nearest, even from double to 16 and 8 bits. In 8 bits a value out of range becomes the largest
-/// number.
+/// Rounds once, to nearest, even from double to 16 and 8 bits. In 8 bits a value out of
+/// range becomes the largest number.
 template <class T, class A>
 __device__ T narrow(A x) {
     constexpr bool in_double = std::is_same_v<A, double>;

@@ -49,8 +49,8 @@ public:
     std::uint64_t steps() const noexcept { return steps_; }           ///< Returns the steps taken so far.
     void set_steps(std::uint64_t steps) noexcept { steps_ = steps; }  ///< Sets them, after a checkpoint was loaded.
     void begin_step() noexcept { ++steps_; }
-    /// Later steps also multiply gradients by `*factor`, which is in device memory, so that no host waits for it. Null:
-    /// no factor.
+    /// Later steps also multiply gradients by `*factor`, which is in device memory, so that no host
+    /// waits for it. Null: no factor.
     void scale_gradients_by(const float* factor) noexcept { factor_ = factor; }
 
 protected:
@@ -93,8 +93,8 @@ private:
     List<AdamWRule> rules_;  ///< by slice; kept, so that a step allocates nothing
 };
 
-/// Stochastic gradient descent with momentum, as PyTorch defines it: g += decay * w; m = momentum * m + g; w -= rate *
-/// m (Nesterov: rate * (g + momentum * m)).
+/// Stochastic gradient descent with momentum, as PyTorch defines it:
+/// g += decay * w; m = momentum * m + g; w -= rate * m (Nesterov: rate * (g + momentum * m)).
 class Sgd : public GroupedOptimizer<SgdOptions> {
 public:
     using GroupedOptimizer::GroupedOptimizer;

@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: BSL-1.0 The passes of passes.hpp. nvcc compiles only this file of the library. Link the
-// target gradsync::cuda, or compile it into a program:
+// SPDX-License-Identifier: BSL-1.0
+// The passes of passes.hpp. nvcc compiles only this file of the library. Link the target gradsync::cuda,
+// or compile it into a program:
 //     nvcc -std=c++20 -arch=sm_90 -O3 -I include -c include/gradsync/cuda/passes.cu
 
 #ifdef __CUDACC__

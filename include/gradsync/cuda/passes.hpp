@@ -31,8 +31,8 @@ namespace gradsync::inline v0_2::cuda {
 /// Clamps buffer[i] to [-limit, limit]. A NaN stays.
 [[gnu::weak]] void clamp(BufferView buffer, double limit, cudaStream_t stream);
 
-/// sums[k] = the sum of the squares of blocks[k], in double, in a fixed order. All memory is device memory, `blocks`
-/// too.
+/// sums[k] = the sum of the squares of blocks[k], in double, in a fixed order.
+/// All memory is device memory, `blocks` too.
 [[gnu::weak]] void sums_of_squares(const ConstBufferView* blocks, std::size_t count, double* sums, cudaStream_t stream);
 
 /// The factor of one rank's elements in a mean, from its scale and the sum of all weights.

@@ -69,8 +69,8 @@ inline void order(cudaStream_t earlier, cudaStream_t later, const Event& event) 
     check(cudaStreamWaitEvent(later, event.get(), 0), "cudaStreamWaitEvent");
 }
 
-/// Memory of `bytes` bytes, zeroed by default (on the device this waits for the default stream). Freeing waits for the
-/// device.
+/// Memory of `bytes` bytes, zeroed by default (on the device this waits for the default stream).
+/// Freeing waits for the device.
 template <bool is_device>
 class Memory {
 public:

@@ -39,8 +39,8 @@ public:
         watch_->hooks.dismiss(*this);
         settle_copies();
         if (!stalled_) return;
-        for (std::uint64_t place = 0; place < most_pieces;
-             ++place)  // a copy may still be in flight, and freeing would wait for it
+        // A copy may still be in flight, and freeing would wait for it.
+        for (std::uint64_t place = 0; place < most_pieces; ++place)
             for (auto* memory : {&pieces_[place].in_memory, &pieces_[place].out_memory})
                 leak_until_exit(Shared<cuda::PinnedMemory>::make(std::move(*memory)));
     }

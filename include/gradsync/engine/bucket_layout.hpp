@@ -14,9 +14,9 @@ inline std::size_t distance(const BufferView& range, const BufferView& part) noe
            size_of(range.dtype);
 }
 
-/// The range of memory that the views fill side by side, in any order, with nothing between them; a view without memory
-/// if they do not. `view(i)` is the view of parameter i. All views have one type and do not overlap. Empty ones may lie
-/// anywhere.
+/// The range of memory that the views fill side by side, in any order, with nothing between them; a view without
+/// memory if they do not. `view(i)` is the view of parameter i. All views have one type and do not overlap.
+/// Empty ones may lie anywhere.
 template <class View>
 BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexcept {
     BufferView range = view(parameters.front()).subview(0, 0);
@@ -33,9 +33,9 @@ BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexce
     return static_cast<std::byte*>(range.data) + range.bytes() == end ? range : BufferView();
 }
 
-/// The position of each parameter in its bucket, in elements. Positions are aligned to 64 bytes, unless the bucket is a
-/// range of the trainer's memory. Gaps between parameters belong to no parameter. A bucket ends with its last
-/// parameter.
+/// The position of each parameter in its bucket, in elements. Positions are aligned to 64 bytes,
+/// unless the bucket is a range of the trainer's memory. Gaps between parameters belong to no parameter.
+/// A bucket ends with its last parameter.
 struct BucketLayout {
     List<std::size_t> offsets;  ///< by parameter: offset of its first element in the bucket
     List<std::size_t> counts;   ///< by bucket: number of elements

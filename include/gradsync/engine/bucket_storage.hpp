@@ -119,8 +119,8 @@ public:
         slots_[slot_of_[b]].taken = false;
         place(b, parameters, nullptr);
     }
-    /// Gives bucket b a new slot outside the backend's memory. It is a little slower between processes, because it has
-    /// to be copied.
+    /// Gives bucket b a new slot outside the backend's memory. It is a little slower between processes,
+    /// because it has to be copied.
     void add_slot(std::size_t b, std::span<const std::size_t> parameters)
         requires(B::memory_space == MemorySpace::host)
     {
@@ -235,10 +235,10 @@ public:
         buckets_ = buckets;
         first_part_ = needs.places * buckets;
         views_.resize(first_part_ + needs.parts * buckets);
-        for (std::size_t k = 0; k < views_.size();
-             ++k) {  // rank 0's size: every rank must allocate the same number of bytes
+        for (std::size_t k = 0; k < views_.size(); ++k) {
             const BufferView bucket = storage.bucket(k % buckets);
             const DType dtype = k < first_part_ ? accumulator_of(bucket.dtype) : bucket.dtype;
+            // Rank 0's size, because every rank must allocate the same number of bytes.
             views_[k] = typed_view(nullptr, shard_range(bucket.count, backend.size(), 0).size(), dtype);
         }
         bytes_ = allocate_lines(backend, views_, memory_);

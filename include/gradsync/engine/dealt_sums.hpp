@@ -28,8 +28,8 @@ constexpr int end_of_sum(const Deal::Round& round, int first) noexcept {
     return static_cast<int>(rank + size);
 }
 
-/// The sums that are reduced together, in order: those of one round if gradients are sharded, otherwise those of all
-/// rounds.
+/// The sums that are reduced together, in order: those of one round if gradients are sharded,
+/// otherwise those of all rounds.
 class DealtSums {
 public:
     /// With `several`, a round is split into sums; otherwise it is one.

@@ -8,8 +8,8 @@ namespace gradsync::inline v0_2::detail {
 
 /// Exchanges gradients in buckets as they become ready: the engine below Reducer, ShardedOptimizer and
 /// ShardedParameters. It plans buckets once, starts their collectives in the plan's order, and checks that nothing
-/// half-reduced reaches an optimizer. It has three parts: `marks()`, who is ready; `home()`, where gradients live; and
-/// `in_flight()`, the collectives that were started.
+/// half-reduced reaches an optimizer. It has three parts: `marks()` tells which gradients are ready, `home()` holds the
+/// gradients, and `in_flight()` has the collectives that were started.
 ///
 /// A step ends in two parts: `close_step` settles the gradients that are not ready and launches the remaining buckets;
 /// `complete_step` waits for the collectives in order and hands out the results of each bucket.
@@ -31,8 +31,8 @@ public:
                text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ",
                     describe(options_)));
         check_own_memory(host_of(backend_), planned_.parameters(), options_.gradients == GradientStorage::borrowed);
-        if constexpr (
-            abilities_of<B>.check_reduces)  // after verify(): all ranks ask for the same, so all throw or none
+        // After verify(): all ranks ask for the same, so all throw or none.
+        if constexpr (abilities_of<B>.check_reduces)
             for (std::size_t b = 0; b < planned_.plan().size(); ++b)
                 backend_.check_reduces(planned_.infos()[planned_.plan().bucket(b).front()].dtype);
         home_.allocate(backend_);  // collective, so only after verify()
@@ -243,8 +243,8 @@ private:
         check_options(options, B::memory_space, scatters_, plain, sums, backend_.rank(), backend_.size());
         if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // one each: nothing is added up
             options.accumulation = Accumulation::in_gradients;
-        else if (options.micro_batches != 0 &&
-                 options.gradients == GradientStorage::pooled)  // nothing else adds them up
+        // Nothing else adds up pooled gradients.
+        else if (options.micro_batches != 0 && options.gradients == GradientStorage::pooled)
             options.accumulation = Accumulation::in_buckets;
         options.check_writes |= B::memory_space == MemorySpace::host && WrittenGradients::asked_for();
         return options;

@@ -85,7 +85,7 @@ public:
         rounds_.set_round(ends_step ? 0 : rounds_.dealt().round() + 1);
     }
 
-    // ------------------------------------------------------------------------------- memory of buckets, while they need it
+    // ------------------------------------------------------------------------ the memory of buckets, while needed
 
     /// Do buckets have memory only while they need it? If so, call `obtain` before writing a gradient, and `land` after
     /// the collective of its bucket.
@@ -154,7 +154,7 @@ public:
         return storage_.bucket(b);
     }
 
-    // ------------------------------------------------------------------------------------------------ out of the buckets
+    // ---------------------------------------------------------------------------------------------- out of the buckets
 
     /// Copies the results of bucket b to the trainer's gradients i for which `wanted(i)`.
     template <class Wanted>

@@ -85,8 +85,8 @@ public:
     }
 
 private:
-    /// Elements of a block: few enough to put together at shard boundaries, enough that the sums are small against the
-    /// gradients.
+    /// Elements of a block: few enough to put together at shard boundaries, enough that the sums
+    /// are small against the gradients.
     static constexpr std::size_t block = 1024;
     static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 

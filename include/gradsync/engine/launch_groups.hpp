@@ -15,8 +15,8 @@ enum class LaunchOrder : bool { of_plan, reverse };
 template <Backend B>
 class LaunchGroups {
 public:
-    /// Forms the groups of a plan. Pooled buckets are not grouped: they free memory as they leave, so none may wait for
-    /// another.
+    /// Forms the groups of a plan. Pooled buckets are not grouped: they free memory as they leave,
+    /// so none may wait for another.
     void adopt([[maybe_unused]] const B& backend, [[maybe_unused]] const GradientHome<B>& home) {
         if constexpr (grouped) {
             ends_.clear();
@@ -85,8 +85,8 @@ public:
 
 private:
     static constexpr bool grouped = abilities_of<B>.groups;
-    /// The largest group. A larger one saves nothing, delays other buckets, and backends have room for a limited number
-    /// of calls.
+    /// The largest group. A larger one saves nothing, delays other buckets, and backends have room
+    /// for a limited number of calls.
     static constexpr std::size_t max_buckets = 32;
 
     List<std::size_t> ends_;  ///< by bucket: one past the last of its group; only if buckets are grouped

@@ -17,10 +17,10 @@ namespace gradsync::inline v0_2::detail {
 /// Call the others from one thread, while no thread marks.
 template <class B>
 class Marks {
-    static constexpr std::size_t worth_timing =
-        16384;  ///< bytes; copying fewer is no slower than reading the clock twice
-    static constexpr std::size_t worth_polling =
-        16384;  ///< bytes; computing the gradients of fewer is no slower than a poll
+    /// In bytes: copying fewer is no slower than reading the clock twice.
+    static constexpr std::size_t worth_timing = 16384;
+    /// In bytes: computing the gradients of fewer is no slower than a poll.
+    static constexpr std::size_t worth_polling = 16384;
 
 public:
     /// The references must outlive this object.
@@ -214,8 +214,8 @@ public:
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
         return {*this, operation};
     }
-    /// Settles the gradients that are not ready. Without a batch this rank's gradients do not count, but may have to be
-    /// restored.
+    /// Settles the gradients that are not ready. Without a batch this rank's gradients do not count,
+    /// but may have to be restored.
     void settle() {
         if (has_ended()) return;
         base_.store(Phase::ended, std::memory_order_relaxed);
@@ -308,16 +308,16 @@ private:
         if (written_.checked()) written_.mark(i, home_.gradient(i));
     }
 
-    /// Pooled gradients: gives bucket b a slot. If all are taken, it adds one (`more`), or else first waits for buckets
-    /// in flight.
+    /// Pooled gradients: gives bucket b a slot. If all are taken, it adds one (`more`), or else first
+    /// waits for buckets in flight.
     void obtain(std::size_t b, const char* operation, bool more = false) {
         guard_.check_usable(operation);
         guard_.run([&] {
             while (!home_.obtain(b, more)) {
                 in_flight_.launch_full_buckets(true);
                 if (in_flight_.complete_one()) continue;
-                // Nothing is in flight, so the slots are held by several threads at once, or by an unexpected order of
-                // marks.
+                // Nothing is in flight, so the slots are held by several threads at once,
+                // or by an unexpected order of marks.
                 if (home_.obtain(b, true)) return;
                 fail_at(planned_.plan().bucket(b).front(), operation,
                         text("there is no memory for bucket ", b,

@@ -29,9 +29,9 @@ public:
     bool holds(std::size_t i) const noexcept { return stacks_[i].present != 0; }  ///< Has gradient i a sum?
     void forget() noexcept { stacks_.fill({}); }
 
-    /// Pushes the sum of the next `leaves` leaves, a power of two. A sum without memory stands for missing leaves. If
-    /// `to` has memory, the node that the sum completes is left there instead of in its place; the sum may already be
-    /// there.
+    /// Pushes the sum of the next `leaves` leaves, a power of two. A sum without memory stands for missing leaves.
+    /// If `to` has memory, the node that the sum completes is left there instead of in its place;
+    /// the sum may already be there.
     void push(std::size_t i, BufferView sum, BufferView first, std::size_t leaves = 1, BufferView to = {}) {
         Stack& stack = stacks_[i];
         std::uint32_t bit = static_cast<std::uint32_t>(leaves);
@@ -110,8 +110,8 @@ public:
         gradient,  ///< place 0 is elsewhere, because the gradients are written into the slot
     };
 
-    /// `deal.micro_batches` is 0 if their number is unknown. With `leaves_roots`, the sums of the rounds are not added
-    /// up: see `root`.
+    /// `deal.micro_batches` is 0 if their number is unknown. With `leaves_roots`, the sums of the rounds
+    /// are not added up: see `root`.
     MicroBatchSums(B& backend, std::size_t count, Place place, const Deal& deal, bool leaves_roots)
         : stacks_(backend, count),
           place_(place),
@@ -163,8 +163,8 @@ public:
         if (leaves_roots()) leave_roots(i, gradient, first, slot);
         else stacks_.fold(i, gradient, first, slot);
     }
-    /// The memory of this rank's sum of round `number`, for a gradient or a bucket. It is free in a round without a sum
-    /// of this rank.
+    /// The memory of this rank's sum of round `number`, for a gradient or a bucket.
+    /// It is free in a round without a sum of this rank.
     BufferView root(std::size_t number, BufferView first, BufferView slot) const noexcept {
         if (in_place() && number + 1 == roots_) return slot;
         return stacks_.place(first, number - (in_place() && number >= roots_ ? 1 : 0));

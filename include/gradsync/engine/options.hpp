@@ -11,11 +11,12 @@ class Observer;
 /// The place of the trainer's gradients.
 enum class GradientStorage : std::uint8_t {
     automatic,  ///< borrowed; with TorchReducer in_buckets where that copies less
-    borrowed,  ///< in the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its
-               ///< bucket)
+    /// In the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket).
+    borrowed,
     in_buckets,  ///< in `gradient_view(i)`: no copy
-    pooled,      ///< likewise, but a bucket has memory only from the first `gradient_view` of a backward until it is
-                 ///< reduced. For gradients that are reduced to shards (Zero2).
+    /// Like in_buckets, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced.
+    /// For gradients that are reduced to shards (Zero2).
+    pooled,
 };
 
 /// The result that `finish()` leaves in the gradients. x_r is rank r's gradient, w_r its `set_weight`.
@@ -29,17 +30,19 @@ enum class Averaging : std::uint8_t {
 /// The place where gradients of micro-batches under `no_sync()` add up.
 enum class Accumulation : std::uint8_t {
     in_gradients,  ///< in the trainer's gradients, by the trainer (as in PyTorch)
-    in_buckets,    ///< in the buckets, by the reducer: each micro-batch overwrites its gradients and marks them. Low
-                   ///< precision adds up in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside the bucket,
-                   ///< rounded once at the end of the step. If `micro_batches` gives their number, they add up in the
-                   ///< order of the tree of sums; otherwise one after the other, and for borrowed gradients only.
+    /// In the buckets, by the reducer: each micro-batch overwrites its gradients and marks them. Low precision adds up
+    /// in f32; with a `reduce_dtype` of 16 or 8 bits in f32 beside the bucket, rounded once at the end of the step. If
+    /// `micro_batches` gives their number, they add up in the order of the tree of sums; otherwise one after the other,
+    /// and for borrowed gradients only.
+    in_buckets,
 };
 
 /// How `finish()` treats a parameter that got no gradient.
 enum class UnusedParameters : std::uint8_t {
-    error,        ///< throws an error that names it, on every rank
-    find_unused,  ///< the ranks agree on which of them used each gradient. A gradient that no rank used stays
-                  ///< untouched; otherwise ranks without one contribute zeros. Costs one small collective per step.
+    error,  ///< throws an error that names it, on every rank
+    /// The ranks agree on which of them used each gradient. A gradient that no rank used stays untouched; otherwise
+    /// ranks without one contribute zeros. Costs one small collective per step.
+    find_unused,
 };
 
 /// The divisor of a mean while some ranks have run out of data (`begin_step(false)`).
@@ -51,12 +54,12 @@ enum class JoinDivisor : std::uint8_t {
 /// What happens if a gradient has an element that is infinite or NaN, which the mean would spread to all ranks. Except
 /// with `pass`, each mark reads its gradient, which must be in host memory.
 enum class NonFinite : std::uint8_t {
-    pass,   ///< nothing: gradients are not read
-    error,  ///< throws an error that names rank and parameter, before the gradient leaves; the other ranks' errors
-            ///< repeat it
-    skip,   ///< the ranks agree to skip the step: `finish()` leaves gradients of 0 and sets `statistics().last.skipped`
-            ///< to 1; the trainer must then skip its optimizer step. Costs one small collective per step. Only with
-            ///< AllReduce.
+    pass,  ///< nothing: gradients are not read
+    /// Throws an error that names rank and parameter, before the gradient leaves; the other ranks' errors repeat it.
+    error,
+    /// The ranks agree to skip the step: `finish()` leaves gradients of 0 and sets `statistics().last.skipped` to 1;
+    /// the trainer must then skip its optimizer step. Costs one small collective per step. Only with AllReduce.
+    skip,
 };
 
 /// Value of ReducerOptions::compare_weights_every: do not compare.
@@ -85,8 +88,8 @@ private:
     void (*register_)() noexcept = nullptr;
 };
 
-/// Settings of a Reducer. Except `check_writes` and `observer`, they must be equal on all ranks; construction compares
-/// them.
+/// Settings of a Reducer. Except `check_writes` and `observer`, they must be equal on all
+/// ranks; construction compares them.
 struct ReducerOptions {
     GradientStorage gradients = GradientStorage::automatic;  ///< where gradients live
     Averaging averaging = Averaging::mean;                   ///< what `finish()` leaves in them
@@ -99,10 +102,10 @@ struct ReducerOptions {
     /// log2(V / n) copies of the gradients (one less for borrowed ones, unless `reduce_dtype` has fewer than 32 bits),
     /// in f32 if gradients have 16 or 8 bits.
     ///
-    /// If V / n is a power of two, each rank sends one sum. Otherwise it sends one for each 1 in the binary form of V /
-    /// n, and one for a left-over micro-batch: k sums are k times the bytes, and up to k - 1 more copies of the
-    /// gradients. Weighted averages do not work then. In device memory, and with compressors, each rank always sends
-    /// one sum, and the bits depend on the number of ranks.
+    /// If V / n is a power of two, each rank sends one sum. Otherwise it sends one for each 1 in the binary
+    /// form of V / n, and one for a left-over micro-batch: k sums are k times the bytes, and up to k - 1 more
+    /// copies of the gradients. Weighted averages do not work then. In device memory, and with compressors,
+    /// each rank always sends one sum, and the bits depend on the number of ranks.
     ///
     /// If gradients are sharded (pooled), each `finish()` adds up one micro-batch of each rank. The bits are those of
     /// whole gradients if gradients are f32 or f64.
@@ -110,26 +113,26 @@ struct ReducerOptions {
     UnusedParameters unused = UnusedParameters::error;  ///< what happens to parameters without a gradient
     JoinDivisor divisor = JoinDivisor::live_ranks;      ///< what a mean is divided by while some ranks have no data
     NonFinite non_finite = NonFinite::pass;             ///< what happens to gradients that are infinite or NaN
-    /// The type in which borrowed and pooled floating-point gradients travel. Default: their own, or f32 for low
-    /// precision that the reducer adds up. Pooled gradients of another type take memory for both while a bucket is
-    /// filled.
+    /// The type in which borrowed and pooled floating-point gradients travel. Default: their own,
+    /// or f32 for low precision that the reducer adds up. Pooled gradients of another type take memory
+    /// for both while a bucket is filled.
     OptionalDType reduce_dtype = {};
     /// Compares the weights of all ranks in the first `finish()`, and then every so many steps. Throws
     /// Error(parameter_mismatch) if they differ, because averages do not make them equal again. 0: only in the first.
     /// `never`: for weights that differ on purpose. Reads all weights that parameters name, once. Those that live with
     /// the library (sharded training) are compared once only.
     std::size_t compare_weights_every = 0;
-    /// For debugging: takes a checksum of each gradient at its mark, and compares it when the bucket is full and in
-    /// `finish()`, which throws Error(invalid_argument) with the parameter's name if the gradient was written in
-    /// between. No bucket is launched before `finish()`, so there is no overlap; the bits are the same. Each rank
-    /// decides for itself; `GRADSYNC_CHECKS=1` in the environment turns it on everywhere. It sees writes to gradients
-    /// in host memory up to the call of `finish()`. It does not see micro-batches under `no_sync()`, gradients with
-    /// fewer marks than `uses`, and pooled buckets that leave early to make room. Device memory is refused. Sharded
-    /// classes notice every write between `finish()` and `step()`, too. Ranks with several Reducers must finish them in
-    /// the same order.
+    /// For debugging: takes a checksum of each gradient at its mark, and compares it when the bucket is full
+    /// and in `finish()`, which throws Error(invalid_argument) with the parameter's name if the gradient was
+    /// written in between. No bucket is launched before `finish()`, so there is no overlap; the bits are the same.
+    /// Each rank decides for itself; `GRADSYNC_CHECKS=1` in the environment turns it on everywhere.
+    /// It sees writes to gradients in host memory up to the call of `finish()`. It does not see micro-batches under
+    /// `no_sync()`, gradients with fewer marks than `uses`, and pooled buckets that leave early to make room.
+    /// Device memory is refused. Sharded classes notice every write between `finish()` and `step()`, too.
+    /// Ranks with several Reducers must finish them in the same order.
     bool check_writes = false;
-    /// Receives events, for a trace (observe/timeline.hpp) or a profiler; must outlive the Reducer. Each rank has its
-    /// own, or none.
+    /// Receives events, for a trace (observe/timeline.hpp) or a profiler; must outlive the Reducer.
+    /// Each rank has its own, or none.
     Observer* observer = nullptr;
 };
 
@@ -175,9 +178,9 @@ constexpr bool has_several_sums(const ReducerOptions& options, int size) noexcep
            !std::has_single_bit(static_cast<unsigned>(size));
 }
 
-/// The divisor of the sums that travel if shards add them up; 0 if they do not. A mean over `size` ranks may fit into a
-/// type of low precision where the sum does not. It is a power of two: only sums that it makes subnormal lose bits, as
-/// the mean would.
+/// The divisor of the sums that travel if shards add them up; 0 if they do not.
+/// A mean over `size` ranks may fit into a type of low precision where the sum does not. It is a power of two:
+/// only sums that it makes subnormal lose bits, as the mean would.
 constexpr double sum_divisor(const ReducerOptions& options, DType dtype, int size) noexcept {
     if (options.gradients != GradientStorage::pooled || options.micro_batches == 0) return 0;
     return is_low_precision(dtype) && options.averaging == Averaging::mean
@@ -185,10 +188,10 @@ constexpr double sum_divisor(const ReducerOptions& options, DType dtype, int siz
                : 1;
 }
 
-/// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales and
-/// weights. `weight`: the argument of `set_weight`; `has_batch`: that of `begin_step`; `count`: micro-batches of this
-/// rank. `divisor`: not 0 if several sums are added up afterwards, and the total is scaled; the sums travel divided by
-/// it.
+/// This rank's contribution to the means of a step: every kind of averaging is a mean with the right scales
+/// and weights. `weight`: the argument of `set_weight`; `has_batch`: that of `begin_step`; `count`: micro-batches
+/// of this rank. `divisor`: not 0 if several sums are added up afterwards, and the total is scaled;
+/// the sums travel divided by it.
 constexpr Contribution contribution_of(const ReducerOptions& options, int rank, double weight, bool has_batch,
                                        double count = 1, double divisor = 0) noexcept {
     switch (divisor != 0 ? Averaging::sum : options.averaging) {

@@ -251,8 +251,8 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
                            " in its bucket, where micro-batches would be rounded; let it be borrowed"));
         } else if (options.reduce_dtype) {
             info.dtype = *options.reduce_dtype;
-        } else if (borrowed && (adds_up || options.micro_batches !=
-                                               0)) {  // also for one micro-batch per rank: the bits must not differ
+        } else if (borrowed && (adds_up || options.micro_batches != 0)) {
+            // Also for one micro-batch per rank: the bits must not differ.
             info.dtype = accumulator_of(g.dtype);
         }
         if (space == MemorySpace::host) kernel::require_kernels(g.dtype);

@@ -24,8 +24,8 @@ public:
     virtual std::string describe() const = 0;
     virtual bool is_single_rank(const B& backend) const noexcept = 0;
     virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
-    virtual std::chrono::nanoseconds progress_time()
-        const = 0;  ///< See ExchangeTraits::reports_progress_time; 0 without it.
+    /// See ExchangeTraits::reports_progress_time; 0 without it.
+    virtual std::chrono::nanoseconds progress_time() const = 0;
 
     /// Prepares for a plan and drops what was started. Collective if the traits say so and there are several ranks.
     virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan,
@@ -92,8 +92,8 @@ struct Policies {
     AnyOverlap overlap;
     std::string exchange_name;
     Owner<AnyExchange<B>> exchange;
-    bool decoupled =
-        false;           ///< the exchange is the first half of an all-reduce; the gathers are pending after `finish()`
+    /// The exchange is the first half of an all-reduce; the gathers are pending after `finish()`.
+    bool decoupled = false;
     bool packs = false;  ///< the exchange wants many gradients per bucket, even if they are cheaper alone
     bool sums = true;    ///< the exchange adds up gradients unchanged
 };

@@ -56,9 +56,9 @@ public:
         return before != 0 && before <= uses_[i] ? Mark::more_to_come : Mark::too_often;
     }
 
-    /// Claims the copy of gradient i, which was found ready; false if another thread has claimed it. Unless `exactly`,
-    /// two claims within a few nanoseconds may both succeed, which saves a second atomic operation; `fill` detects
-    /// that.
+    /// Claims the copy of gradient i, which was found ready; false if another thread has claimed it.
+    /// Unless `exactly`, two claims within a few nanoseconds may both succeed, which saves a second atomic
+    /// operation; `fill` detects that.
     GRADSYNC_ALWAYS_INLINE bool claim(std::size_t i, bool exactly) noexcept {
         if (uses_[i] != 1) return true;
         if (exactly) return remaining_[i].exchange(0, std::memory_order_acq_rel) != 0;

@@ -6,8 +6,8 @@
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
 
-/// The checks at construction: the bucket policy made a valid plan, and all ranks synchronise the same parameters in
-/// the same way.
+/// The checks at construction: the bucket policy made a valid plan, and all ranks synchronise
+/// the same parameters in the same way.
 
 namespace gradsync::inline v0_2::detail {
 
@@ -138,9 +138,9 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
     return result;
 }
 
-/// Compares parameters, settings and plan over all ranks. If they differ, every rank throws Error(parameter_mismatch)
-/// with the same text, which names the first parameter or setting that differs. The communicator stays usable.
-/// Collective.
+/// Compares parameters, settings and plan over all ranks. If they differ, every rank throws
+/// Error(parameter_mismatch) with the same text, which names the first parameter or setting that differs.
+/// The communicator stays usable. Collective.
 template <Backend B>
 [[gnu::cold]] void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan,
                           const std::string& settings) {

@@ -43,8 +43,8 @@ public:
         return at;
     }
 
-    /// Counts a span in which any thread of the step was held up. The part before the end of the last span counts
-    /// already.
+    /// Counts a span in which any thread of the step was held up. The part before the end
+    /// of the last span counts already.
     void add(Time begin, Time end) noexcept {
         const Time::rep from = begin.time_since_epoch().count(), to = end.time_since_epoch().count();
         Time::rep counted = held_until_.load(std::memory_order_relaxed);
@@ -103,8 +103,8 @@ public:
 private:
     static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
-    /// Records that one fewer is in flight. Reads the time under the lock, so that it is ordered with `depart` in other
-    /// threads.
+    /// Records that one fewer is in flight. Reads the time under the lock, so that it is ordered
+    /// with `depart` in other threads.
     Time leave() {
         std::lock_guard lock(lock_);
         const Time at = now();
@@ -119,8 +119,8 @@ private:
 
     BackendClock clock_;
     Observer* observer_;
-    std::atomic<Time::rep> held_until_{0},
-        held_{0};  ///< time that the step was held up: end of the counted part, and sum
+    /// Time that the step was held up: end of the counted part, and sum.
+    std::atomic<Time::rep> held_until_{0}, held_{0};
     std::mutex lock_;
     std::size_t under_way_ = 0;
     Time counted_until_{};      ///< end of the counted part of the time in flight

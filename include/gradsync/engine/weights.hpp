@@ -48,8 +48,8 @@ inline std::uint64_t trace_of(const ConstBufferView& view, bool whole) noexcept 
     return split_mix(word) << 1 | std::uint64_t{whole};
 }
 
-/// Checksums of gradients at their marks: see ReducerOptions::check_writes. Different gradients may be used
-/// concurrently.
+/// Checksums of gradients at their marks: see ReducerOptions::check_writes.
+/// Different gradients may be used concurrently.
 class WrittenGradients {
 public:
     /// Does the environment ask for it?
@@ -80,8 +80,8 @@ private:
     List<std::uint64_t> checksums_;  ///< by parameter; 0: no mark yet
 };
 
-/// Compares the weights of all ranks. Nothing blocks between `start` and `finish`. A step that called `start` must call
-/// `finish`.
+/// Compares the weights of all ranks. Nothing blocks between `start` and `finish`.
+/// A step that called `start` must call `finish`.
 template <Backend Host>
 class WeightComparison {
 public:
@@ -116,8 +116,8 @@ public:
         for (std::size_t i = 0; i < count; ++i) given_.push_back(digest_of_value(passes, value_of(i)));
     }
     bool test() { return work_.test() && groups_work_.test(); }
-    /// Also compares the groups of a hybrid sharding from now on. `replicas`: one rank of each group; nobody else uses
-    /// this handle.
+    /// Also compares the groups of a hybrid sharding from now on. `replicas`: one rank of each group;
+    /// nobody else uses this handle.
     void compare_groups(Host replicas) { groups_.emplace(std::move(replicas)); }
 
     /// Ends a step. Throws Error(parameter_mismatch), with the same text on every rank, if the weights that `start` has
@@ -178,8 +178,8 @@ private:
         return digest;
     }
 
-    /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal. `name`: what a rank
-    /// stands for.
+    /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal.
+    /// `name`: what a rank stands for.
     [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks,
                                        const char* name) const {
         const auto of = [&](std::size_t r) { return table[r * own_.size() + i]; };

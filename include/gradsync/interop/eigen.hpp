@@ -37,8 +37,8 @@ struct buffer_traits<T> {
         else return std::array{static_cast<std::size_t>(t.rows()), static_cast<std::size_t>(t.cols())};
     }
 
-    /// The view is read-only if Eigen gives a pointer to const. Throws Error(invalid_argument) if a block or map has
-    /// gaps.
+    /// The view is read-only if Eigen gives a pointer to const. Throws Error(invalid_argument)
+    /// if a block or map has gaps.
     template <class Dense>
     static auto view(Dense& t) {
         using Scalar = typename T::Scalar;

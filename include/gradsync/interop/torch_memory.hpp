@@ -19,12 +19,12 @@ namespace gradsync::inline v0_2::detail {
 /// Memory that the ranks of a machine share, in slots of the sizes of gradients. Thread-safe.
 class TorchArena {
 public:
-    static constexpr std::size_t least = std::size_t{64}
-                                         << 10;  ///< bytes; smaller gradients travel in common buckets, as copies
+    /// In bytes: smaller gradients travel in common buckets, as copies.
+    static constexpr std::size_t least = std::size_t{64} << 10;
 
-    /// The bytes of an arena for gradients of these sizes. Each large size has a spare slot, because the last step's
-    /// gradients stay until new ones replace them. A size that several gradients have gets one more, for other results
-    /// of that size.
+    /// The bytes of an arena for gradients of these sizes. Each large size has a spare slot, because the last
+    /// step's gradients stay until new ones replace them. A size that several gradients have gets one more,
+    /// for other results of that size.
     static std::size_t bytes(std::vector<std::size_t> sizes) {
         std::size_t total = 0;
         for (const std::size_t size : with_spares(sizes)) total += stride(size);
@@ -38,8 +38,8 @@ public:
         }
     }
 
-    /// Takes a slot of exactly `size` bytes. Returns null if none is free, and in a forked child, because its parent
-    /// writes here.
+    /// Takes a slot of exactly `size` bytes. Returns null if none is free, and in a forked child,
+    /// because its parent writes here.
     void* take(std::size_t size) {
         if (!maker_.is_here()) return nullptr;
         const std::lock_guard lock(mutex_);

@@ -64,8 +64,8 @@ struct TorchParameters {
                 {.parameter = names[i]});
     }
 
-    /// The unit of each parameter, for units that are submodules. Parameters outside of all of them get the next
-    /// number.
+    /// The unit of each parameter, for units that are submodules. Parameters outside of all
+    /// of them get the next number.
     std::vector<std::size_t> units_of(const std::vector<std::string>& units) const {
         std::vector<std::size_t> unit_of(names.size(), units.size());
         for (std::size_t k = 0; k < units.size(); ++k) {

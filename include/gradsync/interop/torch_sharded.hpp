@@ -19,8 +19,8 @@ struct ExternalOptimizer {
 
 namespace detail {
 
-/// The common part of TorchShardedOptimizer and TorchFullyShard, which are a ShardedOptimizer and a ShardedParameters
-/// of tensors.
+/// The common part of TorchShardedOptimizer and TorchFullyShard, which are a ShardedOptimizer and a
+/// ShardedParameters of tensors.
 template <class B, class Sharded>
 class TorchSharded : protected Sharded {
 protected:
@@ -94,8 +94,8 @@ public:
             if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, max_norm));
         return norm;
     }
-    /// Call it after you have stepped `shards()`: every rank gets the new weights. Clears `.grad()`. Collective, after
-    /// `finish()`.
+    /// Call it after you have stepped `shards()`: every rank gets the new weights. Clears `.grad()`.
+    /// Collective, after `finish()`.
     void stepped() {
         static_assert(external, "gradsync: call step(), which steps the optimizer");
         Sharded::step();
@@ -220,8 +220,9 @@ private:
 
 /// ShardedOptimizer (ZeRO stages 1 and 2) of libtorch tensors: each rank steps its share of the weights.
 ///
-///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});  // or names and tensors, as for
-///     TorchReducer for (...) {
+///     // Or names and tensors instead of the module, as for TorchReducer.
+///     gs::TorchShardedOptimizer sharded(comm, *model, MyAdam{...}, gs::Zero2{});
+///     for (...) {
 ///         loss_of(batch).backward();  // full buckets leave meanwhile
 ///         sharded.finish();
 ///         sharded.step();             // all ranks hold the new weights
@@ -414,8 +415,8 @@ private:
         place(units_, true);
     }
 
-    /// Gives the weights of unit k their memory, or takes it away. The storage stays, because views that autograd saves
-    /// share it.
+    /// Gives the weights of unit k their memory, or takes it away. The storage stays, because views
+    /// that autograd saves share it.
     void place(std::size_t k, bool here) {
         for (const std::size_t i : members_[k]) {
             if (here && tensors_[i].storage().data() != nullptr) Base::trained_.check_place(i, nullptr);
@@ -427,8 +428,8 @@ private:
     const std::size_t units_;
     List<List<std::size_t>> members_;  ///< trainable parameters by unit; the last ones stay gathered
     std::size_t current_ = no_unit;    ///< the unit that runs
-    std::shared_ptr<const char> alive_ =
-        std::make_shared<const char>();  ///< for hooks of graphs that outlive this object
+    /// For hooks of graphs that outlive this object.
+    std::shared_ptr<const char> alive_ = std::make_shared<const char>();
 };
 
 template <class B, class O, class First = ShardedParametersOptions, class... More>

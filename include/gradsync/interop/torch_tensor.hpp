@@ -17,8 +17,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// A tensor may have any strides without gaps (contiguous, channels_last, a transposed matrix). All ranks must have the
-/// same ones.
+/// A tensor may have any strides without gaps (contiguous, channels_last, a transposed matrix).
+/// All ranks must have the same ones.
 template <>
 struct buffer_traits<at::Tensor> {
     /// Throws Error(invalid_argument) for a tensor that is undefined, not dense, of an unsupported dtype, or on an

@@ -14,9 +14,9 @@
 /// Bulk conversion between floating types, in host memory.
 ///
 /// Every result has the same bits as the scalar conversions of `StorageFloat`, for every input:
-/// round to nearest, ties to even, overflow to infinity (8-bit types: to the largest number), NaN quiet with its upper
-/// payload bits, denormals kept, even if the thread runs with flush-to-zero. From `double`, types of 16 and 8 bits
-/// are rounded once. There are loops to f32 and from f32 only; other pairs go through blocks of f32.
+/// rounded to nearest, ties to even; overflow becomes infinity (in 8-bit types the largest number); a NaN stays quiet,
+/// with its upper payload bits; denormals are kept, even if the thread runs with flush-to-zero. From `double`, types
+/// of 16 and 8 bits are rounded once. There are loops to f32 and from f32 only; other pairs go through blocks of f32.
 ///
 /// The loops work on blocks of a constant length, because GCC vectorises nothing else at -O2. They choose by masks
 /// instead of branches, because a branch around a floating-point operation keeps GCC from vectorising it.
@@ -53,9 +53,8 @@ struct Kernels {
     void (*from_f32)(const float* from, void* to, std::size_t n) = nullptr;
     bool (*all_finite)(const void* elements, std::size_t n) = nullptr;
     void (*sum)(const Reduction* r) = nullptr;  ///< the hot path: sums and means of unscaled inputs; null: 8-bit types
-    // f64 only:
-    void (*to_f32_odd)(const void* from, float* to,
-                       std::size_t n) = nullptr;  ///< to be rounded again, see `round_to_odd`
+    // f64 only. The results of `to_f32_odd` are to be rounded again, see `round_to_odd`.
+    void (*to_f32_odd)(const void* from, float* to, std::size_t n) = nullptr;
     void (*reduce)(const Reduction* r) = nullptr;
     void (*scale)(double* data, std::size_t n, double factor) = nullptr;
     void (*clamp)(double* data, std::size_t n, double limit) = nullptr;
@@ -164,8 +163,8 @@ inline void round_to_odd(const void* from, float* to, std::size_t n) {
     }
 }
 
-/// The number of elements that go through f32 at a time; a multiple of all constant lengths of loops. A block stays in
-/// the cache.
+/// The number of elements that go through f32 at a time; a multiple of all constant lengths of loops.
+/// A block stays in the cache.
 inline constexpr std::size_t elementwise_block = 1024;
 
 /// Calls `pass(first, n)` for one block after another.

@@ -29,8 +29,8 @@ void in_place(BufferView buffer, double operand, void (*Kernels::*of_double)(dou
 
 }  // namespace detail
 
-/// to[i] = from[i], converted if the types differ. Both have the same count. They are the same memory, or do not
-/// overlap.
+/// to[i] = from[i], converted if the types differ. Both have the same count.
+/// They are the same memory, or do not overlap.
 inline void copy(ConstBufferView from, BufferView to) {
     if (from.data != to.data) convert(from.data, from.dtype, to.data, to.dtype, to.count);
 }

@@ -54,8 +54,8 @@ void run_baseline(Args... args) {
     Kernel::run(args...);
 }
 
-// g++ clears the upper halves of vector registers at -O2 only. Left as they are, they slow down the caller's SSE
-// instructions.
+// g++ clears the upper halves of vector registers at -O2 only. Left as they are, they slow down
+// the caller's SSE instructions.
 #if GRADSYNC_X86_DISPATCH
 template <class Kernel, class... Args>
 [[gnu::target("avx2,f16c")]] void run_avx2(Args... args) {
@@ -70,8 +70,8 @@ template <class Kernel, class... Args>
 }
 #endif
 
-/// `dispatch` for kernels written with vector types: runs `Kernel::With<bytes>`, where `bytes` is the size of a
-/// register.
+/// `dispatch` for kernels written with vector types: runs `Kernel::With<bytes>`, where
+/// `bytes` is the size of a register.
 template <class Kernel, class... Args>
 void dispatch_vectors(Args... args) {
 #if GRADSYNC_X86_DISPATCH

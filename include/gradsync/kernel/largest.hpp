@@ -34,8 +34,8 @@ GRADSYNC_ALWAYS_INLINE void for_large(const float* data, std::size_t count, std:
 struct TakeLargest {
     GRADSYNC_ALWAYS_INLINE static void run(float* data, std::size_t count, std::size_t k, std::uint32_t* places,
                                            float* values) {
-        // Finds the k-th largest magnitude digit by digit from the top (11, 10 and 10 bits), and how many elements with
-        // it to take.
+        // Finds the k-th largest magnitude digit by digit from the top (11, 10 and 10 bits),
+        // and how many elements with it to take.
         std::size_t wanted = k;
         std::uint32_t counts[4][2048] = {};  // four tables, because in one an addition would wait for the one before
         std::size_t i = 0;
@@ -96,9 +96,9 @@ inline float largest_magnitude(const float* x, std::size_t count) {
     return std::bit_cast<float>(bits);
 }
 
-/// Takes the k elements of largest magnitude out of `data`. Writes their k indices, ascending, and their k values, and
-/// sets them to 0 in `data`. A NaN is larger than every number; of equal magnitudes the first are taken. k <= count <
-/// 2^32. Exact.
+/// Takes the k elements of largest magnitude out of `data`. Writes their k indices, ascending, and their k values,
+/// and sets them to 0 in `data`. A NaN is larger than every number; of equal magnitudes the first are taken.
+/// k <= count < 2^32. Exact.
 inline void take_largest(float* data, std::size_t count, std::size_t k, std::uint32_t* places, float* values) {
     if (k != 0) dispatch<detail::TakeLargest>(data, count, k, places, values);
 }

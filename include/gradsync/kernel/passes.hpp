@@ -21,8 +21,8 @@ struct HostPasses {
     static void clear(BufferView buffer) noexcept {
         if (buffer.bytes() != 0) std::memset(buffer.data, 0, buffer.bytes());
     }
-    /// Copies from the backend's memory to the host's; `write` copies the other way. The copy is complete when they
-    /// return.
+    /// Copies from the backend's memory to the host's; `write` copies the other way.
+    /// The copy is complete when they return.
     static void read(ConstBufferView from, void* to) noexcept {
         if (from.bytes() != 0) std::memcpy(to, from.data, from.bytes());
     }

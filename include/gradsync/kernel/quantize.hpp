@@ -8,8 +8,8 @@
 
 /// @file
 /// Quantization to a few bits per element. Elements form blocks of `quantized_block`; the last one may be shorter. A
-/// block is written as its step, an f32, and one level per element, in whole 32-bit words; an element is about level *
-/// step. Products are rounded before they are added, so that the results have the same bits on every processor.
+/// block is written as its step, an f32, and one level per element, in whole 32-bit words; an element is about
+/// level * step. Products are rounded before they are added, so that the results have the same bits on every processor.
 ///
 /// | bits | a level is | the step |
 /// |---|---|---|
@@ -31,9 +31,9 @@ constexpr std::size_t quantized_words(std::size_t count, unsigned bits) noexcept
 
 namespace detail {
 
-/// Writes and reads the levels of a block of n elements. A byte holds one level of each part of the block: the whole,
-/// two halves or eight eighths. The first part has loops of its own, so that with one part or two the compiler knows
-/// every shift.
+/// Writes and reads the levels of a block of n elements. A byte holds one level of each part of the block:
+/// the whole, two halves or eight eighths. The first part has loops of its own, so that with one part or two
+/// the compiler knows every shift.
 template <unsigned bits>
 struct Levels {
     static constexpr int most = bits == 1 ? 1 : (1 << (bits - 1)) - 1;
@@ -118,16 +118,16 @@ private:
         if (largest >= infinity_bits) return std::numeric_limits<float>::quiet_NaN();
         float step = std::bit_cast<float>(largest) / Levels<bits>::most;
         if constexpr (bits == 1) step = mean_magnitude(x, n);
+        // Slightly less than the quotient, so that rounding does not make it infinite.
         constexpr float limit =
-            std::numeric_limits<float>::max() / Levels<bits>::most *
-            (1 - std::numeric_limits<float>::epsilon());  // so that rounding does not make it infinite
+            std::numeric_limits<float>::max() / Levels<bits>::most * (1 - std::numeric_limits<float>::epsilon());
         return step < std::numeric_limits<float>::min() ? 0 : step < limit ? step : limit;
     }
     GRADSYNC_ALWAYS_INLINE static float mean_magnitude(const float* x, std::size_t n) {
         constexpr std::size_t lanes = 16;
         const float part = 1 / static_cast<float>(n);
-        alignas(
-            64) float parts[quantized_block] = {};  // divided before they are added, so that the sum does not overflow
+        // Divided before they are added, so that the sum does not overflow.
+        alignas(64) float parts[quantized_block] = {};
         for (std::size_t i = 0; i < n; ++i) parts[i] = std::bit_cast<float>(magnitude_bits(x[i])) * part;
         round_now(parts);
         float sums[lanes] = {};

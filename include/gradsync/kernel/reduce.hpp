@@ -40,9 +40,9 @@ struct Conversions {
     void (*round)(const A* from, void* to, std::size_t n) = nullptr;
 };
 
-/// Any operation on any number of inputs, block by block through accumulators of type A, which stay in the first-level
-/// cache. All loops have the length of a whole block, a constant, so that they are vectorised at -O2; the last block is
-/// padded.
+/// Any operation on any number of inputs, block by block through accumulators of type A, which stay
+/// in the first-level cache. All loops have the length of a whole block, a constant, so that they are vectorised
+/// at -O2; the last block is padded.
 template <class A>
 struct BlockedReduce {
     static constexpr std::size_t block = 256;
@@ -102,9 +102,9 @@ struct Pack {
 /// One step of a loop that keeps its elements in registers: two packs of the accumulator type of T. It gives the same
 /// bits as `convert_block`.
 ///
-/// The order of elements within the packs is free, as long as all loads and stores agree. A 32-bit word therefore holds
-/// two elements of a 16-bit type: the lower halves widen to the first pack and the upper halves to the second, without
-/// a shuffle.
+/// The order of elements within the packs is free, as long as all loads and stores agree.
+/// A 32-bit word therefore holds two elements of a 16-bit type: the lower halves widen to the first pack and the upper
+/// halves to the second, without a shuffle.
 template <Element T, std::size_t register_bytes>
 struct Packs {
 private:
@@ -114,8 +114,8 @@ private:
         GRADSYNC_X86_DISPATCH && std::is_same_v<T, Float16> && register_bytes >= 32;
 
     using Words = typename detail::Pack<std::uint32_t, register_bytes>::type;
-    using HalfWords = typename detail::Pack<std::uint32_t,
-                                            register_bytes / 2>::type;  ///< the elements of a register, in 16 bits each
+    /// The elements of a register, in 16 bits each.
+    using HalfWords = typename detail::Pack<std::uint32_t, register_bytes / 2>::type;
 
 public:
     using A = accumulator_t<T>;
@@ -259,8 +259,8 @@ struct RegisterSum {
             return sum_all<1>(inputs, outputs, r->count * sizeof(T), r->factor);
         }
 
-        /// Processes `steps` steps per iteration, from byte `first` on. Returns the number of bytes done: all whole
-        /// iterations.
+        /// Processes `steps` steps per iteration, from byte `first` on. Returns the number of bytes done:
+        /// all whole iterations.
         template <std::size_t steps, class Inputs, class Outputs>
         GRADSYNC_ALWAYS_INLINE static std::size_t sum_all(const Inputs& inputs, const Outputs& outputs,
                                                           std::size_t bytes, double factor, std::size_t first = 0) {
@@ -341,8 +341,8 @@ constexpr Conversions<std::uint64_t> conversions_of_integer() {
             }};
 }
 
-/// Reduces in unsigned 64-bit integers, which wrap around. One copy is enough, because integer reductions are rare and
-/// small.
+/// Reduces in unsigned 64-bit integers, which wrap around. One copy is enough, because integer
+/// reductions are rare and small.
 template <class T>
 void reduce_integers(const Reduction& r) {
     // With their top bits flipped, signed numbers compare as unsigned ones do.

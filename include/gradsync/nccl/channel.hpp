@@ -10,11 +10,11 @@ namespace gradsync::inline v0_2::detail {
 /// Translates a `Call` into NCCL calls on a stream of its own. NCCL's own operations need equal shards; uneven ones are
 /// composed of grouped operations.
 ///
-/// A mean is a sum of elements that each rank multiplies by its scale over the sum of all weights. The ranks add up the
-/// weights on the device just before, so no host waits. NCCL multiplies f32 and f64 in full precision. Types of 16 and
-/// 8 bits are multiplied by a pass of the library, in f32, because NCCL would round the factor to their type. So are
-/// all types on a single rank, where NCCL before 2.29.7 skips up to 31 elements at the end (NVIDIA/nccl#1950). Not
-/// thread-safe.
+/// A mean is a sum of elements that each rank multiplies by its scale over the sum of all weights. The ranks add
+/// up the weights on the device just before, so no host waits. NCCL multiplies f32 and f64 in full precision.
+/// Types of 16 and 8 bits are multiplied by a pass of the library, in f32, because NCCL would round the factor
+/// to their type. So are all types on a single rank, where NCCL before 2.29.7 skips up to 31 elements at the end
+/// (NVIDIA/nccl#1950). Not thread-safe.
 class NcclChannel {
 public:
     /// `slots`: the most calls in flight.
@@ -38,8 +38,8 @@ public:
                    "gradsync/cuda/passes.cu with nvcc into the program");
     }
 
-    /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from those of all calls in
-    /// flight.
+    /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from
+    /// those of all calls in flight.
     void add(const Call& call, std::size_t slot) {
         pending_.push_back({&call, slot, call.in, nccl_op(call.op)});
         culprit_ = pending_.size();

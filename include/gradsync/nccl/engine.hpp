@@ -22,8 +22,8 @@ public:
     static constexpr std::size_t slots = 128;
 
     static constexpr std::chrono::seconds patience{10};  ///< how long to wait for aborted work
-    static constexpr std::chrono::milliseconds grace{
-        500};  ///< how long to wait for the lost rank that may have caused NCCL's failure
+    /// How long to wait for the lost rank that may have caused NCCL's failure.
+    static constexpr std::chrono::milliseconds grace{500};
 
     NcclEngine(Shared<MessageEngine> control, std::shared_ptr<DeviceWatch> watch, NcclCommunicator comm,
                NcclSettings settings)
@@ -80,8 +80,8 @@ public:
         const std::lock_guard lock(mutex_);
         ++open_groups_;
     }
-    /// `left`: an exception ended the group. It is incomplete, so nothing is launched; its dropped Works fail the
-    /// world.
+    /// `left`: an exception ended the group. It is incomplete, so nothing is launched;
+    /// its dropped Works fail the world.
     void close_group(bool left) noexcept {
         const std::lock_guard lock(mutex_);
         if (--open_groups_ == 0 && !left) issue();
@@ -186,9 +186,8 @@ public:
 
     Shared<collective::Engine> split(const collective::Group& group) override {
         NcclSettings settings = settings_;
-        settings.compute = compute_stream() == own_stream_.get()
-                               ? users_stream_
-                               : compute_stream();  // own_stream_ dies with this object
+        // Not own_stream_, which dies with this object.
+        settings.compute = compute_stream() == own_stream_.get() ? users_stream_ : compute_stream();
         {
             const std::lock_guard lock(mutex_);
             settings.memory = memory_.choice();
@@ -220,8 +219,8 @@ public:
         hold_back();
         if (!world().failed()) fail_device(what, why);
     }
-    /// After a failure of the world: waits until nothing on the device touches the buffers of collectives, at most for
-    /// `patience`.
+    /// After a failure of the world: waits until nothing on the device touches the buffers
+    /// of collectives, at most for `patience`.
     void become_quiet() noexcept {
         poll_until(Clock::now() + patience, std::chrono::microseconds(100), [this] {
             std::lock_guard lock(mutex_);
@@ -346,8 +345,8 @@ private:
         } catch (...) {
         }
     }
-    /// Has NCCL reported an error while collectives are in flight? The world then fails, after other ranks had a moment
-    /// to be named.
+    /// Has NCCL reported an error while collectives are in flight? The world then fails, after other
+    /// ranks had a moment to be named.
     bool has_failed_in_nccl() noexcept {
         const std::string problem = channel_.communicator().problem();
         if (problem.empty()) return false;

@@ -8,11 +8,11 @@ namespace gradsync::inline v0_2 {
 
 /// The kind of memory that `NcclBackend::allocate` returns and that a Reducer's buckets use.
 enum class NcclMemory : std::uint8_t {
-    plain,       ///< from the CUDA runtime
-    registered,  ///< from NCCL, registered with the communicator (NCCL 2.19): NCCL may work in it without copies of its
-                 ///< own
-    windows,  ///< from NCCL, mapped by all ranks as symmetric windows (NCCL 2.27.3): for its fastest kernels within a
-              ///< node
+    plain,  ///< from the CUDA runtime
+    /// From NCCL, registered with the communicator (NCCL 2.19): NCCL may work in it without copies of its own.
+    registered,
+    /// From NCCL, mapped by all ranks as symmetric windows (NCCL 2.27.3): for its fastest kernels within a node.
+    windows,
 };
 
 constexpr std::string_view name_of(NcclMemory memory) noexcept {
@@ -102,13 +102,13 @@ private:
 
 #endif
 
-/// Allocates memory that is registered with an NCCL communicator, and frees it. The engine that owns the communicator
-/// must provide:
+/// Allocates memory that is registered with an NCCL communicator, and frees it. The engine that owns
+/// the communicator must provide:
 ///
 /// - `control()`, `world()`, `world_rank(r)`, `own_world_rank()`, `timeout()`: the ranks, on the host
-/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL. `wanted()`,
-///   for NCCL's calls, is false after a failure. At the deadline it is false too, and fails the world with a time-out
-///   in `what`
+/// - `with_communicator(deadline, what, use)`: calls `use(comm, wanted)` while no other thread calls NCCL.
+///   `wanted()`, for NCCL's calls, is false after a failure. At the deadline it is false too, and fails
+///   the world with a time-out in `what`
 /// - `fail_on_device(what, why)`: fails the world, unless it has failed already; called in an exception handler
 /// - `become_quiet()`: after a failure, waits until nothing touches memory any more
 /// - `is_idle()`: is all work on the streams complete?
@@ -221,8 +221,8 @@ private:
         }
     }
 
-    /// Waits for the streams, up to the time limit, or for `patience` after a failure. Returns false if they are still
-    /// not idle.
+    /// Waits for the streams, up to the time limit, or for `patience` after a failure.
+    /// Returns false if they are still not idle.
     static bool wait_until_idle(Engine& engine) noexcept {
         constexpr std::chrono::microseconds pause(50);
         const bool idle = poll_until(Clock::now() + engine.timeout(), pause,

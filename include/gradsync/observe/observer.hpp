@@ -38,8 +38,8 @@ constexpr bool is_exposed(Activity activity) noexcept {
 class Observer {
 public:
     using Time = std::chrono::steady_clock::time_point;  ///< on the backend's clock
-    static constexpr std::size_t no_index =
-        static_cast<std::size_t>(-1);  ///< the index of an activity that belongs to no bucket
+    /// The index of an activity that belongs to no bucket.
+    static constexpr std::size_t no_index = static_cast<std::size_t>(-1);
 
     virtual ~Observer() = default;
 
@@ -61,11 +61,11 @@ struct StepStatistics {
     std::size_t bytes = 0;        ///< bytes that this rank passed to collectives, gathers included
     std::size_t collectives = 0;  ///< collectives that this rank started
     std::size_t skipped = 0;      ///< steps that NonFinite::skip skipped
-    double communication_seconds =
-        0;  ///< time with at least one bucket in flight or being gathered, as seen by this rank
-    double exposed_seconds =
-        0;  ///< time that `finish()` and the hooks added to the step; concurrent threads count once. Copies of borrowed
-            ///< gradients below 16 KiB do not count: reading the clock would take as long
+    /// Time with at least one bucket in flight or being gathered, as seen by this rank.
+    double communication_seconds = 0;
+    /// Time that `finish()` and the hooks added to the step; concurrent threads count once. Copies of borrowed
+    /// gradients below 16 KiB do not count: reading the clock would take as long.
+    double exposed_seconds = 0;
 
     /// The share of the communication that the trainer's work hides: 1 - exposed / communication, within [0, 1].
     double overlap_ratio() const noexcept {
@@ -82,8 +82,8 @@ struct StepStatistics {
     }
 };
 
-/// One bucket of the last step. Times are seconds since the step's first launch. A bucket ends when this rank sees that
-/// it is complete.
+/// One bucket of the last step. Times are seconds since the step's first launch. A bucket ends when this
+/// rank sees that it is complete.
 struct BucketStatistics {
     std::size_t bytes = 0;      ///< of the bucket's gradients
     double launch_seconds = 0;  ///< when this rank started its collective

@@ -104,8 +104,8 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     // By step: the time at which its first gradient was ready.
     std::vector<Observer::Time> first_ready(finishes.size());
     for (std::size_t step = 0, m = 0; step < finishes.size(); ++step) {
-        first_ready[step] =
-            m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();  // no mark is kept
+        // Time::max() if no mark is kept.
+        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();
         while (m < marks.size() && marks[m].at <= finishes[step]) ++m;
     }
 

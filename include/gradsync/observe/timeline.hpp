@@ -24,7 +24,7 @@ namespace gradsync::inline v0_2 {
 class Timeline final : public Observer {
 public:
     /// Keeps the last `events` events, rounded up to a power of two. Fewer threads than that may report at the same
-    /// time. A step has
+    /// time. A step has:
     ///
     /// - one event per parameter, and two more if a gradient of 16 KiB or more is copied into its bucket;
     /// - four per bucket, and four more if it is gathered;

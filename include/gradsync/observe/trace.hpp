@@ -45,8 +45,8 @@ public:
               text(time("ts", s.begin - zero_), time("dur", s.end - s.begin),
                    has_index ? arguments("index", text(s.index)) : ""));
     }
-    /// Adds a span that may overlap others in any way. Each gets its own track, by name and number. `bytes` is 0 if
-    /// unknown.
+    /// Adds a span that may overlap others in any way. Each gets its own track, by name and number.
+    /// `bytes` is 0 if unknown.
     void overlapping_span(std::string_view name, std::size_t number, const Timeline::Span& s, std::size_t bytes) {
         const std::string track =
             text(",\"cat\":\"", s.activity, "\",\"id2\":{\"local\":\"", s.activity, number, "\"}");
@@ -119,8 +119,8 @@ private:
 
     int rank_;
     Observer::Time zero_;
-    std::array<std::vector<std::vector<Observer::Time>>, lanes>
-        open_;  ///< by lane and lane below: the ends of the open spans
+    /// By lane and lane below: the ends of the open spans.
+    std::array<std::vector<std::vector<Observer::Time>>, lanes> open_;
     std::string text_;
 };
 
@@ -205,10 +205,10 @@ Observer::Time::duration clock_lead(B& comm) {
 
 }  // namespace detail
 
-/// The timelines of all ranks as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing. Each rank is a
-/// process, with lanes for the step, marks, launches and progress, and a track for each collective. The root gets the
-/// text, other ranks an empty one. Clocks of different machines are aligned to within the time of a barrier.
-/// Collective.
+/// The timelines of all ranks as one JSON text for Perfetto (ui.perfetto.dev) or chrome://tracing.
+/// Each rank is a process, with lanes for the step, marks, launches and progress, and a track for each collective.
+/// The root gets the text, other ranks an empty one. Clocks of different machines are aligned to within
+/// the time of a barrier. Collective.
 template <Backend B>
 std::string collect_trace(B& comm, const Timeline& timeline, int root = 0) {
     static_assert(B::memory_space == MemorySpace::host,

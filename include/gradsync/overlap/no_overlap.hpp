@@ -5,8 +5,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Everything happens in `finish()`, unless sharded gradients need memory before. Use it as a baseline, or if nothing
-/// can overlap.
+/// Everything happens in `finish()`, unless sharded gradients need memory before.
+/// Use it as a baseline, or if nothing can overlap.
 struct NoOverlap {
     void attach(BucketEngine&) {}
     void bucket_full(BucketEngine&) {}

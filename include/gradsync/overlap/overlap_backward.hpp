@@ -8,11 +8,11 @@ namespace gradsync::inline v0_2 {
 /// Selects how started collectives advance during the backward.
 enum class Progress : std::uint8_t {
     automatic,  ///< `thread` if the backend wants one, else `polls`
-    polls,      ///< `mark_ready` polls now and then. For ranks that share memory: a thread would only compete for their
-                ///< cores
-    thread,  ///< the policy's own thread polls. For messages between machines, which MPI moves only inside calls, and
-             ///< for compute off the CPU. The backend must be callable from any thread (MPI_THREAD_MULTIPLE if it calls
-             ///< MPI)
+    /// `mark_ready` polls now and then. For ranks that share memory: a thread would only compete for their cores.
+    polls,
+    /// The policy's own thread polls. For messages between machines, which MPI moves only inside calls, and for compute
+    /// off the CPU. The backend must be callable from any thread (MPI_THREAD_MULTIPLE if it calls MPI).
+    thread,
 };
 
 /// Launches a bucket as soon as it is full and its turn has come in the plan's order.

@@ -22,8 +22,8 @@ struct BucketTime {
 };
 
 /// Schedules buckets in order on one link, one collective at a time: start = max(ready, end of the bucket before).
-/// Reads `ready` and `bytes` of each bucket and fills in `start` and `end`. Returns the end of the last one (0 if there
-/// are none).
+/// Reads `ready` and `bytes` of each bucket and fills in `start` and `end`. Returns the end of the
+/// last one (0 if there are none).
 inline double schedule(std::span<BucketTime> buckets, CallCost cost) noexcept {
     double free = 0;
     for (BucketTime& b : buckets) {

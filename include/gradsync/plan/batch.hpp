@@ -117,8 +117,8 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
         plan.choices.back().rounding != BatchRounding::fewer_devices)
         add(BatchRounding::fewer_devices, micro, 1, micro_batches);
     // Smaller micro-batches on all devices, which divide the samples of a device.
-    if (const std::uint64_t row = round / micro;
-        target.global_tokens % row == 0) {  // tokens, of one sample on every device
+    // `row`: tokens of one sample on every device.
+    if (const std::uint64_t row = round / micro; target.global_tokens % row == 0) {
         const std::uint64_t each = target.global_tokens / row;
         if (const auto m = divisor(each, 1, micro - 1); m != 0)
             add(BatchRounding::smaller_micro_batch, m, each / m, devices);

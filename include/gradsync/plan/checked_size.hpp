@@ -35,8 +35,8 @@ inline void check_amount(const char* operation, const char* what, double value, 
 
 }  // namespace detail
 
-/// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into 64
-/// bits, because a plan with a wrong number is worse than none.
+/// A count of elements, samples or bytes. Sums and products throw Error(invalid_argument) if they do not fit into
+/// 64 bits, because a plan with a wrong number is worse than none.
 class CheckedSize {
 public:
     constexpr CheckedSize(std::uint64_t value) noexcept : value_(value) {}

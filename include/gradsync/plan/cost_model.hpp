@@ -4,9 +4,9 @@
 #include "checked_size.hpp"
 
 /// @file
-/// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-/// operations in MPICH" (2005): a message of n bytes takes alpha + beta n seconds. The time of the reduction itself is
-/// left out.
+/// A cost model of collectives, after Thakur, Rabenseifner and Gropp, "Optimization of collective
+/// communication operations in MPICH" (2005): a message of n bytes takes alpha + beta n seconds.
+/// The time of the reduction itself is left out.
 
 namespace gradsync::inline v0_2::plan {
 
@@ -35,11 +35,11 @@ enum class Collective : std::uint8_t { all_reduce, reduce_scatter, all_gather, b
 
 /// How a collective moves its bytes.
 enum class Algorithm : std::uint8_t {
-    ring,               ///< each byte passes every rank: fewest bytes, most messages
-    tree,               ///< down a tree and up again, in pieces: few messages, whole buffers
-    recursive_halving,  ///< partners at distances 1, 2, 4, ...: fewest bytes and few messages; costs more if p is not a
-                        ///< power of 2
-    hierarchical,       ///< within the nodes, across them, within the nodes
+    ring,  ///< each byte passes every rank: fewest bytes, most messages
+    tree,  ///< down a tree and up again, in pieces: few messages, whole buffers
+    /// Partners at distances 1, 2, 4, ...: fewest bytes and few messages; costs more if p is not a power of 2.
+    recursive_halving,
+    hierarchical,  ///< within the nodes, across them, within the nodes
 };
 
 /// "ring", "tree", "recursive-halving", "hierarchical".
@@ -88,8 +88,8 @@ constexpr CallCost flat_cost(Collective what, Algorithm algorithm, int p, Link l
         case Algorithm::tree:
             if (broadcast) return {up * alpha, beta};
             if (all_reduce) return {2 * up * alpha, 2 * beta};
-            return {2 * up * alpha,
-                    (1 + share) * beta};  // a reduction to one rank, then a scatter; or the mirror image
+            // A reduction to one rank, then a scatter; or the mirror image.
+            return {2 * up * alpha, (1 + share) * beta};
         case Algorithm::recursive_halving: {
             if (broadcast)  // a scatter, then an all-gather
                 return CallCost{up * alpha, share * beta} + flat_cost(Collective::all_gather, algorithm, p, link);
@@ -117,18 +117,18 @@ constexpr Link slower(Link a, Link b) noexcept {
 ///
 /// - ring: 2 (p-1) alpha + 2 (p-1)/p n beta for an all-reduce, half of it for a reduce-scatter or an all-gather,
 ///   (p-1) alpha + n beta for a broadcast.
-/// - tree: 2 log2(p) alpha + 2 n beta for an all-reduce, half of it for a broadcast, 2 log2(p) alpha + (1 + (p-1)/p) n
-///   beta for a reduce-scatter or an all-gather.
+/// - tree: 2 log2(p) alpha + 2 n beta for an all-reduce, half of it for a broadcast,
+///   2 log2(p) alpha + (1 + (p-1)/p) n beta for a reduce-scatter or an all-gather.
 /// - recursive halving: 2 log2(p) alpha + 2 (p-1)/p n beta for an all-reduce or a broadcast, half of it for a
 ///   reduce-scatter or an all-gather. If p is not a power of 2, the next lower one counts, and the other ranks' data
 ///   travel before and after.
-/// - hierarchical: an all-reduce is a ring reduce-scatter within the nodes, an all-reduce of each of the g shards
-///   across the nodes, and a ring all-gather within. The shards travel at the same time over links that the g ranks of
-///   a node share.
+/// - hierarchical: an all-reduce is a ring reduce-scatter within the nodes, an all-reduce of each of the g
+///   shards across the nodes, and a ring all-gather within. The shards travel at the same time over links
+///   that the g ranks of a node share.
 ///
-/// On several nodes ring and tree are as fast as the slower of the two links. Recursive halving takes near partners
-/// first, so it is hierarchical by itself. A tree's logarithms are rounded up. Throws Error(invalid_argument), see
-/// `check`.
+/// On several nodes ring and tree are as fast as the slower of the two links.
+/// Recursive halving takes near partners first, so it is hierarchical by itself. A tree's logarithms are rounded up.
+/// Throws Error(invalid_argument), see `check`.
 inline CallCost collective_cost(Collective what, Algorithm algorithm, const Cluster& cluster) {
     check(cluster);
     if (cluster.ranks == 1) return {};
@@ -150,8 +150,8 @@ inline CallCost collective_cost(Collective what, Algorithm algorithm, const Clus
     return overhead + across + detail::flat_cost(what, inner, each, cluster.within);
 }
 
-/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha. Beyond it, more ranks
-/// only cost time.
+/// The number of ranks at which a ring's latency takes as long as its bytes: p = n beta / alpha.
+/// Beyond it, more ranks only cost time.
 constexpr double ring_latency_wall(Link link, double bytes) noexcept { return bytes * link.beta / link.alpha; }
 
 }  // namespace gradsync::inline v0_2::plan

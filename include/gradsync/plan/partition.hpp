@@ -43,11 +43,11 @@ inline KindedBuckets number_buckets(const KindedGradients& all, const std::vecto
 
 /// The optimum over all ways to cut each kind and to interleave the buckets of all kinds:
 ///
-///     F(i_1, ..., i_K) = min over kinds k and j < i_k of  max(F(..., j, ...), r_k(i_k)) + alpha + beta (S_k(i_k) -
-///     S_k(j))
+///     F(i_1, ..., i_K) = min over kinds k and j < i_k of
+///                        max(F(..., j, ...), r_k(i_k)) + alpha + beta (S_k(i_k) - S_k(j))
 ///
-/// F is the time at which the first i_k gradients of every kind k have finished. `states` is the product of all n_k +
-/// 1.
+/// F is the time at which the first i_k gradients of every kind k have finished.
+/// `states` is the product of all n_k + 1.
 inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cost, std::size_t states) {
     struct Kind {
         std::vector<std::size_t> places;
@@ -115,8 +115,8 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
     }
     std::vector<double> finish(n + 1), rest(n + 1);  // rest[j] = F(j) - beta S_j
     std::vector<std::size_t> previous(n + 1);
-    std::vector<std::size_t>
-        least;  // places whose rest increases: the first at or behind j has the least rest from j on
+    // Places whose rest increases: the first at or behind j has the least rest from j on.
+    std::vector<std::size_t> least;
     std::size_t idle = 0, first = 0;                // `first`: index in `least` of the first place behind `idle`
     std::vector<std::size_t> recent;                // kinds, the most recent first
     std::vector<std::size_t> last(all.kind_count);  // 1 + the last place of each kind
@@ -147,8 +147,8 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
             }
         };
         for (std::size_t calls = 1; calls <= recent.size(); ++calls) {
-            const std::size_t from =
-                calls < recent.size() ? last[recent[calls]] : 0;  // from <= j <= until: `calls` calls
+            // If from <= j <= until, there are `calls` calls.
+            const std::size_t from = calls < recent.size() ? last[recent[calls]] : 0;
             const std::size_t until = last[recent[calls - 1]] - 1;
             if (from > until) continue;
             if (from <= idle) consider(gradsync::detail::smaller(idle, until), calls);
@@ -194,8 +194,8 @@ inline std::vector<std::size_t> optimal_ends(std::span<const ReadyGradient> grad
     return ends;
 }
 
-/// The limit of states for the exact optimum over several kinds: enough for 2 kinds of a thousand gradients, or 3 of a
-/// hundred.
+/// The limit of states for the exact optimum over several kinds: enough for 2 kinds of a thousand
+/// gradients, or 3 of a hundred.
 inline constexpr std::size_t exact_states = std::size_t{1} << 20;
 
 /// The buckets that finish earliest. Exact for one kind, in O(n). Exact for several kinds if the product of (count + 1)
@@ -215,7 +215,10 @@ inline KindedBuckets optimal_buckets(const KindedGradients& all, CallCost cost, 
 }
 
 /// The rule of MG-WFBP (arXiv 1811.11141): a gradient that becomes ready at r joins the bucket before it iff
-/// r < tau + t  and  (r < tau or r - tau < alpha).  That bucket would start at tau and take t.
+///
+///     r < tau + t  and  (r < tau  or  r - tau < alpha)
+///
+/// That bucket would start at tau and take t.
 inline std::vector<std::size_t> merged_ends(std::span<const ReadyGradient> gradients, CallCost cost) {
     std::vector<std::size_t> ends;
     double free = 0;  // the time at which the buckets before the pending one have finished

@@ -52,8 +52,8 @@ enum class Growth : std::uint8_t {
 struct CommunicationBound {
     std::optional<int> data_parallel;  ///< an all-reduce of the gradients, hidden by the backward
     std::optional<int> fsdp_forward;   ///< an all-gather of the weights, hidden by the forward
-    std::optional<int>
-        fsdp_backward;  ///< an all-gather of the weights and a reduce-scatter of the gradients, hidden by the backward
+    /// An all-gather of the weights and a reduce-scatter of the gradients, hidden by the backward.
+    std::optional<int> fsdp_backward;
 };
 
 /// Finds the number of ranks at which communication bounds a step. `compute` is that of one rank (weak), or of all the
@@ -67,8 +67,8 @@ inline CommunicationBound communication_bound(StepTimes compute, double weight_b
     check(cluster);
     const bool powers = algorithm == Algorithm::recursive_halving ||
                         (algorithm == Algorithm::hierarchical && cluster.across == Algorithm::recursive_halving);
-    const int most =
-        static_cast<int>((1u << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node)));  // nodes
+    // In nodes.
+    const int most = static_cast<int>((1u << 30) / std::bit_ceil(static_cast<unsigned>(cluster.ranks_per_node)));
     const auto first = [&](auto&& communication, double time) -> std::optional<int> {
         const auto bound = [&](int nodes) {
             Cluster c = cluster;

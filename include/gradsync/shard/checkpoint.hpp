@@ -22,8 +22,8 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Runs `f` on every rank. If it throws on some ranks, every rank throws the error of the lowest one. The communicator
-/// stays usable.
+/// Runs `f` on every rank. If it throws on some ranks, every rank throws the error of the lowest one.
+/// The communicator stays usable.
 template <Backend B, class F>
 void agree_on_success(B& backend, F&& f) {
     std::string failure;
@@ -177,10 +177,10 @@ ShardManifest load_group(const std::filesystem::path& directory, Sharded& sharde
 
 }  // namespace detail
 
-/// Writes the state of all shards to `directory`, which all ranks must be able to reach. Frozen parameters are not
-/// saved. Parameters are identified by name, so names must be unique. `note` is free text of the trainer, such as the
-/// optimizer's scalars and the position in the data; rank 0's is saved, at most 16 MiB. Call it between steps.
-/// Collective.
+/// Writes the state of all shards to `directory`, which all ranks must be able to reach.
+/// Frozen parameters are not saved. Parameters are identified by name, so names must be unique. `note` is free text
+/// of the trainer, such as the optimizer's scalars and the position in the data; rank 0's is saved, at most 16 MiB.
+/// Call it between steps. Collective.
 ///
 /// Throws Error(storage) on every rank if one could not write, or if another job is saving to the directory. The
 /// previous checkpoint then stays valid, and training can continue. Throws Error(invalid_argument) in a group other

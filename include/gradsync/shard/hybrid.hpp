@@ -61,8 +61,8 @@ public:
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         typename B::WorkType scattered = group.reduce_scatter(bucket, shard, op);
         Replicate replicate{&replicas_, &group, shard, op, {CollectiveTag::Kind::bucket, number_, b}};
-        if constexpr (abilities_of<B>.own_stream) {  // both stages are in flight at once, and the device keeps them in
-                                                     // order
+        // With a stream of its own both stages are in flight at once, and the device keeps them in order.
+        if constexpr (abilities_of<B>.own_stream) {
             scattered.wait_on(replicas_.stream());
             replicate.next(scattered);
             return WorkType<B>(std::move(scattered));

@@ -6,9 +6,9 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The argument of an optimizer's `round(slice)`: contiguous elements of one parameter whose weights are narrower than
-/// its master weights. `round` writes every element of `rounded`. The library owns the memory, which is valid during
-/// the call.
+/// The argument of an optimizer's `round(slice)`: contiguous elements of one parameter whose weights
+/// are narrower than its master weights. `round` writes every element of `rounded`. The library owns the memory,
+/// which is valid during the call.
 struct RoundingSlice {
     std::size_t parameter = 0;           ///< index of the parameter
     std::size_t first = 0;               ///< index of the slice's first element in the parameter

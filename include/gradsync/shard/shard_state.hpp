@@ -53,8 +53,8 @@ const char* refusal_of_f64(const ParameterView& p) {
     }
     return nullptr;
 }
-/// Throws Error(invalid_argument) if O cannot step one of the trainable parameters. `face`: the public object as errors
-/// name it.
+/// Throws Error(invalid_argument) if O cannot step one of the trainable parameters.
+/// `face`: the public object as errors name it.
 template <class O, MemorySpace space>
 void check_f64(const List<ParameterView>& parameters, const char* face, int rank) {
     for (const ParameterView& p : parameters)
@@ -298,8 +298,8 @@ private:
     List<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
     List<BufferView> weights_;  ///< by parameter: the trainer's; empty if it has copies only
-    List<std::uint64_t>
-        rounded_;  ///< by slice: digest of weights that have master weights beside them, as they were rounded
+    /// By slice: digest of weights that have master weights beside them, as they were rounded.
+    List<std::uint64_t> rounded_;
     List<List<BufferView>> buckets_;
     decltype(std::declval<PassesOf<B>>().allocate(std::size_t{})) memory_;
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
@@ -307,8 +307,8 @@ private:
     List<void*> device_arrays_;
 };
 
-/// Moves the state of shards between ranks in pieces of one parameter, so that no rank holds more than its shard and
-/// one piece.
+/// Moves the state of shards between ranks in pieces of one parameter, so that no rank holds more
+/// than its shard and one piece.
 template <Backend B>
 class StateTransfer {
 public:
@@ -341,8 +341,8 @@ public:
         });
     }
 
-    /// Sets the first `arrays` arrays from the root: `source(parameter, array, first, view)` fills each piece there.
-    /// Collective.
+    /// Sets the first `arrays` arrays from the root: `source(parameter, array, first, view)`
+    /// fills each piece there. Collective.
     template <class Source>
     void distribute(int root, std::size_t arrays, Source&& source) {
         for_pieces(arrays, [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
@@ -391,8 +391,8 @@ private:
     [[no_unique_address]] PassesOf<B> passes_;
     const ShardState<B>& state_;
     std::span<const ParameterView> parameters_;
-    List<char> planned_ =
-        List<char>(parameters_.size());  ///< by parameter: does it have state? Others may be unfrozen by now
+    /// By parameter: does it have state? Others may be unfrozen by now.
+    List<char> planned_ = List<char>(parameters_.size());
     List<const ShardSlice*> slice_of_{parameters_.size()};  ///< by parameter: this rank's slice, or null
     decltype(std::declval<HostOf<B>&>().allocate(std::size_t{})) memory_ = host_.allocate(piece * sizeof(double));
 };

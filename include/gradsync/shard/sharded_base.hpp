@@ -13,8 +13,8 @@ namespace gradsync::inline v0_2::detail {
 /// The common part of ShardedOptimizer and ShardedParameters: gradients reduced to shards, the optimizer that steps
 /// them, and the state, which moves between ranks only for saving or loading.
 ///
-/// Derived has `name`, `flush()`, which waits for gathers in flight, and `renew_values()`, which distributes new master
-/// weights.
+/// Derived has `name`, `flush()`, which waits for gathers in flight, and `renew_values()`,
+/// which distributes new master weights.
 template <class Derived, class B, class O, class Buckets, class Overlap, class Exchange>
 class ShardedBase {
     static_assert(Backend<B>, "gradsync: the first argument is a backend (ThreadBackend, ...)");
@@ -38,8 +38,8 @@ public:
                                micro_batches_, " of ", engine_->home().rounds().deal().count(backend_.rank())));
         return engine_->begin_step(has_batch);
     }
-    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one, it weighs the ranks
-    /// of each.
+    /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one,
+    /// it weighs the ranks of each.
     void set_weight(double weight) {
         guard_.check_usable("set_weight");
         check_stepped("set_weight");
@@ -60,10 +60,10 @@ public:
             for (const BufferView& b : buffers) guard_.run([&] { replicas.broadcast(b, 0).wait(); });
         });
     }
-    /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type. Ask for it in each backward,
-    /// in the order in which gradients become ready. If gradients are sharded, the call may wait until another bucket
-    /// is reduced, the initial contents are unspecified, and the memory is valid until the last gradient of its bucket
-    /// is marked.
+    /// The memory to write gradient i to; `acquire_gradient(i).as<float>()` has its type.
+    /// Ask for it in each backward, in the order in which gradients become ready. If gradients are sharded,
+    /// the call may wait until another bucket is reduced, the initial contents are unspecified, and the memory is valid
+    /// until the last gradient of its bucket is marked.
     BufferView acquire_gradient(std::size_t i) { return engine_->marks().acquire_gradient(i); }
     /// See Reducer::mark_ready. Thread-safe. Throws Error(invalid_argument) if the step takes no further micro-batch;
     /// call `step()` first.
@@ -169,9 +169,9 @@ public:
         sharded.exchange_.with_replicas(use);
     }
 
-    /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)` there, in order of
-    /// registration. The pieces of an array come in order. No rank holds more than its shards and one piece.
-    /// Collective.
+    /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)`
+    /// there, in order of registration. The pieces of an array come in order. No rank holds more than its
+    /// shards and one piece. Collective.
     template <class Sink>
     void collect_state(int root, Sink&& sink) {
         guard_.check_root(root, "collect_state");
@@ -236,10 +236,10 @@ protected:
         check_f64<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
         const std::string all = text(settings, " states=", optimizer_.state_count());
         verify(host_of(backend_), parameters_, {}, all);
-        // Not assigned yet: if construction throws, the old engine must still report the failure.
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
+        // Not assigned yet: if construction throws, later calls still need the old engine to report the failure.
         auto made = std::make_unique<GradientEngine<B>>(guard_, std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
@@ -286,8 +286,8 @@ protected:
     bool counts_micro_batches() const noexcept {
         return engine_options_.micro_batches != 0 && engine_options_.gradients == GradientStorage::pooled;
     }
-    /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that is computed with old
-    /// weights.
+    /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that
+    /// is computed with old weights.
     void check_open(const char* operation) const {
         if (micro_batches_ == 0 && !unpublished_) return;
         guard_.check_usable(operation);
@@ -339,8 +339,8 @@ protected:
                    ? 1
                    : static_cast<double>(micro_batches_);
     }
-    /// Takes weights that the trainer has written since they were rounded. In device memory only `adopt_values()` does
-    /// so.
+    /// Takes weights that the trainer has written since they were rounded. In device memory
+    /// only `adopt_values()` does so.
     void adopt_written() {
         const bool may = B::memory_space == MemorySpace::host && !guard_.failed();
         for (std::size_t b = 0; may && b < plan().size(); ++b)
@@ -424,8 +424,8 @@ protected:
     O optimizer_;
     // Declared before the engine: after a failed step its destructor waits until no other rank writes to these values.
     UnitValues<B> values_;
-    std::optional<B> gathering_;  ///< of stage 3. Its end waits for the device, which may wait for ranks that the
-                                  ///< engine tells of a failure
+    /// Of stage 3. Its end waits for the device, which may wait for ranks that the engine tells of a failure.
+    std::optional<B> gathering_;
     ShardState<B> state_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<GradientEngine<B>> engine_;

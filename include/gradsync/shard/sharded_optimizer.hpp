@@ -34,13 +34,14 @@ struct StepInside {
     static constexpr bool steps_inside = true;
 };
 
-/// Where the weights that the model computes with live.
+/// The place of the weights that the model computes with.
 enum class ParameterStorage : std::uint8_t {
     borrowed,    ///< in the trainer's memory: the gathered weights are copied there
     in_buckets,  ///< in `parameter_value(i)`: no copy. Values given at construction are copied in
-    shared,  ///< the same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in.
-             ///< Write weights on one rank only, and synchronise all ranks before the step. Mark a parameter only after
-             ///< the step's last read of its weights
+    /// The same, with one set for all ranks, which are threads of one process. Rank 0's values are copied in. Write
+    /// weights on one rank only, and synchronise all ranks before the step. Mark a parameter only after the step's last
+    /// read of its weights.
+    shared,
 };
 
 /// Options of ShardedOptimizer; equal on all ranks, like ReducerOptions.
@@ -59,7 +60,7 @@ struct ShardingOptions {
 ///         model.backward(batch, [&](std::size_t i) { sharded.mark_ready(i); });
 ///         sharded.finish();                                       // this rank's shards of the averaged gradients
 ///         const double norm = sharded.gradient_norm();            // if you clip
-///         sharded.step(gradsync::clip_factor(norm, 1.0));           // all ranks hold the new weights
+///         sharded.step(gradsync::clip_factor(norm, 1.0));         // all ranks hold the new weights
 ///     }
 ///
 /// Buckets are reduce-scattered during the backward, as the policies say. Each rank's optimizer steps its contiguous
@@ -70,8 +71,8 @@ struct ShardingOptions {
 /// With `OverlapForward`, `step()` returns while the all-gathers are in flight. Call `wait_parameter(i)` before you use
 /// parameter i, and `flush()` before you read the weights in any other way.
 ///
-/// The contents of the gradients are unspecified after `step()`. Collective calls, threads, errors and ownership are as
-/// for Reducer.
+/// The contents of the gradients are unspecified after `step()`. Collective calls, threads,
+/// errors and ownership are as for Reducer.
 template <class B, class O, class Stage = Zero1, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward,
           class Exchange = ReduceScatter>
 class ShardedOptimizer : public detail::ShardedBase<ShardedOptimizer<B, O, Stage, Buckets, Overlap, Exchange>, B, O,
@@ -301,8 +302,8 @@ private:
             guard_.refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
-    /// Steps all shards inside the reductions if `finish()` has left these for it; false if averages are still to be
-    /// stepped.
+    /// Steps all shards inside the reductions if `finish()` has left these for it; false
+    /// if averages are still to be stepped.
     bool step_inside(double gradient_scale) {
         if (!std::exchange(this->deferred_, false)) return false;
         this->inside_.run(gradient_scale / this->divisor(), [&] { this->reduce(); });

@@ -9,13 +9,13 @@ namespace gradsync::inline v0_2 {
 
 /// Options of ShardedParameters; equal on all ranks, like ReducerOptions.
 struct ShardedParametersOptions {
-    ReducerOptions reducer =
-        {};  ///< without `gradients` (see `shard_gradients`) and `compare_weights_every` (except `never`)
-    bool shard_gradients =
-        true;  ///< false: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`
+    /// Without `gradients` (see `shard_gradients`) and `compare_weights_every` (except `never`).
+    ReducerOptions reducer = {};
+    /// False: every rank keeps whole gradients, so that micro-batches add up under `no_sync()`.
+    bool shard_gradients = true;
     std::size_t prefetch = 1;  ///< number of units that are gathered ahead of the one in use
-    bool reshard_after_forward =
-        true;  ///< false: a gathered unit stays until the end of the step, so its backward need not gather
+    /// False: a gathered unit stays until the end of the step, so its backward need not gather.
+    bool reshard_after_forward = true;
     std::size_t replicate_below = 0;  ///< parameters with fewer elements (norms, biases) are never released
 };
 
@@ -68,8 +68,8 @@ public:
           given_units_(units) {
         static_assert(detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap,
                                       detail::Role::exchange>::template check<First, More...>());
-        this->gathering_.emplace(
-            backend_.duplicate());  // separate communicator: marks from other threads start collectives, too
+        // A separate communicator, because marks from other threads start collectives, too.
+        this->gathering_.emplace(backend_.duplicate());
         number_ = detail::next_owner(backend_);
         if (options_.reducer.gradients != GradientStorage::automatic)
             guard_.refuse(
@@ -106,8 +106,8 @@ public:
     /// are. Collective.
     void broadcast_parameters(int root = 0) {
         this->check_broadcast(root);
-        auto missing =
-            static_cast<std::uint64_t>(parameters_.size());  // the first parameter that has no value on the root
+        // The first parameter that has no value on the root.
+        auto missing = static_cast<std::uint64_t>(parameters_.size());
         for (std::size_t i = parameters_.size(); reads_values_ && i-- > 0;)
             if (const ParameterView& p = parameters_[i];
                 p.requires_grad && p.value.data == nullptr && p.value.count != 0)
@@ -196,8 +196,8 @@ public:
         if (!parameters_[i].requires_grad) return parameters_[i].value;
         const Unit& unit = values_[this->buckets_.unit_of(i)];
         const BufferView whole = values_.value(i);
-        // Weights of unused units may be here, too: prefetched ones in flight, or released ones whose memory is still
-        // free.
+        // Weights of unused units may be here, too: prefetched ones in flight, or released
+        // ones whose memory is still free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
             guard_.refuse("parameter_value",
@@ -214,8 +214,8 @@ public:
         });
     }
     std::size_t unit_count() const noexcept { return given_units_.count(); }  ///< Returns the number of units.
-    /// The unit of parameter i, as given. The weights of a replicated parameter are available even if its unit is not
-    /// gathered.
+    /// The unit of parameter i, as given. The weights of a replicated parameter are available even
+    /// if its unit is not gathered.
     std::size_t unit_of(std::size_t i) const noexcept { return given_units_.unit_of(i); }
 
     /// Steps this rank's shards with the gradients times `gradient_scale`. Unused units lose their outdated weights;

@@ -135,8 +135,8 @@ public:
         }
     }
 
-    /// Makes all ranks, which must be threads of one process, use the memory of rank 0. Call it after `place`.
-    /// Collective.
+    /// Makes all ranks, which must be threads of one process, use the memory of rank 0.
+    /// Call it after `place`. Collective.
     [[gnu::cold]] void share(B& backend, const char* who) {
         const std::uint64_t own[] = {process_number(), reinterpret_cast<std::uintptr_t>(this)};
         const List<std::uint64_t> all = gather_values(host_of(backend), own);
@@ -217,8 +217,8 @@ private:
         return std::span(before_).subspan(from, smaller(ahead_, before_.size() - from));
     }
 
-    static constexpr std::size_t most = std::size_t{1}
-                                        << 16;  ///< gathers without a step; beyond that it records no more
+    /// Gathers without a step; beyond that it records no more.
+    static constexpr std::size_t most = std::size_t{1} << 16;
 
     std::size_t ahead_;
     List<std::size_t> before_, now_;

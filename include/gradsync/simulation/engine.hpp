@@ -150,8 +150,8 @@ private:
                 worker_.run(calls, owner, shard);
     }
 
-    /// World rank `own` has waited for collective n up to its deadline. Ranks that arrived after it are to blame, if
-    /// there are any.
+    /// World rank `own` has waited for collective n up to its deadline. Ranks that arrived after
+    /// it are to blame, if there are any.
     collective::Failure too_late(std::uint64_t n, int own, double deadline, std::chrono::nanoseconds limit) const {
         const Started& started = started_[n];
         collective::Late late;
@@ -165,15 +165,15 @@ private:
     Network::Route route_ = simulation_->network.route(*world_ranks_);
     int number_ = simulation_->communicators++;
     collective::InFlight<Started> started_;  ///< not yet retired by all ranks
-    std::vector<std::uint64_t> next_ =
-        std::vector<std::uint64_t>(world_ranks_->size());  ///< by rank: number of its next collective
+    /// By rank: number of its next collective.
+    std::vector<std::uint64_t> next_ = std::vector<std::uint64_t>(world_ranks_->size());
     std::vector<bool> gone_ = std::vector<bool>(world_ranks_->size());
     collective::Meetings<std::shared_ptr<Communicator>> meetings_;
     shared_memory::ChunkWorker worker_{world_ranks_->size()};
 };
 
-/// One rank's side of a communicator, in virtual time. Only the rank's own thread may start, test, wait, split or let
-/// time pass.
+/// One rank's side of a communicator, in virtual time. Only the rank's own thread may start, test,
+/// wait, split or let time pass.
 class Engine final : public collective::Member {
 public:
     Engine(std::shared_ptr<Communicator> communicator, int rank, std::chrono::nanoseconds timeout)
@@ -251,8 +251,8 @@ public:
         return std::make_shared<Engine>(communicator_->meet(group, world_ranks_of(group)), group.rank, timeout());
     }
 
-    /// Zeroed memory that uses no physical memory until it is written, so that thousands of ranks can each have
-    /// buckets.
+    /// Zeroed memory that uses no physical memory until it is written, so that thousands
+    /// of ranks can each have buckets.
     collective::Memory allocate(std::size_t bytes) {
         if (bytes == 0) return {};
         void* const data =

@@ -56,8 +56,8 @@ public:
     }
 
     double now(int rank) const { return ranks_[static_cast<std::size_t>(rank)].clock; }
-    /// Moves the rank's clock to `time`. Earlier actions of other ranks become visible only when the rank asks for
-    /// them.
+    /// Moves the rank's clock to `time`. Earlier actions of other ranks become visible only
+    /// when the rank asks for them.
     void advance_to(int rank, double time) {
         if (time > at(rank).clock) at(rank).clock = time;
     }
@@ -284,8 +284,8 @@ public:
         scheduler.block(lock, world_rank);
         own = {};
     }
-    /// Lets blocked ranks continue, no earlier than at `time` or at their deadlines; ranks that are not blocked are
-    /// unchanged.
+    /// Lets blocked ranks continue, no earlier than at `time` or at their deadlines; ranks that
+    /// are not blocked are unchanged.
     void wake(List<int>& world_ranks, double time) {
         for (const int rank : world_ranks)
             scheduler.wake(rank, gradsync::detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));

@@ -34,8 +34,8 @@ public:
     }
 
     /// Connects this rank with others. `all`: the addresses by rank. `apart(r)`: can only a connection watch rank r?
-    /// Takes up to `limit`. Returns the number of connections that should exist; `lines()` is the number that do.
-    /// Collective.
+    /// Takes up to `limit`. Returns the number of connections that should exist; `lines()`
+    /// is the number that do. Collective.
     template <class Apart>
     std::size_t connect(int rank, const List<net::Contact>& all, std::string_view secret,
                         std::chrono::milliseconds limit, Apart&& apart) {

@@ -127,8 +127,8 @@ public:
     /// The ranks that hold up collective n.
     collective::Late late(std::uint64_t n) {
         std::lock_guard lock(world_->mutex());
-        return is_complete(n) ? collective::Late()
-                              : detector_.late(pending(n < heard_ ? n : heard_));  // later ones are not heard of yet
+        // Collectives after number `heard_` are not heard of yet.
+        return is_complete(n) ? collective::Late() : detector_.late(pending(n < heard_ ? n : heard_));
     }
 
     /// For callers that wait elsewhere: returns `use(world, detector)`.
@@ -156,8 +156,8 @@ public:
         world_->deliver(timeout());
     }
 
-    /// Returns memory for messages without a copy. If a message may still be written into it, it stays until the
-    /// process ends.
+    /// Returns memory for messages without a copy. If a message may still be written into it,
+    /// it stays until the process ends.
     collective::Memory allocate(std::size_t bytes) override {
         return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
     }
@@ -256,8 +256,8 @@ private:
         const bool failed = world_->failed();
         try_move([this, failed] {
             if (!failed) world_->poll();
-            // Hear even if the world has failed: hellos from before the failure count, and another engine may have
-            // received both.
+            // Hear even if the world has failed: hellos from before the failure count, and another
+            // engine may have received both.
             hear();
             if (!failed) {
                 open_rounds();

@@ -76,10 +76,10 @@ public:
             return;
         // Several ranks may all wait for one of them, which only another one can name.
         if (who.ranks.size() > 1 && collective::Deadline::too_early(by, limit, 2)) return;
-        if (!ask(who, open->number(), limit))
-            return;  // a rank that has not started this one may be waiting in an earlier one
-        if (who.ranks.empty() && unheard != nullptr)
-            who = late(*(open = unheard));  // the rank that stopped did not start this one
+        // A rank that has not started this one may be waiting in an earlier one.
+        if (!ask(who, open->number(), limit)) return;
+        // The rank that stopped did not start this one.
+        if (who.ranks.empty() && unheard != nullptr) who = late(*(open = unheard));
         world_.fail(collective::timed_out(collective::name_of(open->call(), open->number()), who,
                                           self_.own_world_rank(), limit));
     }

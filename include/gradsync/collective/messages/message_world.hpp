@@ -19,10 +19,10 @@ public:
     /// `processes`: those of all ranks. `ranks_here`: number of ranks on this machine. `twin`: another world of this
     /// rank, if there is one: both fail together, and share their hooks.
     ///
-    /// Another rank's message may still be on its way when the last owner goes. So the world and its transport are
-    /// destroyed later: when another world is made or goes, and all other ranks have said good-bye to this one. A
-    /// failed world is destroyed once the news of the failure has arrived, if its transport allows that; otherwise
-    /// never.
+    /// Another rank's message may still be on its way when the last owner goes. So the world and its transport
+    /// are destroyed later: when another world is made or goes, and all other ranks have said good-bye to this one.
+    /// A failed world is destroyed once the news of the failure has arrived, if its transport
+    /// allows that; otherwise never.
     static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes,
                                      int ranks_here, const World* twin = nullptr) {
         sweep();
@@ -102,8 +102,8 @@ public:
         if (ticket != Transport::no_ticket) outgoing_.push_back({std::move(memory), ticket, rank});
     }
 
-    /// Tells the members of a communicator that this rank will start no collective from number `next` on. Requires the
-    /// mutex.
+    /// Tells the members of a communicator that this rank will start no collective from number
+    /// `next` on. Requires the mutex.
     void say_left(int communicator, std::span<const int> members, std::uint64_t next) {
         for (const int member : members)
             if (member != transport_->rank() && !left(communicator, member))
@@ -116,8 +116,8 @@ public:
             if (leaver.communicator == communicator && leaver.rank == member) return leaver.next;
         return std::nullopt;
     }
-    /// Opens or closes a communicator of this rank. On close, it forgets which ranks left the communicator. Requires
-    /// the mutex.
+    /// Opens or closes a communicator of this rank. On close, it forgets which ranks left the communicator.
+    /// Requires the mutex.
     void enlist(int communicator) { communicators_.push_back(communicator); }
     void dismiss(int communicator) noexcept {
         communicators_.erase_if([&](int one) { return one == communicator; });
@@ -157,8 +157,8 @@ private:
         listen();
     }
 
-    /// Keeps another world without owners, and destroys those that are quiet by now. A forked child leaves its parent's
-    /// worlds alone.
+    /// Keeps another world without owners, and destroys those that are quiet by now.
+    /// A forked child leaves its parent's worlds alone.
     [[gnu::cold]] static void sweep(MessageWorld* another = nullptr) {
         static auto& mutex = *new std::mutex;  // never destroyed: threads may outlive static objects
         static auto& worlds = *new List<MessageWorld*>;

@@ -26,8 +26,8 @@ static_assert(std::is_trivially_copyable_v<Call>, "it is sent");
 /// never uses the hub: it must complete when every rank has started it, whatever rank 0 does then.
 class PendingCollective {
 public:
-    /// `room`: the most bytes of data that a hello carries. `few_owners`: if there is little data, few ranks own all of
-    /// it.
+    /// `room`: the most bytes of data that a hello carries. `few_owners`: if there is little
+    /// data, few ranks own all of it.
     PendingCollective(const Route& route, std::size_t room, bool few_owners)
         : route_(route),
           few_owners_(few_owners),
@@ -97,8 +97,8 @@ public:
     bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
     /// Does this rank wait for rank 0's answer? If so, rank 0 may have started it while others have not.
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
-    /// Has that rank, which has started it, yet to send some of its contribution, or to receive some of what is sent to
-    /// it?
+    /// Has that rank, which has started it, yet to send some of its contribution,
+    /// or to receive some of what is sent to it?
     bool owes(int rank) const noexcept {
         return rests_in_[index(rank)] != Transport::no_ticket ||
                (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket) ||
@@ -222,8 +222,8 @@ private:
                                          : elements_of(rank, first);
     }
 
-    /// Computes the result of an owner's share from the data of the hellos. `to` may be the memory of rank 0's
-    /// elements.
+    /// Computes the result of an owner's share from the data of the hellos. `to` may be the
+    /// memory of rank 0's elements.
     void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, List<const void*>& inputs) {
         const bool gathers = collective::in_is_shard(call_.operation);
         for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
@@ -279,19 +279,19 @@ private:
     List<Call> calls_ = List<Call>(route_.transport_ranks.size());
     const bool few_owners_;
     const std::size_t first_;  ///< bytes of a hello that fit into a quick message
-    const std::size_t
-        place_;  ///< bytes of a hello's memory: whole quick messages and cache lines, so that elements are aligned
+    /// Bytes of a hello's memory: whole quick messages and cache lines, so that elements are aligned.
+    const std::size_t place_;
     int owners_ = 1;
     std::size_t whole_ = 0;
     bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false;
     bool computed_ = false, complete_ = false;
     bool from_in_ = false;  ///< the rest of the hello is sent straight from `in`
-    bool has_to_leave_ =
-        false;  ///< the rest must leave before this is complete: it is sent from `in`, or asks the receiver first
+    /// The rest must leave before this is complete: it is sent from `in`, or asks the receiver first.
+    bool has_to_leave_ = false;
     bool in_is_known_ = false, out_is_known_ = false;
     List<std::byte> hellos_;  ///< by rank; never zeroed, because most of it may stay unused
-    List<std::size_t> due_ = List<std::size_t>(calls_.size()),
-                      came_ = due_;  ///< by rank: bytes of its hello, with the rest
+    /// By rank: bytes of its hello, with the rest.
+    List<std::size_t> due_ = List<std::size_t>(calls_.size()), came_ = due_;
     List<Transport::Ticket> hellos_in_ = List<Transport::Ticket>(calls_.size(), Transport::no_ticket);
     List<Transport::Ticket> hellos_out_ = hellos_in_, rests_in_ = hellos_in_, rests_out_ = hellos_in_;
 };

@@ -84,8 +84,8 @@ public:
         return open(results_out_) ? Debt::look : open(results_in_) ? Debt::result : Debt::none;
     }
 
-    /// Gives up all messages after the world has failed. Returns false if a message may still be written into this
-    /// round's memory.
+    /// Gives up all messages after the world has failed. Returns false if a message may still
+    /// be written into this round's memory.
     bool give_up() noexcept {
         bool all = true;
         for (auto* tickets : {&contributions_out_, &contributions_in_, &results_out_, &results_in_})
@@ -208,8 +208,8 @@ private:
     bool hearing_ = false, combined_ = false, taking_ = false;
     Tickets contributions_out_ = Tickets(route_.transport_ranks.size(), Transport::no_ticket);
     Tickets contributions_in_ = contributions_out_, results_out_ = contributions_out_, results_in_ = contributions_out_;
-    List<std::size_t> contributions_came_ = List<std::size_t>(results_in_.size()),
-                      results_came_ = contributions_came_;  ///< bytes, by rank
+    /// Bytes, by rank.
+    List<std::size_t> contributions_came_ = List<std::size_t>(results_in_.size()), results_came_ = contributions_came_;
     List<const void*> inputs_ = List<const void*>(results_in_.size());
     kernel::HostBuffer sending_, hearing_area_, combined_area_, taking_area_;  ///< allocated when first needed
 };
@@ -237,8 +237,8 @@ public:
         return true;
     }
 
-    /// Makes all possible progress. `poll()` looks for messages; `over(pending)` is called after a collective's last
-    /// round.
+    /// Makes all possible progress. `poll()` looks for messages; `over(pending)` is called
+    /// after a collective's last round.
     template <class Poll, class Over>
     void advance(Poll&& poll, Over&& over) {
         Round::Gates gates;
@@ -262,8 +262,8 @@ public:
         return worst;
     }
 
-    /// Gives up all messages after the world has failed. Returns false if a message may still be written into the
-    /// rounds' memory.
+    /// Gives up all messages after the world has failed. Returns false if a message may still
+    /// be written into the rounds' memory.
     bool give_up() noexcept {
         bool all = true;
         for (std::uint64_t i = closed_; i < opened_; ++i) all &= at(i).give_up();

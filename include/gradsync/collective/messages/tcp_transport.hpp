@@ -220,9 +220,9 @@ private:
         control_.posted.erase_if(concerned);
     }
 
-    /// Has the other side's system not acknowledged data for too long? This side would keep retrying for a quarter of
-    /// an hour. (TCP_USER_TIMEOUT does not help: it also ends the connection to a stopped process whose buffer is
-    /// full.)
+    /// Has the other side's system not acknowledged data for too long? This side would keep retrying
+    /// for a quarter of an hour. (TCP_USER_TIMEOUT does not help: it also ends the connection to a stopped
+    /// process whose buffer is full.)
     [[gnu::cold]] static bool is_unanswered(const net::Socket& socket) noexcept {
         tcp_info info{};
         socklen_t size = sizeof info;
@@ -262,8 +262,8 @@ private:
         }
     }
 
-    /// Call when the rank receives no more. Messages that it sent earlier may still have to be read; after them it is
-    /// lost.
+    /// Call when the rank receives no more. Messages that it sent earlier may still have to be
+    /// read; after them it is lost.
     void stop_sending(Peer& peer) noexcept {
         for (const Moving& outgoing : peer.outgoing) set_over(outgoing.ticket);
         peer.outgoing = {};

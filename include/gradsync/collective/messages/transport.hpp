@@ -62,8 +62,8 @@ public:
     virtual bool lost(int /*rank*/) noexcept { return false; }
     /// If it is `lost`: did its host stop answering?
     virtual bool silent(int /*rank*/) const noexcept { return false; }
-    /// Has everything that `finish` calls complete reached the rank's system? It can then be read even if this process
-    /// ends.
+    /// Has everything that `finish` calls complete reached the rank's system?
+    /// It can then be read even if this process ends.
     virtual bool arrived(int /*rank*/) const noexcept { return true; }
 
     /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
@@ -83,8 +83,8 @@ public:
     /// Has `poll` found the message complete? If so, its ticket is forgotten and may be reused.
     virtual bool finish(Ticket ticket) = 0;
 
-    /// Forgets a message that may never complete. Returns false if its buffer may still be touched, until the process
-    /// ends.
+    /// Forgets a message that may never complete. Returns false if its buffer may still
+    /// be touched, until the process ends.
     virtual bool give_up(Ticket ticket) noexcept = 0;
 
     /// Forgets all messages from and to this memory. Returns false if it may still be touched, until the process ends.
@@ -114,9 +114,9 @@ public:
 
 /// How one rank of a communicator reaches the others, in streams of the communicator. The references must outlive it.
 struct Route {
-    /// Hellos and answers have three streams each: one for the message, one for its rest in parts, one for its rest in
-    /// one message. Answers have streams of their own, because rank 0 may send the hello of a later collective before
-    /// it can answer.
+    /// Hellos and answers have three streams each: one for the message, one for its rest in parts,
+    /// one for its rest in one message. Answers have streams of their own, because rank 0 may send the hello of a later
+    /// collective before it can answer.
     enum Stream { hellos, rests, whole_rests, answers, answer_rests, whole_answer_rests, contributions, results };
     static constexpr int streams = 8;
 

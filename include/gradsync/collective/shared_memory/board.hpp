@@ -15,9 +15,9 @@ using gradsync::detail::Shared;
 /// publishes its Call in a cell of its own. Once all have, any rank with time takes chunks of the collective by ticket
 /// and works on them. A slot is reused once every rank has retired its collective.
 ///
-/// A Board is a view of memory that all ranks see: threads of one process, or processes that have mapped it. Each
-/// process has its own Board. It holds no buffers and owns nothing of the ranks. All members except construction are
-/// thread-safe.
+/// A Board is a view of memory that all ranks see: threads of one process, or processes that have mapped it.
+/// Each process has its own Board. It holds no buffers and owns nothing of the ranks. All members except
+/// construction are thread-safe.
 class Board {
 public:
     static constexpr std::size_t slots = 512;  ///< collectives in flight before a start must wait
@@ -31,8 +31,8 @@ public:
           world_ranks_(std::move(world_ranks)),
           ranks_(world_ranks_->size()),
           memory_(std::move(memory)) {
-        // Zeros are the initial values of everything in this memory: no rank must construct it, or wait for
-        // construction.
+        // Zeros are the initial values of everything in this memory: no rank must construct
+        // it, or wait for construction.
         presences_ = reinterpret_cast<Presence*>(memory_.get());
         cells_ = reinterpret_cast<Cell*>(presences_ + ranks_);
         shares_ = reinterpret_cast<Share*>(cells_ + slots * ranks_);
@@ -54,9 +54,9 @@ public:
         Call call;                              ///< its addresses are encoded by the ranks' AddressSpace
     };
 
-    /// One rank's share of one collective. Only its owner works on it, unless the owner is late. Data of workers is
-    /// apart from data that all ranks wait for, and a share that no other rank takes chunks of never leaves its owner's
-    /// cache.
+    /// One rank's share of one collective. Only its owner works on it, unless the owner is late.
+    /// Data of workers is apart from data that all ranks wait for, and a share that no other rank takes chunks
+    /// of never leaves its owner's cache.
     struct Share {
         alignas(64) std::atomic<std::uint32_t> next{0};  ///< next chunk to take
         std::atomic<std::uint32_t> chunks_done{0};
@@ -132,8 +132,8 @@ public:
     }
 
     /// The ranks that hold up collective n: those that did not start it. If all did: those in the middle of some work,
-    /// possibly on another rank's share. If there are none: those whose shares are not done, since no waiting rank has
-    /// helped them.
+    /// possibly on another rank's share. If there are none: those whose shares are not done,
+    /// since no waiting rank has helped them.
     [[gnu::cold, gnu::noinline]] Late late(std::uint64_t n) const {
         Late late;
         if (board_.done(n)) return late;

@@ -393,8 +393,8 @@ private:
     collective::InFlight<Started> started_;  ///< the first one is not known to be complete
     std::uint64_t classified_ = 0;           ///< collectives below this number are known to be staged or not
     std::optional<StagedPieces> pieces_;     ///< pieces of the oldest collective not yet launched, if it is staged
-    collective::InFlight<StagedPieces::Piece> pieces_in_flight_{
-        pieces_in_flight};         ///< their numbers are also the staged seat's
+    /// Their numbers are also the staged seat's.
+    collective::InFlight<StagedPieces::Piece> pieces_in_flight_{pieces_in_flight};
     bool buffers_may_go_ = false;  ///< the trainer has seen or reported a failure
     std::atomic<std::chrono::nanoseconds> copy_time_{std::chrono::nanoseconds::zero()};
 };

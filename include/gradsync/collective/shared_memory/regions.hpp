@@ -103,9 +103,9 @@ private:
 };
 static_assert(sizeof(void*) == 8, "an address travels as a number and an offset of 64 bits");
 
-/// The address space of the ranks of a communicator: the regions that all of them have mapped. A call with a buffer
-/// outside them is marked `elsewhere`: ranks only synchronise in it, and no data moves. (A single rank can reach
-/// everything.)
+/// The address space of the ranks of a communicator: the regions that all of them have mapped.
+/// A call with a buffer outside them is marked `elsewhere`: ranks only synchronise in it, and no data moves.
+/// (A single rank can reach everything.)
 class RegionSpace {
 public:
     RegionSpace(Shared<const Regions> regions, Regions::WorldRanks ranks) noexcept

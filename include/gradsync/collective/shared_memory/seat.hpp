@@ -91,8 +91,8 @@ public:
     /// The time that this rank has spent on work outside of waits.
     std::chrono::nanoseconds progress_time() const noexcept { return progress_time_.load(std::memory_order_relaxed); }
 
-    /// Makes progress, and returns true if collective n is complete. Throws Error if it is not and the world has
-    /// failed.
+    /// Makes progress, and returns true if collective n is complete. Throws Error if it is
+    /// not and the world has failed.
     bool test(std::uint64_t n) {
         if (board_->done(n)) return true;
         work(Mode::poll);
@@ -259,8 +259,8 @@ private:
         return elsewhere ? Chunks() : Chunks(calls_);
     }
 
-    /// The first rank that finds a collective completes the shares without work, so that no rank waits for their
-    /// owners.
+    /// The first rank that finds a collective completes the shares without work, so that no
+    /// rank waits for their owners.
     void settle_empty_shares(std::uint64_t n, const Chunks& chunks) noexcept {
         bool settled = false;
         for (int r = 0; r < board_->size(); ++r) {
@@ -378,8 +378,8 @@ private:
     std::atomic<std::uint64_t> others_{0};  ///< no rank's share of any collective below has chunks left
     std::atomic<std::uint64_t> oldest_{0};  ///< all collectives below are complete
     std::atomic<std::chrono::nanoseconds> progress_time_{std::chrono::nanoseconds::zero()};
-    std::atomic<std::chrono::steady_clock::rep> quiet_by_{
-        0};  ///< latest time at which a failed world counts as quiet; 0: not failed
+    /// Latest time at which a failed world counts as quiet; 0: not failed.
+    std::atomic<std::chrono::steady_clock::rep> quiet_by_{0};
     List<Call> calls_ = List<Call>(static_cast<std::size_t>(board_->size()));
     std::array<std::optional<std::size_t>, Board::slots> elsewhere_{};
     std::array<ShardStep*, Board::slots> steps_{};  ///< of this rank

@@ -85,8 +85,8 @@ private:
     using Descriptor = UniqueHandle<int, static_cast<int (*)(int)>(::close), -1>;  // a program may overload the name
     static constexpr int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-    /// Offset of the data, behind the token that identifies the segment. Large data begins at a huge page, behind a
-    /// hole.
+    /// Offset of the data, behind the token that identifies the segment. Large data begins
+    /// at a huge page, behind a hole.
     static constexpr std::size_t data_offset(std::size_t bytes) noexcept {
         return bytes >= 2 * huge_page ? huge_page : page;
     }
@@ -124,8 +124,8 @@ private:
         return address;
     }
 
-    /// Many systems give shared memory huge pages only on request, page by page, once it was touched. Each takes 0.2
-    /// ms, or 40 ms if memory is fragmented. Passes over huge pages take half the time or less.
+    /// Many systems give shared memory huge pages only on request, page by page, once it was touched.
+    /// Each takes 0.2 ms, or 40 ms if memory is fragmented. Passes over huge pages take half the time or less.
     void use_huge_pages(std::size_t bytes, std::chrono::nanoseconds limit) const noexcept {
         const auto until = std::chrono::steady_clock::now() + limit;
         constexpr int collapse = 25;  // MADV_COLLAPSE, since Linux 6.1: not in all headers
@@ -177,8 +177,8 @@ public:
         return done >= end ? std::string() : problem;
     }
 
-    /// `shared`: as many bytes of shared pages. Throws std::system_error; the process then keeps its own pages, with
-    /// their contents.
+    /// `shared`: as many bytes of shared pages. Throws std::system_error; the process then keeps
+    /// its own pages, with their contents.
     [[gnu::cold]] AdoptedPages(std::span<std::byte> region, std::byte* shared) : region_(region) {
         std::memcpy(shared, region.data(), region.size());
         // A length of 0 maps shared pages once more (mremap(2)).
