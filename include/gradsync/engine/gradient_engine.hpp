@@ -228,7 +228,7 @@ public:
         });
     }
     /// Calls `use(gradient)` with each average of a floating type.
-    void for_averages(PhasedCall call, auto&& use) {
+    void for_averages(CheckedCall call, auto&& use) {
         guard_.check_usable(call.name);
         marks_.check_phase(call);
         flush(call.name);

@@ -161,8 +161,8 @@ public:
         if (readiness_.any_used()) return Phase::accumulated;
         return base_.load(std::memory_order_relaxed);
     }
-    void check_phase(PhasedCall call) const {
-        if (const char* const refusal = refusal_of(call, phase())) guard_.refuse(call.name, refusal);
+    void check_phase(CheckedCall call) const {
+        if (const char* const refusal = call.refusal(phase())) guard_.refuse(call.name, refusal);
     }
     /// Was no gradient marked since the last `finish()`, except under `no_sync()`?
     bool between_steps() const noexcept { return readiness_.untouched(); }

@@ -51,22 +51,55 @@ inline constexpr PhaseRule phase_rules[] = {
     {"clip_gradients_by_value", Phase::fresh | Phase::accumulated, none_are_averaged},
 };
 
-/// The name of a call that has rules; any other text does not compile.
-struct PhasedCall {
-    template <std::size_t n>
-    consteval PhasedCall(const char (&call)[n]) : name(call) {
-        bool has_rule = false;
-        for (const PhaseRule& rule : phase_rules) has_rule = has_rule || rule.call == call;
-        if (!has_rule) throw "phase_rules has no rule for this call";
-    }
-    const char* name;
+/// What there is of a sharded object's step, between the marks of a backward and `step()`.
+enum class Averages : std::uint8_t {
+    none = 1,
+    settled = 2,  ///< `finish()` has returned, and `step()` will step inside the reductions
+    reduced = 4,  ///< this rank's shards hold the averages of one `finish()` or several
 };
 
-/// Returns why the call is refused in this phase, or null if it is allowed.
-constexpr const char* refusal_of(PhasedCall call, Phase phase) noexcept {
-    for (const PhaseRule& rule : phase_rules)
-        if (rule.call == call.name && (rule.phases & static_cast<unsigned>(phase)) != 0) return rule.refusal;
-    return nullptr;
+constexpr unsigned operator|(Averages a, Averages b) noexcept {
+    return static_cast<unsigned>(a) | static_cast<unsigned>(b);
 }
+
+inline constexpr const char* step_first = "gradients of this step are averaged already; call step() first";
+
+/// The rules for calls of a sharded object, in addition to those of its engine.
+inline constexpr PhaseRule sharded_rules[] = {
+    {"begin_step", static_cast<unsigned>(Averages::settled), "the step is not over; call step() or discard() first"},
+    {"set_weight", static_cast<unsigned>(Averages::settled), "the step is not over; call step() or discard() first"},
+    {"gradient_norm", static_cast<unsigned>(Averages::none), "there are no averaged gradients; call finish() first"},
+    {"step", static_cast<unsigned>(Averages::none), "there are no averaged gradients; call finish() first"},
+    {"for_each_gradient", Averages::none | Averages::settled,
+     "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)"},
+    {"rebuild_buckets", Averages::settled | Averages::reduced, step_first},
+    {"unfreeze", Averages::settled | Averages::reduced, step_first},
+};
+/// The name of a call that has rules; any other text does not compile.
+struct CheckedCall {
+    template <std::size_t n>
+    consteval CheckedCall(const char (&call)[n]) : name(call) {
+        bool has_rule = false;
+        for (const PhaseRule& rule : phase_rules) has_rule = has_rule || rule.call == name;
+        for (const PhaseRule& rule : sharded_rules) has_rule = has_rule || rule.call == name;
+        if (!has_rule) throw "no table has a rule for this call";
+    }
+    /// Returns why the call is refused in this phase, or null if it is allowed.
+    constexpr const char* refusal(Phase phase) const noexcept {
+        return refusal(phase_rules, static_cast<unsigned>(phase));
+    }
+    constexpr const char* refusal(Averages averages) const noexcept {
+        return refusal(sharded_rules, static_cast<unsigned>(averages));
+    }
+
+    const char* name;
+
+private:
+    constexpr const char* refusal(const auto& rules, unsigned phase) const noexcept {
+        for (const PhaseRule& rule : rules)
+            if (rule.call == name && (rule.phases & phase) != 0) return rule.refusal;
+        return nullptr;
+    }
+};
 
 }  // namespace gradsync::inline v0_2::detail

@@ -28,7 +28,7 @@ public:
     /// See Reducer::begin_step. Collective.
     [[nodiscard]] bool begin_step(bool has_batch = true) {
         guard_.check_usable("begin_step");
-        check_stepped("begin_step");
+        check_averages("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) guard_.refuse("begin_step", "with hybrid sharding every rank needs a batch");
         if (!has_batch && counts_micro_batches() &&
@@ -42,7 +42,7 @@ public:
     /// it weighs the ranks of each.
     void set_weight(double weight) {
         guard_.check_usable("set_weight");
-        check_stepped("set_weight");
+        check_averages("set_weight");
         engine_->set_weight(weight);
     }
     /// See Reducer::no_sync. Throws Error(invalid_argument) if gradients are sharded, or averaged already.
@@ -82,9 +82,12 @@ public:
         check_open("finish");
         engine_->marks().check_micro_batches("finish");
         guard_.run([&] {
-            deferred_ = inside_.possible() && !engine_->in_flight().weights().is_due();
-            if (deferred_) engine_->settle();
-            else reduce();
+            if (inside_.possible() && !engine_->in_flight().weights().is_due()) {
+                engine_->settle();
+                averages_ = Averages::settled;
+            } else {
+                reduce();
+            }
             ++micro_batches_;
             take_traces();
         });
@@ -96,12 +99,13 @@ public:
     /// next step. Local.
     void discard() {
         guard_.check_usable("discard");
-        if (deferred_ && engine_->marks().accumulates())  // before anything is dropped
-            guard_.refuse("discard", "a guard of no_sync() lives; destroy it first");
-        if (std::exchange(deferred_, false)) engine_->drop_step();
+        if (averages_ == Averages::settled) {
+            if (engine_->marks().accumulates())  // before anything is dropped
+                guard_.refuse("discard", "a guard of no_sync() lives; destroy it first");
+            engine_->drop_step();
+        }
         engine_->marks().discard();
-        micro_batches_ = 0;
-        engine_->home().end_round(true);
+        end_averages();
     }
 
     /// The L2 norm, in double, of the gradients that `step()` uses. Bit-identical to Reducer::gradient_norm on whole
@@ -110,7 +114,7 @@ public:
     double gradient_norm() {
         check_averaged("gradient_norm");
         return guard_.run([&] {
-            if (std::exchange(deferred_, false)) reduce(), take_traces();
+            if (averages_ == Averages::settled) reduce(), take_traces();
             return engine_->gradient_norm() / divisor();
         });
     }
@@ -148,10 +152,7 @@ public:
     template <class Use>
     void for_each_gradient(Use&& use) {
         guard_.check_usable("for_each_gradient");
-        if (micro_batches_ == 0 || deferred_)
-            guard_.refuse(
-                "for_each_gradient",
-                "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)");
+        check_averages("for_each_gradient");
         check_traces("for_each_gradient");
         adopt_written();
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
@@ -289,7 +290,7 @@ protected:
     /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that
     /// is computed with old weights.
     void check_open(const char* operation) const {
-        if (micro_batches_ == 0 && !unpublished_) return;
+        if (averages_ == Averages::none && !unpublished_) return;
         guard_.check_usable(operation);
         if (unpublished_)
             guard_.refuse(
@@ -304,11 +305,16 @@ protected:
             guard_.refuse(operation,
                           text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
     }
-    void check_averaged(PhasedCall call) const {
+    /// Refuses a call for which there are no averages, or some of another step.
+    void check_averages(CheckedCall call) const {
+        if (const char* const refusal = call.refusal(averages_)) guard_.refuse(call.name, refusal);
+    }
+    /// Refuses a call that uses the averages before all of them are there, or after gradients were written.
+    void check_averaged(CheckedCall call) const {
         const char* const operation = call.name;
         guard_.check_usable(operation);
-        if (micro_batches_ == 0) guard_.refuse(operation, "there are no averaged gradients; call finish() first");
-        if (!deferred_) engine_->marks().check_phase(call);
+        check_averages(call);
+        if (averages_ == Averages::reduced) engine_->marks().check_phase(call);
         if (const std::size_t due = engine_->home().rounds().deal().rounds();
             counts_micro_batches() && micro_batches_ != due)
             guard_.refuse(operation, text("only ", micro_batches_, " of this step's ", due,
@@ -376,8 +382,7 @@ protected:
             optimizer_.begin_step();
             gather();
             unpublished_ = false;
-            micro_batches_ = 0;
-            engine_->home().end_round(true);
+            end_averages();
             take_times();
             statistics_.transport = engine_->statistics().transport;
             statistics_.buckets = engine_->statistics().buckets;
@@ -393,9 +398,16 @@ protected:
         step_.communication_seconds += watch().take_covered_seconds();
     }
 
+    /// The step is over, or is not to be.
+    void end_averages() {
+        averages_ = Averages::none;
+        micro_batches_ = 0;
+        engine_->home().end_round(true);
+    }
     /// Waits for the reductions of this backward.
     void reduce() {
         inside_.rethrow([&] { engine_->finish(); });
+        averages_ = Averages::reduced;
         engine_->home().end_round(false);
         step_ += engine_->statistics().last;
     }
@@ -403,9 +415,6 @@ protected:
     Policies<B> policies() {
         if constexpr (Derived::steps_inside) return inside_.policies(backend_, buckets_, overlap_);
         else return make_policies<B>(buckets_, overlap_, exchange_);
-    }
-    void check_stepped(const char* operation) const {
-        if (deferred_) guard_.refuse(operation, "the step is not over; call step() or discard() first");
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
@@ -430,9 +439,9 @@ protected:
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
     std::unique_ptr<GradientEngine<B>> engine_;
     DeferredGather<B> gathers_;
-    bool unpublished_ = false;       ///< master weights were written since they were distributed
-    bool deferred_ = false;          ///< `finish()` was called, but gradients are not reduced yet
-    std::size_t micro_batches_ = 0;  ///< micro-batches reduced since the last step
+    bool unpublished_ = false;  ///< master weights were written since they were distributed
+    Averages averages_ = Averages::none;
+    std::size_t micro_batches_ = 0;                                         ///< those of `finish()` since the last step
     List<std::uint64_t> traces_ = List<std::uint64_t>(parameters_.size());  ///< of gradients, at `finish()`
     StepStatistics step_;
     Statistics statistics_;

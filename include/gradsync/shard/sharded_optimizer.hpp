@@ -295,17 +295,16 @@ private:
             in_buckets());
     }
 
-    void check_no_gradients(const char* operation) const {
-        if (this->micro_batches_ != 0)
-            guard_.refuse(operation, "gradients of this step are averaged already; call step() first");
+    void check_no_gradients(detail::CheckedCall call) const {
+        this->check_averages(call);
         if (!engine_->marks().between_steps())
-            guard_.refuse(operation, "gradients of this step are marked ready already; call finish() and step() first");
+            guard_.refuse(call.name, "gradients of this step are marked ready already; call finish() and step() first");
     }
 
     /// Steps all shards inside the reductions if `finish()` has left these for it; false
     /// if averages are still to be stepped.
     bool step_inside(double gradient_scale) {
-        if (!std::exchange(this->deferred_, false)) return false;
+        if (this->averages_ != detail::Averages::settled) return false;
         this->inside_.run(gradient_scale / this->divisor(), [&] { this->reduce(); });
         for (std::size_t b = 0; b < plan().size(); ++b) {
             this->state_.note_rounded(b, this->own_values(b));
