@@ -54,3 +54,25 @@ TEST_CASE("StagingBackend: a stream that stalls is named at the time limit, and 
         CHECK(said[1].find("rank 0 failed: all_reduce") != std::string::npos);
     }
 }
+
+TEST_CASE("StagingBackend: once a rank has failed, a collective is refused when it is started") {
+    const auto refused = gs::run_threads(
+        2,
+        [](gs::ThreadBackend host) {
+            const gs::cuda::DeviceMemory memory(4096);
+            gs::StagingBackend<gs::ThreadBackend> comm(host);
+            if (host.rank() == 0) comm.fail("it gave up");
+            try {
+                comm.barrier().wait();
+            } catch (const gs::Error&) {
+            }
+            try {
+                auto work = comm.all_reduce({memory.data(), 1024, gs::DType::f32, gs::MemorySpace::device}, gs::ReduceOp::sum);
+            } catch (const gs::Error& error) {
+                return std::string(error.what()).find("it gave up") != std::string::npos;
+            }
+            return false;
+        },
+        {.timeout = std::chrono::seconds(30)});
+    for (const bool by_this_rank : refused) CHECK(by_this_rank);
+}
