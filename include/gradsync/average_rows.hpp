@@ -12,32 +12,30 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// Reduces rows over the ranks and adds them to `gradient`. Row k of `values` belongs to row `own[k]` of the gradient.
-template <class B>
-void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient, std::size_t width,
-                 List<std::uint64_t> own, ConstBufferView values) {
-    std::string problem;
-    const std::size_t height = width == 0 ? 0 : gradient.count / width;
+/// What is wrong with the arguments of this rank; "" if nothing is.
+inline std::string problem_of_rows(BufferView gradient, std::size_t width, const List<std::uint64_t>& own,
+                                   ConstBufferView values) {
     if (!is_floating(gradient.dtype) || values.dtype != gradient.dtype)
-        problem = text("the gradient and the values must have the same floating type, not ", gradient.dtype, " and ",
-                       values.dtype);
-    else if (width == 0 || gradient.count % width != 0)
-        problem = text("a gradient of ", gradient.count, " elements has no rows of ", width);
-    else if (values.count != own.size() * width)
-        problem = text(own.size(), " rows of ", width, " are ", own.size() * width, " values, not ", values.count);
+        return text("the gradient and the values must have the same floating type, not ", gradient.dtype, " and ",
+                    values.dtype);
+    if (width == 0 || gradient.count % width != 0)
+        return text("a gradient of ", gradient.count, " elements has no rows of ", width);
+    if (values.count != own.size() * width)
+        return text(own.size(), " rows of ", width, " are ", own.size() * width, " values, not ", values.count);
+    const std::size_t height = gradient.count / width;
     for (const std::uint64_t row : own)
-        if (row >= height && problem.empty())
-            problem = text("there is no row ", static_cast<std::int64_t>(row), "; the gradient has ", height);
-    constexpr auto wrong = static_cast<std::uint64_t>(-1);
+        if (row >= height)
+            return text("there is no row ", static_cast<std::int64_t>(row), "; the gradient has ", height);
+    return {};
+}
 
-    // Duplicate rows are added up in their order, in the type in which they travel.
-    List<std::uint64_t> order(own.size());
-    for (std::size_t k = 0; k < order.size(); ++k) order[k] = k;
-    sort_by(order, [&](std::uint64_t a, std::uint64_t b) { return own[a] < own[b]; });
-    std::uint64_t different = 0;
-    for (std::size_t k = 0; k < order.size(); ++k) different += k == 0 || own[order[k]] != own[order[k - 1]];
-    if (!problem.empty()) different = wrong;
-    const std::uint64_t facts[] = {different, gradient.count, width,
+/// Returns the number of different rows of each rank. Throws on every rank if one has a problem, or if gradients or
+/// operations differ.
+template <class B>
+List<std::uint64_t> agree_on_rows(B& comm, const char* operation, ReduceOp op, BufferView gradient, std::size_t width,
+                                  std::uint64_t different, const std::string& problem) {
+    constexpr auto wrong = static_cast<std::uint64_t>(-1);
+    const std::uint64_t facts[] = {problem.empty() ? different : wrong, gradient.count, width,
                                    static_cast<std::uint64_t>(gradient.dtype) << 8 | static_cast<std::uint64_t>(op)};
     constexpr std::size_t n = std::size(facts);
     const List<std::uint64_t> all = gather_values(comm, facts);
@@ -55,10 +53,26 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
                                             "calls average_rows and the other sum_rows"),
                   {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
     }
+    return counts;
+}
+
+/// Reduces rows over the ranks and adds them to `gradient`. Row k of `values` belongs to row `own[k]` of the gradient.
+template <class B>
+void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient, std::size_t width,
+                 List<std::uint64_t> own, ConstBufferView values) {
+    const std::string problem = problem_of_rows(gradient, width, own, values);
+    // Duplicate rows are added up in their order, in the type in which they travel.
+    List<std::uint64_t> order(own.size());
+    for (std::size_t k = 0; k < order.size(); ++k) order[k] = k;
+    sort_by(order, [&](std::uint64_t a, std::uint64_t b) { return own[a] < own[b]; });
+    std::uint64_t different = 0;
+    for (std::size_t k = 0; k < order.size(); ++k) different += k == 0 || own[order[k]] != own[order[k - 1]];
+    const List<std::uint64_t> counts = agree_on_rows(comm, operation, op, gradient, width, different, problem);
     std::size_t most = 0;
     for (const std::uint64_t count : counts) most = larger<std::size_t>(most, count);
     if (most == 0) return;
 
+    const std::size_t height = gradient.count / width;
     const DType dtype = accumulator_of(gradient.dtype);
     const auto ranks = static_cast<std::size_t>(comm.size()), rank = static_cast<std::size_t>(comm.rank());
     // An all-reduce sends each element at most twice.

@@ -59,16 +59,38 @@ namespace bootstrap {
 
 }  // namespace bootstrap
 
+namespace detail {
+
+/// Reads a Job; see `Job::from`. An empty variable counts as not set.
 template <class Lookup>
-[[gnu::cold]] Job Job::from(Lookup&& lookup) {
-    using detail::raise, detail::text;
-    const auto get = [&](const char* name) -> const char* {
+struct JobReader {
+    Lookup& lookup;
+    enum Launcher { by_names, open_mpi, mpich, slurm, none } launcher = none;
+    Job job = {};
+
+    [[gnu::cold]] Job read() {
+        launcher = find_launcher();
+        if (launcher != none) read_ranks();
+        if (launcher != none && launcher != by_names) read_scheduler();
+        read_address();
+        read_port("MASTER_PORT");
+        if (launcher == by_names) make_way_for_agent();
+        read_port("GRADSYNC_PORT");
+        if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
+        if (job.address.empty())
+            raise(Errc::invalid_argument,
+                  "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
+        return job;
+    }
+
+    const char* get(const char* name) const {
         const char* const value = lookup(name);
         return value != nullptr && *value != '\0' ? value : nullptr;
-    };
-    const auto has = [&](const char* name) { return get(name) != nullptr; };
-    // Reads a whole number from `least` to `most`.
-    const auto number = [&](const char* name, long long least, long long most) {
+    }
+    bool has(const char* name) const { return get(name) != nullptr; }
+
+    /// Reads a whole number from `least` to `most`.
+    long long number(const char* name, long long least, long long most) const {
         const char* const digits = get(name);
         if (digits == nullptr)
             raise(Errc::invalid_argument,
@@ -81,42 +103,45 @@ template <class Lookup>
             raise(Errc::invalid_argument, text("the environment variable ", name, " must be a number from ", least,
                                                " to ", most, ", not '", digits, "'"));
         return value;
-    };
-    constexpr int max_ranks = 1 << 20;
-    Job job;
-    const auto set_port = [&](const char* name) {
+    }
+    void read_port(const char* name) {
         if (has(name)) job.port = static_cast<std::uint16_t>(number(name, 1, 65535));
-    };
-    enum Launcher { by_names, open_mpi, mpich, slurm, none };
-    constexpr struct {
-        const char *rank, *size, *local_rank;
-    } names_of[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-                    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-                    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-                    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
-    // In a Slurm job, mpirun's processes also have Slurm's variables, namely those of the process that started them.
-    // srun's processes may have some of the variables of MPICH's mpirun, but not all.
-    const bool of_mpich = has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"));
-    const Launcher launcher = has("RANK") || has("WORLD_SIZE") ? by_names
-                              : has("OMPI_COMM_WORLD_RANK")    ? open_mpi
-                              : of_mpich                       ? mpich
-                              : has("SLURM_PROCID")            ? slurm
-                                                               : none;
-    if (launcher == none && (has("MASTER_ADDR") || has("MASTER_PORT")))
-        raise(Errc::invalid_argument,
-              "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; set all four on every rank, or "
-              "unset both to run a single rank");
-    if (launcher == slurm && !has("SLURM_NTASKS"))  // in a batch script, outside of srun
-        raise(Errc::invalid_argument,
-              "SLURM_PROCID is set, but SLURM_NTASKS is not; start the program with srun, or set RANK=0 and "
-              "WORLD_SIZE=1 to run a single rank");
-    if (launcher != none) {
+    }
+
+    Launcher find_launcher() const {
+        if (has("RANK") || has("WORLD_SIZE")) return by_names;
+        // In a Slurm job, mpirun's processes also have Slurm's variables, namely those of the process that started
+        // them. srun's processes may have some of the variables of MPICH's mpirun, but not all.
+        if (has("OMPI_COMM_WORLD_RANK")) return open_mpi;
+        if (has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"))) return mpich;
+        if (has("SLURM_PROCID") && !has("SLURM_NTASKS"))  // in a batch script, outside of srun
+            raise(Errc::invalid_argument,
+                  "SLURM_PROCID is set, but SLURM_NTASKS is not; start the program with srun, or set RANK=0 and "
+                  "WORLD_SIZE=1 to run a single rank");
+        if (has("SLURM_PROCID")) return slurm;
+        if (has("MASTER_ADDR") || has("MASTER_PORT"))
+            raise(Errc::invalid_argument,
+                  "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; set all four on every rank, or "
+                  "unset both to run a single rank");
+        return none;
+    }
+
+    void read_ranks() {
+        constexpr struct {
+            const char *rank, *size, *local_rank;
+        } names_of[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
+                        {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+                        {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+                        {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
+        constexpr int max_ranks = 1 << 20;
         const auto& names = names_of[launcher];
         job.size = static_cast<int>(number(names.size, 1, max_ranks));
         job.rank = static_cast<int>(number(names.rank, 0, job.size - 1));
         job.local_rank = has(names.local_rank) ? static_cast<int>(number(names.local_rank, 0, job.size - 1)) : job.rank;
     }
-    if (launcher != none && launcher != by_names) {
+
+    /// Reads the meeting place and the run id that Slurm and mpirun imply.
+    void read_scheduler() {
         // mpirun starts a step of its own on the other machines, so variables of steps differ from rank to rank.
         const char* const step = launcher == slurm ? get("SLURM_STEP_NODELIST") : nullptr;
         const char* const nodes = step != nullptr ? step : get("SLURM_JOB_NODELIST");
@@ -131,27 +156,35 @@ template <class Lookup>
         const char* const name = launcher == open_mpi ? get("PMIX_NAMESPACE") : nullptr;
         if (name != nullptr) (job.run_id += job.run_id.empty() ? "mpirun " : ", mpirun ") += name;
     }
-    if (const char* const address = get("MASTER_ADDR")) job.address = address;
-    if (job.address.starts_with('[') && job.address.ends_with(']'))
-        job.address = job.address.substr(1, job.address.size() - 2);
-    const std::size_t colon = job.address.find(job.address.starts_with('[') ? "]:" : ":");
-    if (colon != std::string::npos && (job.address.starts_with('[') || job.address.rfind(':') == colon))
-        raise(Errc::invalid_argument, text("the environment variable MASTER_ADDR must be a host without a port, not '",
-                                           job.address, "'; put the port into MASTER_PORT"));
-    set_port("MASTER_PORT");
-    const char* const agent = get("TORCHELASTIC_USE_AGENT_STORE");
-    if (launcher == by_names && agent != nullptr && std::string_view(agent) == "True") {
+
+    /// Reads MASTER_ADDR, and strips the brackets of an IPv6 address.
+    void read_address() {
+        std::string& address = job.address;
+        if (const char* const given = get("MASTER_ADDR")) address = given;
+        if (address.starts_with('[') && address.ends_with(']')) address = address.substr(1, address.size() - 2);
+        const std::size_t colon = address.find(address.starts_with('[') ? "]:" : ":");
+        if (colon != std::string::npos && (address.starts_with('[') || address.rfind(':') == colon))
+            raise(Errc::invalid_argument,
+                  text("the environment variable MASTER_ADDR must be a host without a port, not '", address,
+                       "'; put the port into MASTER_PORT"));
+    }
+
+    /// Takes the next port if torchrun's agent itself listens at MASTER_PORT.
+    void make_way_for_agent() {
+        const char* const agent = get("TORCHELASTIC_USE_AGENT_STORE");
+        if (agent == nullptr || std::string_view(agent) != "True") return;
         job.port = static_cast<std::uint16_t>(job.port == 65535 ? 1024 : job.port + 1);
         job.run_id = "torchrun";
         for (const char* const name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
             if (const char* const value = get(name)) (job.run_id += ' ') += value;
     }
-    set_port("GRADSYNC_PORT");
-    if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
-    if (job.address.empty())
-        raise(Errc::invalid_argument,
-              "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
-    return job;
+};
+
+}  // namespace detail
+
+template <class Lookup>
+[[gnu::cold]] Job Job::from(Lookup&& variable) {
+    return detail::JobReader<Lookup>{variable}.read();
 }
 
 #ifdef GRADSYNC_ONCE

@@ -146,9 +146,57 @@ consteval void explain_exchange() {
     }
 }
 
+#define GRADSYNC_CALL(call, type, request) GRADSYNC_MEMBER("this backend", call, type, request)
+template <class T>
+consteval void explain_backend() {
+    using W = typename T::WorkType;
+    static_assert(std::copy_constructible<T>,
+                  "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
+    GRADSYNC_REQUIRE(
+        "give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on",
+        { T::memory_space } -> std::convertible_to<MemorySpace>;);
+    GRADSYNC_CALL(c.rank(), std::same_as<int>, "int rank() const");
+    GRADSYNC_CALL(c.size(), std::same_as<int>, "int size() const: the number of ranks");
+    GRADSYNC_MEMBERS(
+        "this backend", "WorkType all_reduce(BufferView, ReduceOp, Contribution = {})",
+        { t.all_reduce(x, op) } -> std::same_as<W>;
+        { t.all_reduce(x, op, own) } -> std::same_as<W>;);
+    GRADSYNC_MEMBERS(
+        "this backend", "WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})",
+        { t.reduce(x, op, i) } -> std::same_as<W>;
+        { t.reduce(x, op, i, own) } -> std::same_as<W>;);
+    GRADSYNC_MEMBERS(
+        "this backend", "WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, Contribution = {})",
+        { t.reduce_scatter(in, x, op) } -> std::same_as<W>;
+        { t.reduce_scatter(in, x, op, own) } -> std::same_as<W>;);
+    GRADSYNC_CALL(t.all_gather(in, x), std::same_as<W>, "WorkType all_gather(ConstBufferView in, BufferView out)");
+    GRADSYNC_CALL(t.broadcast(x, i), std::same_as<W>, "WorkType broadcast(BufferView, int root)");
+    GRADSYNC_CALL(t.gather(in, x, i), std::same_as<W>, "WorkType gather(ConstBufferView in, BufferView out, int root)");
+    GRADSYNC_CALL(t.scatter(in, x, i), std::same_as<W>,
+                  "WorkType scatter(ConstBufferView in, BufferView out, int root)");
+    GRADSYNC_CALL(t.barrier(), std::same_as<W>, "WorkType barrier()");
+    GRADSYNC_CALL(t.progress(), std::same_as<void>,
+                  "void progress(), which advances what is under way and does not block");
+    GRADSYNC_CALL(c.progress_time(), std::convertible_to<std::chrono::nanoseconds>,
+                  "std::chrono::nanoseconds progress_time() const");
+    GRADSYNC_MEMBERS("this backend", "void fail(const std::string&) noexcept, which makes every rank's calls throw",
+                     { t.fail(what) } noexcept -> std::same_as<void>;);
+    GRADSYNC_CALL(t.set_timeout(limit), std::same_as<void>, "void set_timeout(std::chrono::nanoseconds)");
+    GRADSYNC_CALL(c.timeout(), std::convertible_to<std::chrono::nanoseconds>,
+                  "std::chrono::nanoseconds timeout() const");
+    GRADSYNC_CALL(t.split(i, i), std::same_as<T>,
+                  "split(int color, int key) that returns a backend of the same type (one that is inherited "
+                  "returns the base)");
+    GRADSYNC_CALL(t.duplicate(), std::same_as<T>,
+                  "duplicate() that returns a backend of the same type (one that is inherited returns the base)");
+    GRADSYNC_CALL(t.allocate(n).data(), std::same_as<void*>,
+                  "allocate(std::size_t bytes), whose result owns memory and has void* data()");
+    GRADSYNC_CALL(c.describe(), std::convertible_to<std::string>, "std::string describe() const");
+}
+#undef GRADSYNC_CALL
+
 }  // namespace detail
 
-#define GRADSYNC_CALL(call, type, request) GRADSYNC_MEMBER("this backend", call, type, request)
 template <class T>
 consteval bool require_backend() {
     if constexpr (Backend<T>) {
@@ -164,54 +212,10 @@ consteval bool require_backend() {
     } else if constexpr (!Work<typename T::WorkType>) {
         detail::explain_work<typename T::WorkType>();
     } else {
-        using W = typename T::WorkType;
-        static_assert(std::copy_constructible<T>,
-                      "gradsync: make this backend copyable: it is a handle, and its copies are the same rank");
-        GRADSYNC_REQUIRE(
-            "give this backend a static constexpr MemorySpace memory_space: where the buffers lie that it works on",
-            { T::memory_space } -> std::convertible_to<MemorySpace>;);
-        GRADSYNC_CALL(c.rank(), std::same_as<int>, "int rank() const");
-        GRADSYNC_CALL(c.size(), std::same_as<int>, "int size() const: the number of ranks");
-        GRADSYNC_MEMBERS(
-            "this backend", "WorkType all_reduce(BufferView, ReduceOp, Contribution = {})",
-            { t.all_reduce(x, op) } -> std::same_as<W>;
-            { t.all_reduce(x, op, own) } -> std::same_as<W>;);
-        GRADSYNC_MEMBERS(
-            "this backend", "WorkType reduce(BufferView, ReduceOp, int root, Contribution = {})",
-            { t.reduce(x, op, i) } -> std::same_as<W>;
-            { t.reduce(x, op, i, own) } -> std::same_as<W>;);
-        GRADSYNC_MEMBERS(
-            "this backend", "WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp, Contribution = {})",
-            { t.reduce_scatter(in, x, op) } -> std::same_as<W>;
-            { t.reduce_scatter(in, x, op, own) } -> std::same_as<W>;);
-        GRADSYNC_CALL(t.all_gather(in, x), std::same_as<W>, "WorkType all_gather(ConstBufferView in, BufferView out)");
-        GRADSYNC_CALL(t.broadcast(x, i), std::same_as<W>, "WorkType broadcast(BufferView, int root)");
-        GRADSYNC_CALL(t.gather(in, x, i), std::same_as<W>,
-                      "WorkType gather(ConstBufferView in, BufferView out, int root)");
-        GRADSYNC_CALL(t.scatter(in, x, i), std::same_as<W>,
-                      "WorkType scatter(ConstBufferView in, BufferView out, int root)");
-        GRADSYNC_CALL(t.barrier(), std::same_as<W>, "WorkType barrier()");
-        GRADSYNC_CALL(t.progress(), std::same_as<void>,
-                      "void progress(), which advances what is under way and does not block");
-        GRADSYNC_CALL(c.progress_time(), std::convertible_to<std::chrono::nanoseconds>,
-                      "std::chrono::nanoseconds progress_time() const");
-        GRADSYNC_MEMBERS("this backend", "void fail(const std::string&) noexcept, which makes every rank's calls throw",
-                         { t.fail(what) } noexcept -> std::same_as<void>;);
-        GRADSYNC_CALL(t.set_timeout(limit), std::same_as<void>, "void set_timeout(std::chrono::nanoseconds)");
-        GRADSYNC_CALL(c.timeout(), std::convertible_to<std::chrono::nanoseconds>,
-                      "std::chrono::nanoseconds timeout() const");
-        GRADSYNC_CALL(t.split(i, i), std::same_as<T>,
-                      "split(int color, int key) that returns a backend of the same type (one that is inherited "
-                      "returns the base)");
-        GRADSYNC_CALL(t.duplicate(), std::same_as<T>,
-                      "duplicate() that returns a backend of the same type (one that is inherited returns the base)");
-        GRADSYNC_CALL(t.allocate(n).data(), std::same_as<void*>,
-                      "allocate(std::size_t bytes), whose result owns memory and has void* data()");
-        GRADSYNC_CALL(c.describe(), std::convertible_to<std::string>, "std::string describe() const");
+        detail::explain_backend<T>();
     }
     return true;
 }
-#undef GRADSYNC_CALL
 
 template <class T>
 consteval bool require_bucket_policy() {

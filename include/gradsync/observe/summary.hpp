@@ -41,6 +41,8 @@ struct TimelineSummary {
 
 namespace detail {
 
+inline double seconds_of(Observer::Time::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
 /// A union of disjoint time intervals.
 class Intervals {
 public:
@@ -59,7 +61,7 @@ public:
         auto i = std::lower_bound(intervals_.begin(), intervals_.end(), begin,
                                   [](const Interval& x, Time t) { return x.end < t; });
         for (; i != intervals_.end() && i->begin < end; ++i)
-            sum += std::chrono::duration<double>(std::min(end, i->end) - std::max(begin, i->begin)).count();
+            sum += seconds_of(std::min(end, i->end) - std::max(begin, i->begin));
         return sum;
     }
 
@@ -70,50 +72,37 @@ private:
     std::vector<Interval> intervals_;
 };
 
-}  // namespace detail
+/// The steps of a timeline.
+struct StepTimes {
+    std::vector<Observer::Time> finishes;     ///< by step
+    std::vector<Observer::Time> first_ready;  ///< by step: its first ready gradient; Time::max() if no mark is kept
+    Intervals exposed, communication;         ///< of all steps
+};
 
-/// A timeline in numbers: how many collectives there were, how long each took, how much of it held up the step. A step
-/// ends with `finish()`, so micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps.
-/// Buckets are those of the current plan. All gathers count, including those for validation.
-inline TimelineSummary summarise(const Timeline& timeline) {
-    const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
-    const std::vector<Timeline::Span> spans = timeline.spans();
-    const std::vector<Timeline::Mark> marks = timeline.marks();
-
-    TimelineSummary summary;
-    summary.dropped = timeline.dropped();
-    summary.buckets.resize(timeline.bucket_bytes().size());
-    for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
-        summary.buckets[b].bytes = timeline.bucket_bytes()[b];
-        summary.buckets[b].parameters = timeline.plan().bucket(b).size();
-    }
-
-    std::vector<Observer::Time> finishes;
-    detail::Intervals exposed, communication;
+inline StepTimes step_times(const std::vector<Timeline::Span>& spans, const std::vector<Timeline::Mark>& marks) {
+    StepTimes times;
     for (const Timeline::Span& s : spans) {
         if (s.name != nullptr) continue;
-        if (s.activity == Activity::finish) finishes.push_back(s.end);
-        if (is_exposed(s.activity)) exposed.add(s.begin, s.end);
-        if (s.activity == Activity::collective || s.activity == Activity::gather) communication.add(s.begin, s.end);
+        if (s.activity == Activity::finish) times.finishes.push_back(s.end);
+        if (is_exposed(s.activity)) times.exposed.add(s.begin, s.end);
+        if (s.activity == Activity::collective || s.activity == Activity::gather)
+            times.communication.add(s.begin, s.end);
     }
-    summary.steps = finishes.size();
-    const double steps = finishes.empty() ? 1 : static_cast<double>(finishes.size());
-    summary.exposed_seconds = exposed.seconds() / steps;
-    summary.communication_seconds = communication.seconds() / steps;
-
-    // By step: the time at which its first gradient was ready.
-    std::vector<Observer::Time> first_ready(finishes.size());
-    for (std::size_t step = 0, m = 0; step < finishes.size(); ++step) {
-        // Time::max() if no mark is kept.
-        first_ready[step] = m < marks.size() && marks[m].at <= finishes[step] ? marks[m].at : Observer::Time::max();
-        while (m < marks.size() && marks[m].at <= finishes[step]) ++m;
+    std::size_t m = 0;
+    for (const Observer::Time finish : times.finishes) {
+        const bool marked = m < marks.size() && marks[m].at <= finish;
+        times.first_ready.push_back(marked ? marks[m].at : Observer::Time::max());
+        while (m < marks.size() && marks[m].at <= finish) ++m;
     }
+    return times;
+}
 
+inline std::vector<SpanSummary> summarise_spans(const std::vector<Timeline::Span>& spans) {
+    std::vector<SpanSummary> rows;
     const auto count = [&](const Timeline::Span& s, std::string_view name) {
-        auto row = std::find_if(summary.spans.begin(), summary.spans.end(),
-                                [&](const SpanSummary& known) { return known.name == name; });
-        if (row == summary.spans.end()) row = summary.spans.insert(row, SpanSummary{std::string(name)});
-        const double d = seconds(s.end - s.begin);
+        auto row = std::find_if(rows.begin(), rows.end(), [&](const SpanSummary& known) { return known.name == name; });
+        if (row == rows.end()) row = rows.insert(row, SpanSummary{std::string(name)});
+        const double d = seconds_of(s.end - s.begin);
         row->least = row->count == 0 ? d : std::min(row->least, d);
         row->most = std::max(row->most, d);
         row->total += d;
@@ -124,30 +113,54 @@ inline TimelineSummary summarise(const Timeline& timeline) {
     for (std::size_t a = 0; a < activity_count; ++a)
         for (const Timeline::Span& s : spans)
             if (s.name == nullptr && s.activity == static_cast<Activity>(a)) count(s, name_of(s.activity));
+    return rows;
+}
 
-    std::vector<std::size_t> launched(summary.buckets.size());
+inline std::vector<BucketSummary> summarise_buckets(const Timeline& timeline, const std::vector<Timeline::Span>& spans,
+                                                    const StepTimes& times) {
+    std::vector<BucketSummary> buckets(timeline.bucket_bytes().size());
+    std::vector<std::size_t> launched(buckets.size());
     for (const Timeline::Span& s : spans) {
-        if (s.name != nullptr || s.activity != Activity::collective || !s.of_this_plan ||
-            s.index >= summary.buckets.size())
+        if (s.name != nullptr || s.activity != Activity::collective || !s.of_this_plan || s.index >= buckets.size())
             continue;
-        BucketSummary& bucket = summary.buckets[s.index];
+        BucketSummary& bucket = buckets[s.index];
         ++bucket.count;
-        bucket.duration += seconds(s.end - s.begin);
-        bucket.exposed += exposed.seconds_within(s.begin, s.end);
-        const auto step = std::lower_bound(finishes.begin(), finishes.end(), s.begin) - finishes.begin();
-        if (step == static_cast<std::ptrdiff_t>(finishes.size()) ||
-            first_ready[static_cast<std::size_t>(step)] > s.begin)
-            continue;
-        bucket.launch += seconds(s.begin - first_ready[static_cast<std::size_t>(step)]);
+        bucket.duration += seconds_of(s.end - s.begin);
+        bucket.exposed += times.exposed.seconds_within(s.begin, s.end);
+        const auto step = static_cast<std::size_t>(
+            std::lower_bound(times.finishes.begin(), times.finishes.end(), s.begin) - times.finishes.begin());
+        if (step == times.finishes.size() || times.first_ready[step] > s.begin) continue;
+        bucket.launch += seconds_of(s.begin - times.first_ready[step]);
         ++launched[s.index];
     }
-    for (std::size_t b = 0; b < summary.buckets.size(); ++b) {
-        BucketSummary& bucket = summary.buckets[b];
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+        BucketSummary& bucket = buckets[b];
+        bucket.bytes = timeline.bucket_bytes()[b];
+        bucket.parameters = timeline.plan().bucket(b).size();
         if (bucket.count == 0) continue;
         bucket.duration /= static_cast<double>(bucket.count);
         bucket.exposed /= static_cast<double>(bucket.count);
         if (launched[b] != 0) bucket.launch /= static_cast<double>(launched[b]);
     }
+    return buckets;
+}
+
+}  // namespace detail
+
+/// A timeline in numbers: how many collectives there were, how long each took, how much of it held up the step. A step
+/// ends with `finish()`, so micro-batches that are reduced one by one (stages 2 and 3 of sharding) count as steps.
+/// Buckets are those of the current plan. All gathers count, including those for validation.
+inline TimelineSummary summarise(const Timeline& timeline) {
+    const std::vector<Timeline::Span> spans = timeline.spans();
+    const detail::StepTimes times = detail::step_times(spans, timeline.marks());
+    TimelineSummary summary;
+    summary.steps = times.finishes.size();
+    summary.spans = detail::summarise_spans(spans);
+    summary.buckets = detail::summarise_buckets(timeline, spans, times);
+    const double steps = summary.steps == 0 ? 1 : static_cast<double>(summary.steps);
+    summary.communication_seconds = times.communication.seconds() / steps;
+    summary.exposed_seconds = times.exposed.seconds() / steps;
+    summary.dropped = timeline.dropped();
     return summary;
 }
 

@@ -55,6 +55,71 @@ struct BatchPlan {
     std::vector<BatchChoice> choices;               ///< nearest to the target first
 };
 
+namespace detail {
+
+/// The largest divisor of n between `low` and `high`; 0 if a million tries find none.
+constexpr std::uint64_t largest_divisor(std::uint64_t n, std::uint64_t low, std::uint64_t high) noexcept {
+    for (std::uint64_t tries = 1'000'000; high >= low && tries-- > 0; --high)
+        if (n % high == 0) return high;
+    return 0;
+}
+
+/// Completes a choice that has a micro-batch, an accumulation and devices.
+inline BatchChoice complete_choice(const BatchTarget& target, BatchChoice c) {
+    const std::uint64_t micro_batches = (CheckedSize(c.accumulate) * c.devices).value() - c.devices_with_one_less;
+    c.samples = (CheckedSize(micro_batches) * c.micro_batch).value();
+    c.tokens = (CheckedSize(c.samples) * target.sequence).value();
+    const bool less = c.tokens < target.global_tokens;
+    const std::uint64_t off = less ? target.global_tokens - c.tokens : c.tokens - target.global_tokens;
+    c.relative_error = (less ? -1 : 1) * static_cast<double>(off) / static_cast<double>(target.global_tokens);
+    if (c.devices > 1) {
+        const auto more = static_cast<double>(micro_batches % c.devices) / static_cast<double>(c.devices);
+        c.sums = std::popcount(micro_batches / c.devices) + more;
+    }
+    return c;
+}
+
+/// All ways to run the target. `step` is the tokens of a micro-batch, `round` those with one on every device.
+inline std::vector<BatchChoice> batch_choices(const BatchTarget& target, std::uint64_t step, std::uint64_t round) {
+    std::vector<BatchChoice> choices;
+    const auto add = [&](BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate,
+                         std::uint64_t devices, std::uint64_t devices_with_one_less = 0) {
+        choices.push_back(complete_choice(target, {rounding, micro_batch, accumulate, devices, devices_with_one_less}));
+    };
+    const std::uint64_t whole = target.global_tokens / round;
+    const std::uint64_t micro = target.micro_batch, devices = target.devices;
+    if (target.global_tokens % round == 0) {
+        add(BatchRounding::none, micro, whole, devices);
+        return choices;
+    }
+    if (whole > 0) add(BatchRounding::fewer_steps, micro, whole, devices);
+    add(BatchRounding::more_steps, micro, whole + 1, devices);
+
+    const std::uint64_t micro_batches = target.global_tokens / step;
+    const bool divides = target.global_tokens % step == 0;
+    // Over all devices, as evenly as possible. Every device has at least one.
+    if (divides && whole > 0)
+        add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
+    // On fewer devices, but more than half of them, with equal work.
+    if (divides)
+        if (const auto d =
+                largest_divisor(micro_batches, devices / 2 + 1, devices < micro_batches ? devices : micro_batches);
+            d != 0 && d != devices)
+            add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
+    if (whole == 0 && micro_batches > 0 && choices.back().rounding != BatchRounding::fewer_devices)
+        add(BatchRounding::fewer_devices, micro, 1, micro_batches);
+    // Smaller micro-batches on all devices, which divide the samples of a device.
+    // `row`: tokens of one sample on every device.
+    if (const std::uint64_t row = round / micro; target.global_tokens % row == 0) {
+        const std::uint64_t each = target.global_tokens / row;
+        if (const auto m = largest_divisor(each, 1, micro - 1); m != 0)
+            add(BatchRounding::smaller_micro_batch, m, each / m, devices);
+    }
+    return choices;
+}
+
+}  // namespace detail
+
 /// The exact numbers for a target, and the ways to run it in whole numbers. Throws Error(invalid_argument) if a number
 /// of the target is 0, or if a result does not fit into 64 bits.
 inline BatchPlan plan_batch(const BatchTarget& target) {
@@ -73,56 +138,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
     plan.devices_for_no_accumulation = target.global_tokens / step + (target.global_tokens % step != 0);
     plan.more_devices_than_work = target.global_tokens < round;
 
-    const auto add = [&](BatchRounding rounding, std::uint64_t micro_batch, std::uint64_t accumulate,
-                         std::uint64_t devices, std::uint64_t devices_with_one_less = 0) {
-        BatchChoice c{rounding, micro_batch, accumulate, devices, devices_with_one_less};
-        const std::uint64_t micro_batches = (CheckedSize(accumulate) * devices).value() - devices_with_one_less;
-        c.samples = (CheckedSize(micro_batches) * micro_batch).value();
-        c.tokens = (CheckedSize(c.samples) * target.sequence).value();
-        const bool less = c.tokens < target.global_tokens;
-        const std::uint64_t off = less ? target.global_tokens - c.tokens : c.tokens - target.global_tokens;
-        c.relative_error = (less ? -1 : 1) * static_cast<double>(off) / tokens;
-        if (devices > 1) {
-            const auto more = static_cast<double>(micro_batches % devices) / static_cast<double>(devices);
-            c.sums = std::popcount(micro_batches / devices) + more;
-        }
-        plan.choices.push_back(c);
-    };
-    const std::uint64_t whole = target.global_tokens / round;
-    const std::uint64_t micro = target.micro_batch, devices = target.devices;
-    if (target.global_tokens % round == 0) {
-        add(BatchRounding::none, micro, whole, devices);
-        return plan;
-    }
-    if (whole > 0) add(BatchRounding::fewer_steps, micro, whole, devices);
-    add(BatchRounding::more_steps, micro, whole + 1, devices);
-
-    const std::uint64_t micro_batches = target.global_tokens / step;
-    const bool divides = target.global_tokens % step == 0;
-    // Over all devices, as evenly as possible. Every device has at least one.
-    if (divides && whole > 0)
-        add(BatchRounding::uneven_steps, micro, whole + 1, devices, (whole + 1) * devices - micro_batches);
-    // The largest divisor of n between `low` and `high`; 0 if a million tries find none.
-    const auto divisor = [](std::uint64_t n, std::uint64_t low, std::uint64_t high) -> std::uint64_t {
-        for (std::uint64_t tries = 1'000'000; high >= low && tries-- > 0; --high)
-            if (n % high == 0) return high;
-        return 0;
-    };
-    // On fewer devices, but more than half of them, with equal work.
-    if (divides)
-        if (const auto d = divisor(micro_batches, devices / 2 + 1, devices < micro_batches ? devices : micro_batches);
-            d != 0 && d != devices)
-            add(BatchRounding::fewer_devices, micro, micro_batches / d, d);
-    if (plan.more_devices_than_work && micro_batches > 0 &&
-        plan.choices.back().rounding != BatchRounding::fewer_devices)
-        add(BatchRounding::fewer_devices, micro, 1, micro_batches);
-    // Smaller micro-batches on all devices, which divide the samples of a device.
-    // `row`: tokens of one sample on every device.
-    if (const std::uint64_t row = round / micro; target.global_tokens % row == 0) {
-        const std::uint64_t each = target.global_tokens / row;
-        if (const auto m = divisor(each, 1, micro - 1); m != 0)
-            add(BatchRounding::smaller_micro_batch, m, each / m, devices);
-    }
+    plan.choices = detail::batch_choices(target, step, round);
     // By distance from the target.
     const auto off = [](const BatchChoice& c) { return c.relative_error < 0 ? -c.relative_error : c.relative_error; };
     gradsync::detail::sort_by(plan.choices,

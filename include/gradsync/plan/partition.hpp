@@ -99,6 +99,69 @@ inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cos
     return closes;
 }
 
+/// The kinds of the gradients so far, the most recent first.
+struct RecentKinds {
+    std::vector<std::size_t> ends;         // behind the last gradient of each kind
+    std::vector<std::size_t> recent = {};  // the kinds
+
+    /// Adds gradient `end - 1`.
+    void add(std::size_t kind, std::size_t end) {
+        std::size_t at = 0;
+        while (at < recent.size() && recent[at] != kind) ++at;
+        if (at == recent.size()) recent.push_back(kind);
+        for (; at > 0; --at) recent[at] = recent[at - 1];
+        recent[0] = kind;
+        ends[kind] = end;
+    }
+    std::size_t count() const noexcept { return recent.size(); }
+    /// The gradients from place j on are of `count` kinds if first_place(count) <= j <= last_place(count).
+    std::size_t first_place(std::size_t count) const { return count < recent.size() ? ends[recent[count]] : 0; }
+    std::size_t last_place(std::size_t count) const { return ends[recent[count - 1]] - 1; }
+};
+
+/// The places j at which the link is busy when the next gradient is ready, without those that have a later place with
+/// no more rest F(j) - beta S_j.
+struct BusyPlaces {
+    struct Place {
+        std::size_t place;
+        double rest;
+    };
+    std::vector<Place> places = {};  // their rest increases
+    std::size_t first = 0;           // the first that is not dropped
+
+    void add(std::size_t place, double rest) {
+        while (places.size() > first && places.back().rest >= rest) places.pop_back();
+        places.push_back({place, rest});
+    }
+    void drop_until(std::size_t idle) {
+        while (first < places.size() && places[first].place <= idle) ++first;
+    }
+    /// Calls `use` with the place of the least rest from `from` on, if there is one.
+    template <class Use>
+    void use_least(std::size_t from, Use&& use) const {
+        std::size_t low = first, high = places.size();
+        if (low < high && places[low].place >= from) high = low;
+        while (low < high) {
+            const std::size_t middle = (low + high) / 2;
+            if (places[middle].place < from) low = middle + 1;
+            else high = middle;
+        }
+        if (low < places.size()) use(places[low].place);
+    }
+};
+
+/// The last gradients of the buckets if all kinds are cut at the same places. `previous[i]`: the cut before cut i.
+inline std::vector<bool> closes_of_cuts(const KindedGradients& all, const std::vector<std::size_t>& previous) {
+    std::vector<bool> closes(all.gradients.size()), seen;
+    for (std::size_t begin, end = closes.size(); end > 0; end = begin) {
+        begin = previous[end];
+        seen.assign(all.kind_count, false);
+        for (std::size_t place = end; place-- > begin;)
+            if (!seen[all.kinds[place]]) closes[place] = seen[all.kinds[place]] = true;
+    }
+    return closes;
+}
+
 /// The best of the partitions that cut all kinds at the same places, with one call per kind between two cuts:
 ///
 ///     F(i) = min over j < i of  max(F(j), r_i) + alpha kinds(j, i) + beta (S_i - S_j)
@@ -113,65 +176,37 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
         bytes[i + 1] = bytes[i] + static_cast<double>(all.gradients[i].bytes);
         one_kind = one_kind && all.kinds[i] == all.kinds[0];
     }
-    std::vector<double> finish(n + 1), rest(n + 1);  // rest[j] = F(j) - beta S_j
+    std::vector<double> finish(n + 1);
     std::vector<std::size_t> previous(n + 1);
-    // Places whose rest increases: the first at or behind j has the least rest from j on.
-    std::vector<std::size_t> least;
-    std::size_t idle = 0, first = 0;                // `first`: index in `least` of the first place behind `idle`
-    std::vector<std::size_t> recent;                // kinds, the most recent first
-    std::vector<std::size_t> last(all.kind_count);  // 1 + the last place of each kind
+    RecentKinds kinds{std::vector<std::size_t>(all.kind_count)};
+    std::size_t idle = 0;  // the last place at which the link is idle
+    BusyPlaces busy;
+    busy.add(0, 0);
     for (std::size_t i = 1; i <= n; ++i) {
-        const ReadyGradient& gradient = all.gradients[i - 1];
-        const std::size_t kind = all.kinds[i - 1];
-        std::size_t at = 0;
-        while (at < recent.size() && recent[at] != kind) ++at;
-        if (at == recent.size()) recent.push_back(kind);
-        for (; at > 0; --at) recent[at] = recent[at - 1];
-        recent[0] = kind;
-        last[kind] = i;
-
-        while (least.size() > first && rest[least.back()] >= rest[i - 1]) least.pop_back();
-        least.push_back(i - 1);
-        while (idle + 1 < i && finish[idle + 1] <= gradient.ready) ++idle;
-        while (first < least.size() && least[first] <= idle) ++first;
-
+        const double ready = all.gradients[i - 1].ready;
+        kinds.add(all.kinds[i - 1], i);
+        while (idle + 1 < i && finish[idle + 1] <= ready) ++idle;
+        busy.drop_until(idle);
         finish[i] = std::numeric_limits<double>::infinity();
-        const auto consider = [&](std::size_t j, std::size_t calls) {
-            const double start = gradsync::detail::larger(finish[j], gradient.ready), more = bytes[i] - bytes[j];
-            // For one kind it is what `schedule` computes, to the bit.
-            const double f = one_kind ? start + cost.seconds(more)
-                                      : start + static_cast<double>(calls) * cost.fixed + cost.per_byte * more;
-            if (f < finish[i]) {
-                finish[i] = f;
-                previous[i] = j;
-            }
-        };
-        for (std::size_t calls = 1; calls <= recent.size(); ++calls) {
-            // If from <= j <= until, there are `calls` calls.
-            const std::size_t from = calls < recent.size() ? last[recent[calls]] : 0;
-            const std::size_t until = last[recent[calls - 1]] - 1;
+        for (std::size_t calls = 1; calls <= kinds.count(); ++calls) {
+            const auto consider = [&](std::size_t j) {
+                const double start = gradsync::detail::larger(finish[j], ready), more = bytes[i] - bytes[j];
+                // For one kind it is what `schedule` computes, to the bit.
+                const double f = one_kind ? start + cost.seconds(more)
+                                          : start + static_cast<double>(calls) * cost.fixed + cost.per_byte * more;
+                if (f < finish[i]) {
+                    finish[i] = f;
+                    previous[i] = j;
+                }
+            };
+            const std::size_t from = kinds.first_place(calls), until = kinds.last_place(calls);
             if (from > until) continue;
-            if (from <= idle) consider(gradsync::detail::smaller(idle, until), calls);
-            std::size_t low = first, high = from <= idle ? first : least.size();
-            while (low < high) {
-                const std::size_t middle = (low + high) / 2;
-                if (least[middle] < from) low = middle + 1;
-                else high = middle;
-            }
-            if (low < least.size()) consider(least[low], calls);
+            if (from <= idle) consider(gradsync::detail::smaller(idle, until));
+            busy.use_least(from, consider);
         }
-        rest[i] = finish[i] - cost.per_byte * bytes[i];
+        busy.add(i, finish[i] - cost.per_byte * bytes[i]);
     }
-    std::vector<bool> closes(n);
-    std::size_t begin = n;
-    std::vector<bool> seen;
-    for (std::size_t i = n; i > 0; i = begin) {
-        begin = previous[i];
-        seen.assign(all.kind_count, false);
-        for (std::size_t place = i; place-- > begin;)
-            if (!seen[all.kinds[place]]) closes[place] = seen[all.kinds[place]] = true;
-    }
-    return closes;
+    return closes_of_cuts(all, previous);
 }
 
 }  // namespace detail

@@ -69,89 +69,123 @@ void in_pieces(BufferView view, List<std::byte>& room, Use&& use) {
 /// The shape as text; "" if there is one dimension, or none is given.
 inline std::string shape_text(const ParameterView& p) { return p.shape.size() > 1 ? joined(p.shape) : ""; }
 
+/// The head of a record, without its arrays.
+struct ShardRecord {
+    std::string name, shape;
+    std::uint64_t whole, code, first, count, arrays;  ///< `code`: the dtype
+
+    static ShardRecord read(ShardReader& in) {
+        ShardRecord r{in.text(), in.text(), in.number(), in.number(), in.number(), in.number(), in.number()};
+        if (r.code >= dtype_count || r.count > r.whole || r.first > r.whole - r.count || r.arrays == 0) in.torn();
+        if (r.arrays > in.size() || r.count > in.size() / r.width() / r.arrays) in.torn();
+        return r;
+    }
+    DType dtype() const noexcept { return static_cast<DType>(code); }
+    std::uint64_t width() const noexcept { return size_of(dtype()); }
+};
+
+/// Loads this rank's shards and all frozen parameters from the files of all ranks.
+template <class Sharded, class Passes>
+class ShardLoader {
+public:
+    ShardLoader(Sharded& sharded, const Passes& passes) : sharded_(sharded), passes_(passes) {
+        for (std::size_t i = 0; i < sharded.parameters().size(); ++i) {
+            const ParameterView& p = sharded.parameters()[i];
+            wanted_[p.name] = {.parameter = i};
+            if (!p.requires_grad) wanted_[p.name].arrays.push_back(p.value);  // whole, of its own type
+        }
+        sharded.for_each_shard([&](std::size_t i, std::size_t, std::size_t first, BufferView view) {
+            Wanted& w = wanted_[sharded.parameters()[i].name];
+            w.first = first;
+            w.arrays.push_back(view);
+        });
+    }
+
+    void read_file(const std::filesystem::path& path) {
+        ShardReader in(path);
+        in.check_magic("a shard of a checkpoint");
+        for (std::uint64_t left = in.number(); left != 0; --left) {
+            const ShardRecord record = ShardRecord::read(in);
+            const auto found = wanted_.find(record.name);
+            if (found == wanted_.end())
+                refuse_file(path, text("has '", record.name, "', and this training has no parameter of that name"));
+            Wanted& wanted = found->second;
+            const std::uint64_t arrays = wanted.arrays.empty() ? 0 : load(in, path, record, wanted);
+            in.skip((record.arrays - arrays) * record.count * record.width());
+        }
+    }
+    void check_complete(const std::filesystem::path& manifest) const {
+        for (const auto& [name, w] : wanted_)
+            if (!w.arrays.empty() && w.found != w.arrays[0].count &&
+                (w.found != 0 || sharded_.parameters()[w.parameter].requires_grad))
+                refuse_file(manifest, text("is of other parameters: it does not have all of '", name, "'"));
+    }
+
+private:
+    /// The arrays of a parameter that this rank loads, from element `first` on.
+    struct Wanted {
+        std::size_t parameter = 0, first = 0;
+        List<BufferView> arrays = {};
+        std::size_t found = 0;  ///< elements that have been read
+    };
+
+    /// Loads the wanted elements of a record. Returns the number of its arrays that have been passed.
+    std::uint64_t load(ShardReader& in, const std::filesystem::path& path, const ShardRecord& record, Wanted& w) {
+        check_record(path, record, w);
+        const std::uint64_t from = larger<std::uint64_t>(record.first, w.first);
+        const std::uint64_t to = smaller<std::uint64_t>(record.first + record.count, w.first + w.arrays[0].count);
+        if (from >= to) return 0;
+        if (from != w.first + w.found)  // shards are in the order of the ranks
+            refuse_file(path, text("has parts of '", record.name, "' that overlap, or do not follow one another"));
+        for (const BufferView& array : w.arrays) {
+            in.skip((from - record.first) * record.width());
+            read_elements(in, record.dtype(), array.subview(from - w.first, to - from));
+            in.skip((record.first + record.count - to) * record.width());
+        }
+        w.found += to - from;
+        return w.arrays.size();
+    }
+    void check_record(const std::filesystem::path& path, const ShardRecord& record, const Wanted& w) const {
+        const ParameterView& p = sharded_.parameters()[w.parameter];
+        if (const std::string own = shape_text(p); own != record.shape && !own.empty() && !record.shape.empty())
+            refuse_file(path, text("has '", p.name, "' of shape [", record.shape, "]; this training has it of shape [",
+                                   own, "]"));
+        const DType own = p.requires_grad ? w.arrays[0].dtype : accumulator_of(w.arrays[0].dtype);
+        if (p.gradient.count != record.whole || own != record.dtype() ||
+            (p.requires_grad && w.arrays.size() != record.arrays))
+            refuse_file(path, text("has '", p.name, "' with ", record.whole, " elements of ", record.dtype(), " and ",
+                                   record.arrays, " arrays; this training has ", p.gradient.count, " of ", own, " and ",
+                                   w.arrays.size()));
+        if (!p.requires_grad && p.value.data == nullptr)
+            refuse_file(path, text("has '", p.name, "', which is frozen here, and has no value to load it into"));
+    }
+    /// Reads consecutive elements of type `dtype`.
+    void read_elements(ShardReader& in, DType dtype, BufferView part) {
+        in_pieces(part, room_, [&](BufferView piece) {
+            const BufferView read = typed_view(room_.data(), piece.count, dtype);
+            in.bytes(room_.data(), read.bytes());
+            if (dtype == piece.dtype) return passes_.write(room_.data(), piece);
+            converted_.resize(piece.bytes());
+            kernel::copy(read, typed_view(converted_.data(), piece.count, piece.dtype));
+            passes_.write(converted_.data(), piece);
+        });
+    }
+
+    Sharded& sharded_;
+    const Passes& passes_;
+    std::unordered_map<std::string, Wanted> wanted_;  ///< by name; at most one slice of a parameter
+    List<std::byte> room_, converted_;
+};
+
 /// Reads this rank's shards and all frozen parameters, and checks the digests of its part of the files.
 template <class Sharded, class Passes>
 void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, int rank,
                  int size, const Passes& passes) {
     for (auto r = static_cast<std::size_t>(rank); r < manifest.digests.size(); r += static_cast<std::size_t>(size))
         ShardReader(manifest.file(directory, r)).verify(manifest.digests[r]);
-
-    struct Wanted {
-        std::size_t parameter = 0, first = 0;
-        List<BufferView> arrays = {};
-        std::size_t found = 0;
-    };
-    List<std::byte> room, converted;
-    std::unordered_map<std::string, Wanted> wanted;  // this rank has at most one slice of a parameter
-    for (std::size_t i = 0; i < sharded.parameters().size(); ++i) {
-        const ParameterView& p = sharded.parameters()[i];
-        wanted[p.name] = {.parameter = i};
-        if (!p.requires_grad) wanted[p.name].arrays.push_back(p.value);  // whole, of its own type
-    }
-    sharded.for_each_shard([&](std::size_t i, std::size_t, std::size_t first, BufferView view) {
-        Wanted& w = wanted[sharded.parameters()[i].name];
-        w.first = first;
-        w.arrays.push_back(view);
-    });
-    for (std::size_t r = 0; r < manifest.digests.size(); ++r) {
-        const std::filesystem::path path = manifest.file(directory, r);
-        ShardReader in(path);
-        in.check_magic("a shard of a checkpoint");
-        const std::uint64_t most = in.size();  // bytes of a record
-        for (std::uint64_t left = in.number(); left != 0; --left) {
-            const std::string name = in.text(), shape = in.text();
-            const std::uint64_t whole = in.number(), dtype = in.number(), first = in.number(), count = in.number(),
-                                arrays = in.number();
-            if (dtype >= dtype_count || count > whole || first > whole - count || arrays == 0) in.torn();
-            const std::uint64_t width = size_of(static_cast<DType>(dtype));
-            if (arrays > most || count > most / width / arrays) in.torn();
-            std::uint64_t skip = count * width * arrays;
-            const auto found = wanted.find(name);
-            if (found == wanted.end())
-                refuse_file(path, text("has '", name, "', and this training has no parameter of that name"));
-            if (Wanted& w = found->second; !w.arrays.empty()) {
-                const ParameterView& p = sharded.parameters()[w.parameter];
-                if (const std::string own = shape_text(p); own != shape && !own.empty() && !shape.empty())
-                    refuse_file(path, text("has '", name, "' of shape [", shape, "]; this training has it of shape [",
-                                           own, "]"));
-                const DType own = p.requires_grad ? w.arrays[0].dtype : accumulator_of(w.arrays[0].dtype);
-                if (p.gradient.count != whole || static_cast<std::uint64_t>(own) != dtype ||
-                    (p.requires_grad && w.arrays.size() != arrays))
-                    refuse_file(path, text("has '", name, "' with ", whole, " elements of ", static_cast<DType>(dtype),
-                                           " and ", arrays, " arrays; this training has ", p.gradient.count, " of ",
-                                           own, " and ", w.arrays.size()));
-                if (!p.requires_grad && p.value.data == nullptr)
-                    refuse_file(path, text("has '", name, "', which is frozen here, and has no value to load it into"));
-                const std::uint64_t from = larger<std::uint64_t>(first, w.first);
-                const std::uint64_t to = smaller<std::uint64_t>(first + count, w.first + w.arrays[0].count);
-                if (from < to) {
-                    if (from != w.first + w.found)  // shards are in the order of the ranks
-                        refuse_file(path, text("has parts of '", name, "' that overlap, or do not follow one another"));
-                    for (const BufferView& array : w.arrays) {
-                        const BufferView part = array.subview(from - w.first, to - from);
-                        in.skip((from - first) * width);
-                        in_pieces(part, room, [&](BufferView piece) {
-                            const BufferView read = typed_view(room.data(), piece.count, own);
-                            in.bytes(room.data(), read.bytes());
-                            if (own == piece.dtype) return passes.write(room.data(), piece);
-                            converted.resize(piece.bytes());
-                            kernel::copy(read, typed_view(converted.data(), piece.count, piece.dtype));
-                            passes.write(converted.data(), piece);
-                        });
-                        in.skip((first + count - to) * width);
-                    }
-                    w.found += to - from;
-                    skip = count * width * (arrays - w.arrays.size());  // the optimizer's arrays of a frozen parameter
-                }
-            }
-            in.skip(skip);
-        }
-    }
-    for (const auto& [name, w] : wanted)
-        if (!w.arrays.empty() && w.found != w.arrays[0].count &&
-            (w.found != 0 || sharded.parameters()[w.parameter].requires_grad))
-            refuse_file(ShardManifest::path(directory),
-                        text("is of other parameters: it does not have all of '", name, "'"));
+    ShardLoader<Sharded, Passes> loader(sharded, passes);
+    for (std::size_t r = 0; r < manifest.digests.size(); ++r) loader.read_file(manifest.file(directory, r));
+    loader.check_complete(ShardManifest::path(directory));
 }
 
 /// Loads the state of one group; see `load_shards`. Collective over the group.
@@ -173,6 +207,43 @@ ShardManifest load_group(const std::filesystem::path& directory, Sharded& sharde
             manifest = std::move(next);
         }
     }
+}
+
+/// Throws unless the names of the parameters are unique and the note is short.
+template <class Sharded>
+void check_saveable(Sharded& sharded, const std::string& note) {
+    if (note.size() > longest_text) throw std::length_error("the note is longer than 16 MiB");
+    std::unordered_set<std::string> names;
+    for (std::size_t i = 0; i < sharded.parameters().size(); ++i)
+        if (!names.insert(sharded.parameters()[i].name).second)
+            throw std::invalid_argument(
+                text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint finds them by name"));
+}
+
+/// Writes this rank's shards to a file and returns its digest.
+template <class Sharded, class Passes>
+std::uint64_t write_shards(const std::filesystem::path& path, Sharded& sharded, const Passes& passes) {
+    ShardWriter out(path);
+    List<std::byte> room;
+    std::uint64_t records = 0;
+    sharded.for_each_shard([&](std::size_t, std::size_t a, std::size_t, BufferView) { records += a == 0 ? 1 : 0; });
+    out.number(records);
+    sharded.for_each_shard([&](std::size_t i, std::size_t a, std::size_t first, BufferView view) {
+        if (a == 0) {
+            const ParameterView& p = sharded.parameters()[i];
+            out.text(p.name);
+            out.text(shape_text(p));
+            for (const std::uint64_t x :
+                 {std::uint64_t{p.gradient.count}, static_cast<std::uint64_t>(view.dtype), std::uint64_t{first},
+                  std::uint64_t{view.count}, std::uint64_t{1 + sharded.optimizer().state_count()}})
+                out.number(x);
+        }
+        in_pieces(view, room, [&](BufferView piece) {
+            passes.read(piece, room.data());
+            out.bytes(room.data(), piece.bytes());
+        });
+    });
+    return out.finish();
 }
 
 }  // namespace detail
@@ -197,12 +268,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
     detail::ShardManifest::Folder locked;
     detail::agree_on_success(comm, [&] {
         if (comm.rank() != 0) return;
-        if (note.size() > detail::longest_text) throw std::length_error("the note is longer than 16 MiB");
-        std::unordered_set<std::string> names;
-        for (std::size_t i = 0; i < sharded.parameters().size(); ++i)
-            if (!names.insert(sharded.parameters()[i].name).second)
-                throw std::invalid_argument(detail::text("two parameters are named '", sharded.parameters()[i].name,
-                                                         "'; a checkpoint finds them by name"));
+        detail::check_saveable(sharded, note);
         std::error_code problem;
         std::filesystem::create_directories(directory, problem);
         if (problem)
@@ -219,31 +285,8 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
     const std::filesystem::path part = manifest.file(directory, static_cast<std::size_t>(comm.rank()));
     std::uint64_t digest = 0;
     try {
-        detail::agree_on_success(comm, [&] {
-            detail::ShardWriter out(part);
-            List<std::byte> room;
-            const auto passes = detail::passes_of(backend);
-            std::uint64_t records = 0;
-            sharded.for_each_shard(
-                [&](std::size_t, std::size_t a, std::size_t, BufferView) { records += a == 0 ? 1 : 0; });
-            out.number(records);
-            sharded.for_each_shard([&](std::size_t i, std::size_t a, std::size_t first, BufferView view) {
-                if (a == 0) {
-                    const ParameterView& p = sharded.parameters()[i];
-                    out.text(p.name);
-                    out.text(detail::shape_text(p));
-                    for (const std::uint64_t x :
-                         {std::uint64_t{p.gradient.count}, static_cast<std::uint64_t>(view.dtype), std::uint64_t{first},
-                          std::uint64_t{view.count}, std::uint64_t{1 + sharded.optimizer().state_count()}})
-                        out.number(x);
-                }
-                detail::in_pieces(view, room, [&](BufferView piece) {
-                    passes.read(piece, room.data());
-                    out.bytes(room.data(), piece.bytes());
-                });
-            });
-            digest = out.finish();
-        });
+        detail::agree_on_success(comm,
+                                 [&] { digest = detail::write_shards(part, sharded, detail::passes_of(backend)); });
         comm.all_gather(const_buffer(std::span(&digest, 1)), buffer(manifest.digests)).wait();
         detail::agree_on_success(comm, [&] {
             if (comm.rank() != 0) return;
