@@ -50,8 +50,8 @@ install_known_packages() {
 install_python_packages() {
     local item
     for item in "$@"; do
-        [ -d "build/python/$item" ] && continue
-        python3 -m pip install --quiet --no-deps --target build/python "$item" >/dev/null 2>&1 ||
+        compgen -G "build/python/${item/==/-}*.dist-info" >/dev/null && continue
+        python3 -m pip install --quiet --no-deps --upgrade --target build/python "$item" >/dev/null 2>&1 ||
             echo "Without Python's package $item, which pip cannot install here" >&2
     done
 }
