@@ -151,15 +151,9 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
               text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
 }
 
-/// The input of the bucket policy: each parameter with the dtype of its bucket. With `scattered` gradients it also has
-/// the dtype of its value, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient
-/// cannot be synchronised with these options.
-[[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters,
-                                                      const ReducerOptions& options, MemorySpace space, bool scattered,
-                                                      int rank, int size) {
-    const auto refuse = [&](std::string_view what, std::string_view parameter = {}) {
-        refuse_on(rank, "Reducer", what, parameter);
-    };
+/// Throws Error(invalid_argument) if the options do not go with one another.
+[[gnu::cold]] inline void check_averaging(const ReducerOptions& options, int rank, int size) {
+    const auto refuse = [&](std::string_view what) { refuse_on(rank, "Reducer", what); };
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
     if (!borrowed && ((adds_up && options.micro_batches == 0) ||
@@ -190,78 +184,112 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
         refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
         refuse(text("reduce_dtype must be a floating type, not ", *options.reduce_dtype));
+}
 
-    options.reduce_dtype.register_kernels();
-    List<ParameterInfo> infos(parameters.size());
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        const ParameterView& p = parameters[i];
-        ParameterInfo& info = infos[i];
+/// What a parameter must be with these options. The functions throw Error(invalid_argument), naming the parameter.
+struct ParameterRules {
+    const ReducerOptions& options;
+    MemorySpace space;  ///< of the backend
+    int rank;
+
+    bool borrows() const noexcept { return options.gradients == GradientStorage::borrowed; }
+    bool adds_up() const noexcept { return options.accumulation == Accumulation::in_buckets; }
+    [[noreturn]] void refuse(const ParameterView& p, std::string_view what) const {
+        refuse_on(rank, "Reducer", text("parameter '", p.name, "' ", what), p.name);
+    }
+
+    void check_alignment(const ParameterView& p, const BufferView& view, const char* part) const {
+        if (!is_aligned(view))
+            refuse(p, text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ",
+                           size_of(view.dtype), "; align it for its element type"));
+    }
+    /// Of any parameter.
+    [[gnu::cold]] void check(const ParameterView& p) const {
         const BufferView& g = p.gradient;
-        const auto refuse_it = [&](std::string_view what) { refuse(text("parameter '", p.name, "' ", what), p.name); };
         const std::optional<std::size_t> volume = volume_of(p.shape);
         if (!volume)
-            refuse_it(
+            refuse(
+                p,
                 "has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
         if (!p.shape.empty() && *volume != g.count)
-            refuse_it(text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
+            refuse(p, text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
         if (p.value.data && p.value.count != g.count)
-            refuse_it(text("has ", p.value.count, " values, but a gradient of ", g.count));
+            refuse(p, text("has ", p.value.count, " values, but a gradient of ", g.count));
         if (p.value.data && p.value.space != space)
-            refuse_it(text("has values in ", p.value.space, " memory, but the backend works on ", space, " memory"));
-        if (p.uses == 0) refuse_it("has 0 uses; freeze it with requires_grad = false");
+            refuse(p, text("has values in ", p.value.space, " memory, but the backend works on ", space, " memory"));
+        if (p.uses == 0) refuse(p, "has 0 uses; freeze it with requires_grad = false");
         if (p.uses > max_uses)  // a negative number is shown as it was given
-            refuse_it(text("has ", static_cast<std::int32_t>(p.uses),
+            refuse(p, text("has ", static_cast<std::int32_t>(p.uses),
                            " uses; give it how often a backward marks it, from 1 to ", max_uses));
-        const auto check_alignment = [&](const BufferView& view, const char* part) {
-            if (!is_aligned(view))
-                refuse_it(text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ",
-                               size_of(view.dtype), "; align it for its element type"));
-        };
-        check_alignment(p.value, "value");
-        info = {g.count, g.dtype, space};
-        if (scattered) info.value_dtype = p.value.dtype;
-        if (!p.requires_grad) continue;
-
-        if (borrowed && g.data == nullptr && g.count != 0)
-            refuse_it(
-                "has no gradient memory; allocate it, or let gradients live in the buckets "
-                "(GradientStorage::in_buckets)");
+        check_alignment(p, p.value, "value");
+    }
+    /// Of a trainable one.
+    [[gnu::cold]] void check_gradient(const ParameterView& p) const {
+        const BufferView& g = p.gradient;
+        if (borrows() && g.data == nullptr && g.count != 0)
+            refuse(p,
+                   "has no gradient memory; allocate it, or let gradients live in the buckets "
+                   "(GradientStorage::in_buckets)");
         if (g.count == 0 && !p.may_be_empty)
-            refuse_it(p.value == BufferView{} && g == BufferView{}
+            refuse(p, p.value == BufferView{} && g == BufferView{}
                           ? "has no elements, no gradient and no value: a null pointer, or an empty ParameterView; set "
                             "it, or take it off the list (if it is empty on purpose: set may_be_empty)"
                           : "has no elements; register it when it has its size, or set may_be_empty if it is empty on "
                             "purpose");
-        check_alignment(g, "gradient");
+        check_alignment(p, g, "gradient");
         if (const auto distance =
                 reinterpret_cast<std::uintptr_t>(g.data) - reinterpret_cast<std::uintptr_t>(p.value.data);
-            borrowed && g.data != nullptr && p.value.data != nullptr &&
+            borrows() && g.data != nullptr && p.value.data != nullptr &&
             (distance < p.value.bytes() || -distance < g.bytes()))
-            refuse_it("has a gradient that shares memory with its value; give each its own");
+            refuse(p, "has a gradient that shares memory with its value; give each its own");
         if (g.space != space)
-            refuse_it(text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
+            refuse(p, text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
         if (!is_floating(g.dtype)) {
             if (options.averaging != Averaging::sum)
-                refuse_it(text("has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)"));
-            if (adds_up)
-                refuse_it(
-                    text("has a gradient of ", g.dtype, ", which buckets do not add up (Accumulation::in_gradients)"));
-        } else if (options.gradients == GradientStorage::in_buckets && adds_up && is_low_precision(g.dtype)) {
-            refuse_it(text("has a gradient of ", g.dtype,
+                refuse(p, text("has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)"));
+            if (adds_up())
+                refuse(p, text("has a gradient of ", g.dtype,
+                               ", which buckets do not add up (Accumulation::in_gradients)"));
+        } else if (options.gradients == GradientStorage::in_buckets && adds_up() && is_low_precision(g.dtype)) {
+            refuse(p, text("has a gradient of ", g.dtype,
                            " in its bucket, where micro-batches would be rounded; let it be borrowed"));
-        } else if (options.reduce_dtype) {
-            info.dtype = *options.reduce_dtype;
-        } else if (borrowed && (adds_up || options.micro_batches != 0)) {
-            // Also for one micro-batch per rank: the bits must not differ.
-            info.dtype = accumulator_of(g.dtype);
         }
-        if (space == MemorySpace::host) kernel::require_kernels(g.dtype);
     }
-    if (borrowed)
+    /// The type in which a trainable one travels.
+    DType bucket_dtype(DType gradient) const noexcept {
+        if (!is_floating(gradient)) return gradient;
+        if (options.reduce_dtype) return *options.reduce_dtype;
+        // Also for one micro-batch per rank: the bits must not differ.
+        return borrows() && (adds_up() || options.micro_batches != 0) ? accumulator_of(gradient) : gradient;
+    }
+};
+
+/// The input of the bucket policy: each parameter with the dtype of its bucket. With `scattered` gradients it also has
+/// the dtype of its value, because values are gathered in buckets. Throws Error, naming the parameter, if a gradient
+/// cannot be synchronised with these options.
+[[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters,
+                                                      const ReducerOptions& options, MemorySpace space, bool scattered,
+                                                      int rank, int size) {
+    check_averaging(options, rank, size);
+    options.reduce_dtype.register_kernels();
+    const ParameterRules rules{options, space, rank};
+    List<ParameterInfo> infos(parameters.size());
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const ParameterView& p = parameters[i];
+        rules.check(p);
+        infos[i] = {p.gradient.count, p.gradient.dtype, space};
+        if (scattered) infos[i].value_dtype = p.value.dtype;
+        if (!p.requires_grad) continue;
+        rules.check_gradient(p);
+        infos[i].dtype = rules.bucket_dtype(p.gradient.dtype);
+        if (space == MemorySpace::host) kernel::require_kernels(p.gradient.dtype);
+    }
+    if (rules.borrows())
         if (const auto [one, other] = overlapping<&ParameterView::gradient>(parameters); one != nullptr)
-            refuse(text("the gradients of '", one->name, "' and '", other->name,
-                        "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2"),
-                   other->name);
+            refuse_on(rank, "Reducer",
+                      text("the gradients of '", one->name, "' and '", other->name,
+                           "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2"),
+                      other->name);
     return infos;
 }
 
