@@ -12,7 +12,7 @@ namespace gradsync::inline v0_2 {
 
 namespace detail {
 
-/// What is wrong with the arguments of this rank; "" if nothing is.
+/// Returns the mistake in this rank's arguments as text, or "" if there is none.
 inline std::string problem_of_rows(BufferView gradient, std::size_t width, const List<std::uint64_t>& own,
                                    ConstBufferView values) {
     if (!is_floating(gradient.dtype) || values.dtype != gradient.dtype)

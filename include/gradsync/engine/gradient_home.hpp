@@ -7,12 +7,12 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// Where gradients live, and their way into and out of the buckets. The engine decides when. `add_up`, `deposit` and
+/// Holds the gradients, and moves them into the buckets and back. The engine decides when. `add_up`, `deposit` and
 /// `rebind` may run concurrently for different gradients; `marked_bucket` for one bucket at a time.
 template <Backend B>
 class GradientHome {
 public:
-    /// What each step reads of a parameter. Kept together, so that a step touches little memory.
+    /// The facts about one parameter that every step reads. They lie together, so that a step touches little memory.
     struct Row {
         BufferView gradient;  ///< of the trainer
         std::size_t bytes;    ///< of the gradient

@@ -43,7 +43,7 @@ public:
         watch_.observer()->plan(plan, bytes, names);
     }
 
-    /// What this rank brings to the current step.
+    /// Returns this rank's batch flag and weight for the current step.
     OwnContribution& contribution() noexcept { return contribution_; }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }

@@ -5,7 +5,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What this rank brings to a step: a batch or none, and the weight that the trainer has set.
+/// Says whether this rank has a batch in a step, and holds the weight that the trainer has set for it.
 class OwnContribution {
 public:
     void set_weight(double weight) noexcept { weight_ = weight; }

@@ -186,7 +186,7 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
         refuse(text("reduce_dtype must be a floating type, not ", *options.reduce_dtype));
 }
 
-/// What a parameter must be with these options. The functions throw Error(invalid_argument), naming the parameter.
+/// Checks parameters against the options. The functions throw Error(invalid_argument), which names the parameter.
 struct ParameterRules {
     const ReducerOptions& options;
     MemorySpace space;  ///< of the backend
@@ -203,7 +203,7 @@ struct ParameterRules {
             refuse(p, text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ",
                            size_of(view.dtype), "; align it for its element type"));
     }
-    /// Of any parameter.
+    /// Checks any parameter.
     [[gnu::cold]] void check(const ParameterView& p) const {
         const BufferView& g = p.gradient;
         const std::optional<std::size_t> volume = volume_of(p.shape);
@@ -223,7 +223,7 @@ struct ParameterRules {
                            " uses; give it how often a backward marks it, from 1 to ", max_uses));
         check_alignment(p, p.value, "value");
     }
-    /// Of a trainable one.
+    /// Checks a trainable parameter.
     [[gnu::cold]] void check_gradient(const ParameterView& p) const {
         const BufferView& g = p.gradient;
         if (borrows() && g.data == nullptr && g.count != 0)
@@ -255,7 +255,7 @@ struct ParameterRules {
                            " in its bucket, where micro-batches would be rounded; let it be borrowed"));
         }
     }
-    /// The type in which a trainable one travels.
+    /// Returns the type in which a trainable gradient travels.
     DType bucket_dtype(DType gradient) const noexcept {
         if (!is_floating(gradient)) return gradient;
         if (options.reduce_dtype) return *options.reduce_dtype;

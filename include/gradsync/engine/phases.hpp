@@ -51,7 +51,7 @@ inline constexpr PhaseRule phase_rules[] = {
     {"clip_gradients_by_value", Phase::fresh | Phase::accumulated, none_are_averaged},
 };
 
-/// What there is of a sharded object's step, between the marks of a backward and `step()`.
+/// The state of a sharded object's averages, from the marks of a backward to `step()`.
 enum class Averages : std::uint8_t {
     none = 1,
     settled = 2,  ///< `finish()` has returned, and `step()` will step inside the reductions

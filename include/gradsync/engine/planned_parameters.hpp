@@ -24,7 +24,7 @@ public:
     std::size_t size() const noexcept { return parameters_.size(); }
     const ParameterView& operator[](std::size_t i) const noexcept { return parameters_[i]; }
     const List<ParameterView>& parameters() const noexcept { return parameters_; }
-    /// What the plan needs to know of each parameter.
+    /// Returns the description of each parameter that bucket policies plan by.
     const List<ParameterInfo>& infos() const noexcept { return infos_; }
     /// The trainable parameters, in the order in which their gradients are expected to become ready.
     std::span<const std::size_t> order() const noexcept { return order_; }
