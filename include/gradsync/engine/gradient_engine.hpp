@@ -320,8 +320,9 @@ private:
     void spoil(std::size_t b) noexcept {
         if constexpr (B::memory_space == MemorySpace::host)
             for (const std::size_t i : planned_.plan().bucket(b)) {
-                const auto& [g, bytes, copied, deposited] = home_.row(i);
-                if (copied && bytes != 0 && is_floating(g.dtype)) std::memset(g.data, 0xff, size_of(g.dtype));
+                const auto& row = home_.row(i);
+                if (row.copied && row.bytes != 0 && is_floating(row.gradient.dtype))
+                    std::memset(row.gradient.data, 0xff, size_of(row.gradient.dtype));
             }
     }
     /// With UnusedParameters::find_unused, once the ranks have agreed on what was used.

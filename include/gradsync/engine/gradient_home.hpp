@@ -123,7 +123,8 @@ public:
     /// Puts the complete gradient i into its bucket, together with the sums of earlier micro-batches.
     GRADSYNC_ALWAYS_INLINE void deposit(std::size_t i) {  // called by a mark; see Readiness
         if (sums_.holds(i) || sums_.leaves_roots()) deposit(i, gradient(i));
-        else if (rows_[i].copied) passes_.copy(gradient(i), storage_.parameter(i));
+        else if (rows_[i].copied)
+            passes_.copy(pooled() ? storage_.written(i) : rows_[i].gradient, storage_.parameter(i));
     }
     /// The same with the gradient of the last micro-batch, or with {} if the last one did not use it.
     [[gnu::noinline]] void deposit(std::size_t i, BufferView last) {
