@@ -11,10 +11,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -28,8 +30,10 @@
 namespace gradsync_test {
 
 inline gradsync::Blob some_bytes(std::size_t count, std::size_t seed) {
+    constexpr std::size_t period = 2048;  // of the low 11 bits of i * 131
     gradsync::Blob bytes(count);
-    for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>((i * 131 + seed * 17) >> 3);
+    for (std::size_t i = 0; i < count && i < period; ++i) bytes[i] = static_cast<std::byte>((i * 131 + seed * 17) >> 3);
+    for (std::size_t done = period; done < count; done += period) std::memcpy(&bytes[done], bytes.data(), std::min(period, count - done));
     return bytes;
 }
 

@@ -166,7 +166,7 @@ TEST_CASE("fail: a rank that passes on an Error leaves its culprit to blame; any
         int blamed = -1;
         gs::run_threads(3, [&](gs::ThreadBackend comm) {
             if (comm.rank() != 1) {
-                while (comm.rank() == 2 && !comm.failed()) std::this_thread::yield();
+                while (comm.rank() == 2 && !comm.failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
                 if (comm.rank() == 2) return;
                 try {
                     throw gs::Error(gs::Errc::storage, "a disk is full", {.peer = culprit});
@@ -192,7 +192,7 @@ TEST_CASE("time limit: of several ranks that are late, the one that the others w
             gs::ThreadBackend part = comm.split(comm.rank() == 0 ? 0 : 1, comm.rank());
             comm.set_timeout(1s);
             part.set_timeout(1050ms);
-            while (comm.rank() == 2 && !comm.failed()) std::this_thread::yield();
+            while (comm.rank() == 2 && !comm.failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             if (comm.rank() == 2) return;
             try {
                 (comm.rank() == 0 ? comm : part).barrier().wait();

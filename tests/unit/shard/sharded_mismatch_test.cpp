@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -147,7 +148,7 @@ TEST_CASE("after a step that failed because of another rank, marks say why, too"
               sharded.mark_ready(0);
               sharded.finish();
               if (comm.rank() == 1) return comm.fail("its disk is full");
-              while (!comm.failed()) std::this_thread::yield();
+              while (!comm.failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
               finding.check(outcome_of([&] { sharded.step(); }).says("its disk is full"), "step() does not say it");
               const Outcome marked = outcome_of([&] { sharded.mark_ready(0); });
               finding.check(marked.is(Errc::peer_failed) && marked.says("its disk is full"), marked.text);

@@ -3,6 +3,8 @@
 
 #include <optional>
 
+#include <unistd.h>
+
 #include "../failures.hpp"
 #include "../process.hpp"
 #include "lifeline.hpp"
@@ -91,7 +93,7 @@ public:
                 std::lock_guard lock(mutex());
                 poll();
                 if (is_delivered()) return;
-            } while (std::chrono::steady_clock::now() <= deadline && ::sched_yield() == 0);
+            } while (std::chrono::steady_clock::now() <= deadline && ::usleep(50) == 0);
         } catch (const std::exception&) {
             // Ranks that cannot be told will time out.
         }

@@ -345,7 +345,7 @@ TEST_CASE("messages: at the time limit a rank that started it and stopped is nam
                 const std::uint64_t stuck = own.start(all_reduce(values.data(), count));
                 own.start(all_reduce(more.data(), count));
                 own.start(all_reduce(last.data(), 1));
-                while (own.rank() == 1 && given_up < 2) std::this_thread::yield();
+                while (own.rank() == 1 && given_up < 2) std::this_thread::sleep_for(1ms);
                 const GivesUp gives_up{given_up};
                 own.wait(stuck);
             });
@@ -383,7 +383,7 @@ TEST_CASE("messages: a rank that cannot tell who stopped leaves time to one that
             std::vector<float> values(100'000);
             const std::uint64_t stuck = own->start(all_reduce(values.data(), values.size()));
             const auto stop = std::chrono::steady_clock::now() + 500ms;
-            while (rank == 1 && given_up < 2) std::chrono::steady_clock::now() < stop ? own->progress() : std::this_thread::yield();
+            while (rank == 1 && given_up < 2) std::chrono::steady_clock::now() < stop ? own->progress() : std::this_thread::sleep_for(1ms);
             const GivesUp gives_up{given_up};
             try {
                 own->wait(stuck);
@@ -410,7 +410,7 @@ TEST_CASE("messages: where one rank reduces for all, it alone knows who stopped,
                 [&](mp::MessageEngine& own) {
                     std::vector<float> values(20'000);
                     const std::uint64_t stuck = own.start(all_reduce(values.data(), values.size()));
-                    while (own.rank() == victim && given_up < 2) std::this_thread::yield();
+                    while (own.rank() == victim && given_up < 2) std::this_thread::sleep_for(1ms);
                     const GivesUp gives_up{given_up};
                     own.wait(stuck);
                 },
@@ -443,7 +443,7 @@ TEST_CASE("messages: where little data goes by way of one rank, it alone knows w
                         own.wait(own.start(Call{}));  // they begin together
                         const bool is_victim = own.rank() == victim;
                         const std::uint64_t n = is_victim && !starts ? 0 : own.start(all_reduce(&value, 1));
-                        while (is_victim && given_up < 2) std::this_thread::yield();
+                        while (is_victim && given_up < 2) std::this_thread::sleep_for(1ms);
                         if (is_victim && !starts) return;
                         const GivesUp gives_up{given_up};
                         own.wait(n);
@@ -471,7 +471,7 @@ TEST_CASE("messages: where little data goes by way of one rank, it tells those t
                 float value = 1;
                 own.wait(own.start(Call{}));  // they begin together
                 if (own.rank() == 0) own.set_timeout(30s);
-                while (own.rank() == 2 && !given_up) std::this_thread::yield();
+                while (own.rank() == 2 && !given_up) std::this_thread::sleep_for(1ms);
                 if (own.rank() == 2) return;
                 try {
                     own.wait(own.start(all_reduce(&value, 1)));
@@ -506,7 +506,7 @@ TEST_CASE("messages: a late rank that waits elsewhere for one that has stopped i
                 const GivesUp gives_up{given_up};
                 if (rank == 1) return part->wait(part->start(all_reduce(&other, 1)));
                 const std::uint64_t n = own.start(all_reduce(&value, 1));
-                while (rank == 0 && stops && given_up < 2) std::this_thread::yield();
+                while (rank == 0 && stops && given_up < 2) std::this_thread::sleep_for(1ms);
                 own.wait(n);
             });
             const char* const words = stops ? "rank 0 did not answer while rank 2" : "rank 1 did not start it while rank 2";

@@ -466,7 +466,7 @@ TEST_CASE("processes: after a failure a start, too, says what its rank was in") 
         engine.wait(n);
         engine.flights()->end(n);
         if (engine.rank() == 1) return engine.fail({.culprit = 1, .message = "the disk is full"});
-        while (!engine.world().failed()) std::this_thread::yield();
+        while (!engine.world().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         try {
             (void)engine.start(call);
             expect(false, "nothing was thrown");
