@@ -59,8 +59,10 @@ std::unique_ptr<Synchroniser> make_overlapping(Ops ops, Backend comm, const Opti
     const auto make = [&]<class S>(std::type_identity<S>, auto... more) -> std::unique_ptr<Synchroniser> {
         return std::make_unique<S>(comm, parameters, units, o, observer, chosen_buckets(o, cost), std::move(overlap), more...);
     };
-    if (o.shard == "optimizer") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, Overlap>>{}, ops);
-    if (o.shard == "gradients") return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, Overlap>>{}, ops);
+    if (o.shard == "optimizer")
+        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero1, Overlap>>{}, ops, whole_parameters(o));
+    if (o.shard == "gradients")
+        return make(std::type_identity<OptimizerSharding<Ops, Backend, gs::Zero2, Overlap>>{}, ops, whole_parameters(o));
     return make(std::type_identity<PlainSynchroniser<Ops, Backend, Overlap>>{}, cost, ops);
 }
 

@@ -87,6 +87,18 @@ struct CpuOps {
         }
     }
 
+    // ---- products of matrices, for Muon
+
+    /// c[m, n] = a[m, k] b[k, n]
+    static void product(Size m, Size n, Size k, const float* a, const float* b, float* c) {
+        matmul(CblasNoTrans, CblasNoTrans, m, n, k, a, k, b, n, c, n);
+    }
+    /// c[small, small] = x x^T with x[small, large], or x^T x with x[large, small].
+    static void gram(Size small, Size large, const float* x, bool wide, float* c) {
+        if (wide) matmul(CblasNoTrans, CblasTrans, small, small, large, x, large, x, large, c, small);
+        else matmul(CblasTrans, CblasNoTrans, small, small, large, x, small, x, small, c, small);
+    }
+
     // ---- linear layers: weight[out, in]
 
     /// y[n, out] = x[n, in] weight^T (+ bias[out] (+ residual[n, out])): `residual`, or both, may be null.

@@ -63,13 +63,17 @@ public:
     void step(const gradsync::OptimizerSlice<float>& s) const {
         AdamWFactors factors = factors_;
         factors.gradient_scale = static_cast<float>(s.gradient_scale);
-        if (decays_[s.parameter]) factors.shrink = static_cast<float>(1.0 - rate_ * weight_decay_);
+        factors.shrink = shrink_of(s.parameter);
         Ops::adamw(s.value.size(), factors, s.gradient.data(), s.value.data(), s.state[0], s.state[1]);
     }
 
     /// All of its own state that a checkpoint needs.
     std::uint64_t steps() const { return steps_; }
     void set_steps(std::uint64_t steps) { steps_ = steps; }
+
+protected:
+    double rate() const { return rate_; }
+    float shrink_of(std::size_t i) const { return decays_[i] ? static_cast<float>(1.0 - rate_ * weight_decay_) : 1.0f; }
 
 private:
     double weight_decay_;

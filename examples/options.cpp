@@ -81,7 +81,11 @@ void complete(Options& o) {
         if (o.overlap == "forward")
             throw UsageError(flag + " does not go with --overlap forward, which splits an all-reduce in two; use --overlap backward");
     }
+    if (o.optimizer == "muon" && o.overlap == "step") {
+        throw UsageError("--overlap step steps a matrix in parts, and --optimizer muon needs it whole; use --overlap backward");
+    }
     if (o.device == "cuda") {
+        if (o.optimizer == "muon") throw UsageError("--optimizer muon is for --device cpu so far; leave it out");
         if (o.overlap == "step") {
             throw UsageError("--overlap step is for --device cpu, where ranks read one another's memory; use --overlap backward");
         }
@@ -176,7 +180,10 @@ Options parse_options(int argc, char** argv, int processes) {
         ->default_str("");
     app.add_option("--lr", o.lr, "peak learning rate")->check(amount)->group(group);
     app.add_option("--warmup", o.warmup, "steps to reach it; then half a cosine down to a tenth")->check(count_or_none)->group(group);
-    app.add_option("--weight-decay", o.weight_decay, "of AdamW, on matrices")->check(amount)->group(group);
+    app.add_option("--optimizer", o.optimizer, "muon: for the matrices between layers; the rest has AdamW")
+        ->check(CLI::IsMember({"adamw", "muon"}))
+        ->group(group);
+    app.add_option("--weight-decay", o.weight_decay, "of matrices")->check(amount)->group(group);
     app.add_option("--clip", o.clip, "largest norm of the averaged gradient; 0: any")->check(amount)->group(group);
     app.add_option("--seed", o.seed, "of the first weights and of the order of samples")->check(within(std::uint64_t{0}))->group(group);
     app.add_option("--validate-every", o.validate_every, "steps between validations; 0: at the end only")

@@ -30,6 +30,7 @@ struct Options {
     std::size_t micro_batch = 0, accumulate = 1, global_batch = 0;
     std::size_t micro_batches = 0;  // of a step, of all ranks: as --accumulate or --global-batch say, or the checkpoint
     bool asks_for_micro_batches = false;
+    std::string optimizer = "adamw";
     double lr = 1e-3, weight_decay = 0.1, clip = 1.0;
     std::uint64_t warmup = 20;
     std::uint64_t validate_every = 0;
@@ -74,8 +75,9 @@ struct Options {
     }
     std::uint64_t last_step() const { return stop_after > 0 ? std::min(stop_after, steps) : steps; }
 
-    /// What a checkpoint is of: the model, and how gradients are compressed, as ranks have a part of that each.
-    std::string describe_run(const std::string& of_model) const {
+    /// What a checkpoint is of: the model and its optimizer, and how gradients are compressed, as ranks have a part of that each.
+    std::string describe_run(std::string of_model) const {
+        if (optimizer != "adamw") of_model += " optimizer=" + optimizer;
         if (compress == "none") return of_model;
         return of_model + " compress=" + compress + ":" +
                (compress == "top-k"       ? std::to_string(compress_density)

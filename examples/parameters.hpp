@@ -51,6 +51,11 @@ struct Parameter {
     bool decays() const { return shape.size() > 1; }
 };
 
+/// A matrix between layers: no table of tokens or positions, and not the output layer. `p` has a name and a shape.
+bool is_inner_matrix(const auto& p) {
+    return p.shape.size() == 2 && p.name != "embedding.weight" && p.name != "positions.weight" && p.name != "output.weight";
+}
+
 /// Owns no weights: whoever trains the model decides where they are, and when, and binds them here.
 class Parameters {
 public:

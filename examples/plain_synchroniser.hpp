@@ -18,7 +18,7 @@
 #include <gradsync/compress/compressor.hpp>
 #include <gradsync/gradsync.hpp>
 
-#include "optimizer.hpp"
+#include "muon.hpp"
 #include "options.hpp"
 #include "synchroniser.hpp"
 
@@ -41,7 +41,7 @@ public:
           clip_{o.clip},
           replans_{o.buckets == "optimal"},
           profile_{.fixed = cost.fixed, .per_byte = cost.per_byte},
-          optimizer_{parameters, o.weight_decay},
+          optimizer_{make_optimizer<OptimizerOf<Ops>>(parameters, o)},
           due_(parameters.size()),
           all_(parameters.size()) {
         std::iota(all_.begin(), all_.end(), std::size_t{0});
@@ -131,6 +131,7 @@ public:
     }
 
     const gs::Statistics& statistics() const override { return reducer_->statistics(); }
+    double matrix_seconds() const override { return matrix_seconds_of(optimizer_); }
     MemoryUse memory() const override {
         const std::uint64_t weights = parameters_.count() * sizeof(float);
         return {.parameters = weights,
@@ -203,11 +204,15 @@ private:
                 const gs::BufferView value{weights_[i].data(), parameters_[i].count, gs::DType::f32, Backend::memory_space};
                 slices_.push_back({.parameter = i, .master = value, .gradient = gradient, .state = states_[i]});
             } else {
-                optimizer_.step({.parameter = i,
-                                 .value = {weights_[i].data(), parameters_[i].count},
-                                 .gradient = gradient.template as<float>(),
-                                 .gradient_scale = scale_,
-                                 .state = states_[i]});
+                const std::span value(weights_[i].data(), parameters_[i].count);
+                const std::span<const float> averaged = gradient.template as<float>();
+                if (optimizer_.is_matrix(i)) {
+                    const std::span<const std::size_t> shape = parameters_[i].shape;
+                    scratch_.resize(optimizer_.scratch_count(shape));
+                    optimizer_.step(gs::OptimizerMatrix<float>{i, shape, value, averaged, scale_, states_[i], scratch_});
+                } else {
+                    optimizer_.step(gs::OptimizerSlice<float>{i, 0, value, averaged, scale_, states_[i]});
+                }
             }
             due_[i] = false;
             --due_count_;
@@ -230,7 +235,8 @@ private:
     std::vector<std::array<Floats, 2>> means_;                                             // the optimizer's
     std::vector<std::array<std::conditional_t<Ops::on_device, void, float>*, 2>> states_;  // where they are
     std::vector<gs::DeviceSlice> slices_;
-    AdamW<Ops> optimizer_;
+    OptimizerOf<Ops> optimizer_;
+    std::vector<float> scratch_;  // of the step of a matrix
     std::optional<Reducer> reducer_;
     std::conditional_t<gathers_in_forward, gs::PendingAverages<Backend>, std::monostate> averages_;
     std::optional<gradsync::NoSync> guard_;

@@ -126,6 +126,7 @@ struct RankSummary {
     std::uint64_t parameters = 0;  // scalars
     MemoryUse memory;
     std::uint64_t peak_rss_bytes = 0;  // of its process
+    double matrix_seconds = 0;         // of a processor, in the steps of whole matrices
 };
 
 /// Throws where the weights of some ranks are not those of the others: what was trained is not one model then.

@@ -5,10 +5,12 @@
 // their memory.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,7 +20,7 @@
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 
-#include "optimizer.hpp"
+#include "muon.hpp"
 #include "options.hpp"
 #include "synchroniser.hpp"
 
@@ -81,6 +83,7 @@ public:
     }
 
     const gs::Statistics& statistics() const override { return sharded_.statistics(); }
+    double matrix_seconds() const override { return matrix_seconds_of(sharded_.optimizer()); }
     MemoryUse memory() const override {
         const gs::ShardMemory m = sharded_.memory();
         return {.parameters = m.parameters + m.master_weights,
@@ -96,7 +99,7 @@ protected:
           micro_batches_{o.deal(comm.size()).count(comm.rank())},
           fewest_{o.deal(comm.size()).count(comm.size() - 1)},
           clip_{o.clip},
-          sharded_{comm, views(o), typename Sharded::Optimizer{parameters, o.weight_decay}, std::forward<Arguments>(arguments)...} {}
+          sharded_{comm, views(o), make_optimizer<typename Sharded::Optimizer>(parameters, o), std::forward<Arguments>(arguments)...} {}
 
     /// Weights are not the trainer's, and gradients only if they are borrowed.
     std::vector<gs::ParameterView> views(const Options& o) {
@@ -134,19 +137,34 @@ private:
     std::optional<decltype(hold_back<pools>(std::declval<Sharded&>()))> guard_;
 };
 
+/// Inside a reduction gradients come in parts, so that no matrix can be stepped there.
+template <class Ops, class Stage>
+using StageOptimizer = std::conditional_t<std::same_as<Stage, gs::StepInside>, AdamW<Ops>, OptimizerOf<Ops>>;
+
 /// Stages 1 and 2: the weights are whole, in the library's memory.
 template <class Ops, class Backend, class Stage, class OverlapPolicy>
 class OptimizerSharding final
-    : public ShardedSynchroniser<Ops, Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
+    : public ShardedSynchroniser<Ops, Backend,
+                                 gs::ShardedOptimizer<Backend, StageOptimizer<Ops, Stage>, Stage, gs::AnyBuckets, OverlapPolicy>,
                                  Stage::shards_gradients> {
-    using Base = ShardedSynchroniser<Ops, Backend, gs::ShardedOptimizer<Backend, AdamW<Ops>, Stage, gs::AnyBuckets, OverlapPolicy>,
-                                     Stage::shards_gradients>;
+    using Base =
+        ShardedSynchroniser<Ops, Backend, gs::ShardedOptimizer<Backend, StageOptimizer<Ops, Stage>, Stage, gs::AnyBuckets, OverlapPolicy>,
+                            Stage::shards_gradients>;
     using Base::sharded_, Base::units_;
 
 public:
+    /// `whole`: which parameters are not cut; none with StepInside.
     OptimizerSharding(Backend comm, Parameters& parameters, Units units, const Options& o, gs::Observer* observer, gs::AnyBuckets buckets,
-                      OverlapPolicy overlap, Ops ops)
-        : Base{ops, comm, parameters, std::move(units), o, options(o, comm.size(), observer), std::move(buckets), std::move(overlap)} {
+                      OverlapPolicy overlap, Ops ops, auto... whole)
+        : Base{ops,
+               comm,
+               parameters,
+               std::move(units),
+               o,
+               options(o, comm.size(), observer),
+               std::move(buckets),
+               std::move(overlap),
+               std::move(whole)...} {
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             float* const weights = static_cast<float*>(sharded_.parameter_value(i).data);
             if (!o.shared_weights || comm.rank() == 0)
@@ -178,8 +196,9 @@ private:
 
 /// Stage 3: the weights of a unit are there while it is in use.
 template <class Ops, class Backend, class OverlapPolicy>
-class ParameterSharding final : public ShardedSynchroniser<Ops, Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true> {
-    using Base = ShardedSynchroniser<Ops, Backend, gs::ShardedParameters<Backend, AdamW<Ops>, OverlapPolicy>, true>;
+class ParameterSharding final
+    : public ShardedSynchroniser<Ops, Backend, gs::ShardedParameters<Backend, OptimizerOf<Ops>, OverlapPolicy>, true> {
+    using Base = ShardedSynchroniser<Ops, Backend, gs::ShardedParameters<Backend, OptimizerOf<Ops>, OverlapPolicy>, true>;
     using Base::sharded_, Base::units_, Base::parameters_;
 
 public:
@@ -192,7 +211,8 @@ public:
                o,
                gs::Units{first_units(parameters, units)},
                options(o, comm.size(), observer),
-               std::move(overlap)} {
+               std::move(overlap),
+               whole_parameters(o)} {
         // No rank ever has all weights, not even at first.
         sharded_.for_each_shard([&](std::size_t i, std::size_t array, std::size_t first, gs::BufferView shard) {
             if (array == 0)

@@ -70,6 +70,8 @@ public:
     // Local.
     virtual const gs::Statistics& statistics() const = 0;
     virtual MemoryUse memory() const = 0;
+    /// This rank's processor time in the steps of whole matrices so far. Local.
+    virtual double matrix_seconds() const { return 0; }
     /// What the buckets were planned from; empty if that was not measured.
     virtual BucketProfile profile() const { return {}; }
 

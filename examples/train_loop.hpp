@@ -271,6 +271,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
             save_weights(ops, parameters, units, *sync, shard, o.save_weights, o.shard == "parameters", summary.digest);
         summary.parameters = parameters.count();
         summary.memory = sync->memory();
+        summary.matrix_seconds = sync->matrix_seconds();
         summary.memory.parameters += model.weight_bytes();
         summary.memory.activations = model.activation_bytes();
         summary.peak_rss_bytes = peak_rss_bytes();

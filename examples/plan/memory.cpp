@@ -4,6 +4,9 @@
 #include <map>
 #include <memory>
 
+#include <gradsync/bucket/size_capped.hpp>
+#include <gradsync/shard/whole_parameters.hpp>
+
 #include "command.hpp"
 #include "models.hpp"
 
@@ -26,16 +29,18 @@ struct Flags {
 struct Sizes {
     std::string what;
     std::uint64_t parameters, activations;
+    Matrices matrices;
 };
 
 Sizes sizes_of(const Flags& f) {
     if (!f.widths.empty()) {
         if (f.widths.size() < 2) throw UsageError("--mlp: an MLP needs at least two widths, of its input and its output");
         const Mlp mlp{.widths = f.widths, .biases = false};
-        return {"an MLP", mlp.parameters(), mlp.activations(f.batch)};
+        return {"an MLP", mlp.parameters(), mlp.activations(f.batch), mlp.matrices()};
     }
-    if (f.ffn_only) return {"feed-forward blocks", f.ffn.parameters(), f.ffn.activations(f.batch, f.sequence)};
-    return {"a transformer", f.transformer.parameters(), f.transformer.activations(f.batch, f.sequence, f.recompute)};
+    if (f.ffn_only) return {"feed-forward blocks", f.ffn.parameters(), f.ffn.activations(f.batch, f.sequence), f.ffn.matrices()};
+    return {"a transformer", f.transformer.parameters(), f.transformer.activations(f.batch, f.sequence, f.recompute),
+            f.transformer.matrices()};
 }
 
 /// Compares a figure from elsewhere with ours.
@@ -52,6 +57,23 @@ void compare(const Flags& f, std::uint64_t bytes_per_token, std::uint64_t each, 
     a.json["quoted"] = {{"bytes_per_token", f.quoted}, {"difference", difference}, {"reason", reason}};
     a.tables.push_back(
         {"Activations of a token:", {"", "bytes"}, {{"here", grouped(bytes_per_token)}, {"quoted", grouped(f.quoted)}}, {reason + "."}});
+}
+
+/// How evenly matrices that are not cut, as Muon needs them, can be dealt to the devices.
+void deal_matrices(const Matrices& matrices, std::uint64_t devices, gradsync::DType dtype, Answer& a, Table& table) {
+    constexpr std::uint64_t most_devices = 1024;
+    if (devices < 2 || devices > most_devices || matrices.empty()) return;
+    std::vector<gradsync::ParameterView> views;
+    for (const auto& [rows, columns] : matrices) {
+        const std::uint64_t count = (plan::CheckedSize(rows) * columns).value();
+        views.push_back({.gradient = {nullptr, count, dtype, gradsync::MemorySpace::host}, .shape = {rows, columns}});
+    }
+    const gradsync::WholeBalance balance =
+        gradsync::whole_balance(views, static_cast<int>(devices), gradsync::WholeParameters(), gradsync::SizeCappedBuckets());
+    a.json["whole_matrices"] = {{"buckets", balance.buckets}, {"padding", balance.padding}, {"imbalance", balance.imbalance}};
+    table.notes.push_back("Matrices that are not cut (for Muon, stages 1 and 2): " + grouped(balance.buckets) + " buckets, " +
+                          digits(100 * balance.padding, 2) + " % of padding; the busiest device has " + digits(100 * balance.imbalance, 2) +
+                          " % more work than the mean.");
 }
 
 Answer answer(const Flags& f) {
@@ -119,6 +141,7 @@ Answer answer(const Flags& f) {
     const std::uint64_t share = everything / f.devices + (everything % f.devices != 0);
     a.json["bytes_with_activations_split"] = share;
     table.notes.push_back("With the activations split over them, too: " + binary_bytes(share) + ".");
+    deal_matrices(sizes.matrices, f.devices, f.precision == "f32" ? gradsync::DType::f32 : gradsync::DType::bf16, a, table);
     a.tables.push_back(table);
     return a;
 }

@@ -4,6 +4,7 @@
 // gradsync::Error.
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gradsync/plan/checked_size.hpp>
@@ -11,6 +12,9 @@
 namespace gradsync_plan {
 
 using gradsync::plan::CheckedSize;
+
+/// The rows and columns of a model's matrices, but those of tables, in the order of the forward pass.
+using Matrices = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
 /// Fully connected layers: widths {in, hidden..., out}.
 struct Mlp {
@@ -26,6 +30,12 @@ struct Mlp {
         return sum.value();
     }
 
+    Matrices matrices() const {
+        Matrices all;
+        for (std::size_t i = 1; i < widths.size(); ++i) all.emplace_back(widths[i], widths[i - 1]);
+        return all;
+    }
+
     /// The number of elements that a forward pass keeps: the input and every layer's output.
     std::uint64_t activations(std::uint64_t batch) const {
         CheckedSize sum = 0;
@@ -39,6 +49,12 @@ struct FeedForward {
     std::uint64_t d_model = 0, d_ff = 0, blocks = 0;
 
     std::uint64_t parameters() const { return (CheckedSize(2) * blocks * d_model * d_ff).value(); }
+
+    Matrices matrices() const {
+        Matrices all;
+        for (std::uint64_t b = 0; b < blocks; ++b) all.insert(all.end(), {{d_ff, d_model}, {d_model, d_ff}});
+        return all;
+    }
 
     /// The number of elements that a forward pass keeps per token: every layer's input.
     std::uint64_t activations_per_token() const { return ((CheckedSize(d_model) + d_ff) * blocks).value(); }
@@ -64,6 +80,17 @@ struct Transformer {
         if (biases) block = block + d * 4 + ff * (gated ? 2 : 1) + d;
         CheckedSize tables = CheckedSize(vocabulary) * d * (tied ? 1 : 2) + CheckedSize(learned_positions) * d;
         return (block * blocks + tables + norm).value();
+    }
+
+    /// Queries, keys and values are one matrix.
+    Matrices matrices() const {
+        Matrices all;
+        const std::uint64_t d = d_model, ff = width_of_ff();
+        for (std::uint64_t b = 0; b < blocks; ++b) {
+            all.insert(all.end(), {{(CheckedSize(3) * d).value(), d}, {d, d}, {ff, d}, {d, ff}});
+            if (gated) all.emplace_back(ff, d);
+        }
+        return all;
     }
 
     /// The number of elements that a forward pass keeps, by the estimate  B C (2 V + l (k e + h C)):  for each token and block, k rows of

@@ -106,6 +106,20 @@ class Memory(PlanTest):
         p = 1000000
         self.assertEqual([s["state_bytes"] for s in answer["stages"]], [16 * p, 4 * p + 12 * p // 8, 2 * p + 14 * p // 8, 16 * p // 8])
 
+    def test_matrices_that_are_not_cut(self):
+        gpt2 = "memory --vocabulary 50257 --d-model 768 --blocks 12 --devices "
+        for devices in (2, 3, 4, 6, 8):
+            whole = self.ask(gpt2 + str(devices))["whole_matrices"]
+            self.assertLess(whole["padding"], 0.1)
+            self.assertLess(whole["imbalance"], 0.1)
+        # Three matrices of one shape on two devices: one device has two of them, and the other a gap.
+        whole = self.ask("memory --mlp 64,64,64,64 --devices 2")["whole_matrices"]
+        self.assertEqual(whole["buckets"], 1)
+        self.assertAlmostEqual(whole["padding"], 1 / 3)
+        self.assertAlmostEqual(whole["imbalance"], 1 / 3)
+        self.assertNotIn("whole_matrices", self.ask("memory --mlp 64,64"))
+        self.assertIn("33 % of padding", call("memory --mlp 64,64,64,64 --devices 2").stdout)
+
     def test_sums_of_micro_batches(self):
         answer = self.ask("memory --mlp 1000,1000 --precision mixed --devices 4 --micro-batches 32")
         p = 1000000

@@ -135,7 +135,7 @@ class CommandLine(TrainerTest):
     def test_help_names_every_flag(self):
         page = self.call("--help", data=False).stdout
         for flag in """model backend ranks micro-batch accumulate steps buckets bucket-mib overlap seed recompute checkpoint
-                       checkpoint-every resume sample prompt json data lr warmup weight-decay clip tied d-model blocks heads context
+                       checkpoint-every resume sample prompt json data lr warmup optimizer weight-decay clip tied d-model blocks heads context
                        hidden independent gradients validate-every timeout no-shared-memory shard prefetch
                        no-reshard replicate-below device precision compress compress-after compress-density
                        compress-rank compress-bits first-bucket-mib reduce-dtype global-batch stop-after trace load-weights save-weights""".split():
@@ -181,6 +181,8 @@ class CommandLine(TrainerTest):
             self.refused((flags[0], "--shard parameters"), *flags, "--shard", "parameters")
         self.refused(("--overlap forward", "--prefetch"), "--shard", "parameters", "--overlap", "forward")
         self.refused(("--overlap step", "--shard optimizer"), "--shard", "gradients", "--overlap", "step")
+        self.refused(("--overlap step", "--optimizer muon"), "--shard", "optimizer", "--overlap", "step", "--optimizer", "muon")
+        self.refused("--optimizer", "--optimizer", "shampoo")
         self.refused(("--compress top-k", "--overlap forward"), "--compress", "top-k", "--overlap", "forward")
         for flags in (["--compress-after", "1"], ["--compress-density", "0.5"], ["--compress-rank", "2"], ["--compress-bits", "4"]):
             self.refused((flags[0], "--compress"), *flags)
@@ -284,6 +286,17 @@ class Digests(TrainerTest):
             for n in ranks:
                 for flags in (ways[n], []):
                     self.assertEqual(self.digest(*run, "--ranks", n, *flags), expected, (micro_batches, n, flags))
+
+    def test_muon_has_the_same_bits_on_any_number_of_ranks_in_every_stage(self):
+        for flags in MODELS.values():
+            run = [*flags, "--optimizer", "muon", "--global-batch", 36, "--steps", 3]
+            whole = self.train(*run, "--ranks", 1)
+            self.assertNotEqual(whole["params_digest"], self.digest(*run, "--ranks", 1, "--optimizer", "adamw"))
+            for stage, n in itertools.product(STAGES, (1, 2, 3, 4, 6)):
+                buckets = ["--bucket-mib", 0.05] if stage == "gradients" else []
+                result = self.train(*run, "--ranks", n, "--shard", stage, *buckets)
+                self.assertEqual(result["params_digest"], whole["params_digest"], (stage, n))
+            self.assertEqual(self.digest(*run, "--ranks", 2, "--shard", "optimizer", "--overlap", "forward"), whole["params_digest"])
 
     def test_recomputation_keeps_less_and_does_not_change_the_result(self):
         kept, computed = self.train(*TRANSFORMER), self.train(*TRANSFORMER, "--recompute")
@@ -528,6 +541,15 @@ class Checkpoints(TrainerTest):
                 self.train(*kept, "--global-batch", 16, "--ranks", ranks[0], "--stop-after", 2)
                 self.train(*kept, "--ranks", ranks[1], "--stop-after", 4, "--resume")
                 self.assertEqual(self.digest(*kept, "--ranks", ranks[2], "--resume"), expected, (stage, ranks))
+
+    def test_a_run_with_muon_goes_on_with_another_number_of_ranks_to_the_same_bits(self):
+        run = [*TRANSFORMER, "--optimizer", "muon", "--steps", 4]
+        expected = self.digest(*run, "--global-batch", 16, "--ranks", 1)
+        for stage in STAGES:
+            kept = [*run, "--shard", stage, "--checkpoint", self.folder / stage]
+            self.train(*kept, "--global-batch", 16, "--ranks", 3, "--stop-after", 2)
+            self.refused("optimizer=muon", *kept, "--optimizer", "adamw", "--resume")
+            self.assertEqual(self.digest(*kept, "--ranks", 2, "--resume"), expected, stage)
 
     def test_another_batch_from_a_checkpoint_on_is_said(self):
         kept = [*TRANSFORMER, "--checkpoint", self.folder / "run"]

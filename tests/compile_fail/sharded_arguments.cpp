@@ -7,6 +7,9 @@
 // expect 4: is_option_or_policy<.*Flat>
 // expect 5: gradsync: sharded training needs an exchange that scatters \(ReduceScatter, HybridReduceScatter, ...\)
 // expect 6: gradsync: with StepInside buckets leave in step\(\): leave the overlap policy out
+// expect 7: gradsync: StepInside steps a parameter in parts, as they are reduced: use Zero1 or Zero2
+// expect 8: gradsync: StepInside steps a parameter in parts, as they are reduced: use Zero1 or Zero2
+// expect 9: gradsync: pass WholeParameters once
 // errors: 2
 #include <type_traits>
 #include <vector>
@@ -29,6 +32,12 @@ struct Sgd {
     void step(const OptimizerSlice<float>&) {}
 };
 
+struct Muon : Sgd {
+    using Sgd::step;
+    std::size_t scratch_count(std::span<const std::size_t>) const { return 0; }
+    void step(const OptimizerMatrix<float>&) {}
+};
+
 void f(ThreadBackend comm, std::vector<std::vector<float>>& model) {
 #if GRADSYNC_EXPECT_FAILURE == 1
     ShardedOptimizer sync(comm, model, Sgd{}, Zero1{}, Zero2{});
@@ -42,7 +51,17 @@ void f(ThreadBackend comm, std::vector<std::vector<float>>& model) {
     ShardedOptimizer sync(comm, model, Sgd{}, AllReduce{});
 #elif GRADSYNC_EXPECT_FAILURE == 6
     ShardedOptimizer sync(comm, model, Sgd{}, StepInside{}, NoOverlap{});
+#elif GRADSYNC_EXPECT_FAILURE == 7
+    ShardedOptimizer sync(comm, model, Muon{}, StepInside{});
+#elif GRADSYNC_EXPECT_FAILURE == 8
+    ShardedOptimizer sync(comm, model, Sgd{}, WholeParameters{}, StepInside{});
+#elif GRADSYNC_EXPECT_FAILURE == 9
+    ShardedOptimizer sync(comm, model, Sgd{}, WholeParameters{}, WholeParameters{});
 #else
+    ShardedOptimizer whole(comm, model, Muon{}, Zero2{}, WholeParameters{});
+    static_assert(std::is_same_v<decltype(whole), ShardedOptimizer<ThreadBackend, Muon, Zero2>>);
+    ShardedParameters whole_units(comm, model, Muon{}, Units({0, 1}), WholeParameters{}, NoOverlap{});
+    static_assert(std::is_same_v<decltype(whole_units), ShardedParameters<ThreadBackend, Muon, NoOverlap>>);
     ShardedOptimizer inside(comm, model, Sgd{}, StepInside{});
     ShardedOptimizer stage_two(comm, model, Sgd{}, OverlapForward{}, Zero2{}, ShardingOptions{}, Flat{});
     static_assert(std::is_same_v<decltype(stage_two), ShardedOptimizer<ThreadBackend, Sgd, Zero2, Flat, OverlapForward>>);

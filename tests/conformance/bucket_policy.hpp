@@ -39,12 +39,13 @@ inline PlanningCase random_planning_case(std::mt19937_64& random, std::size_t co
     const bool one_kind = below(3) == 0, some_alone = below(2) == 0, all = below(2) == 0;
     for (std::size_t i = 0; i < count; ++i) {
         ParameterInfo info;
-        auto& [elements, dtype, space, value_dtype, cheaper_alone] = info;  // does not compile if a field is missing here
+        auto& [elements, dtype, space, value_dtype, cheaper_alone, whole] = info;  // does not compile if a field is missing here
         elements = below(std::size_t{1} << below(21));
         if (!one_kind) {
             dtype = static_cast<DType>(below(dtype_count));
             if (below(3) == 0) value_dtype = static_cast<DType>(below(dtype_count));
             space = below(4) == 0 ? MemorySpace::device : MemorySpace::host;
+            whole = below(3) == 0;
         }
         cheaper_alone = some_alone && below(5) == 0;
         result.parameters.push_back(info);

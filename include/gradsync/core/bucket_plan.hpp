@@ -15,16 +15,18 @@ struct ParameterInfo {
     /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger
     /// bucket and back.
     bool cheaper_alone = false;
+    bool whole = false;  ///< has one owner; see WholeParameters
 
     /// Returns the bytes of its gradient.
     constexpr std::size_t bytes() const noexcept { return count * size_of(dtype); }
 
-    /// Parameters with the same types and memory space are of one kind, and may share a bucket. Less than `kind_count`.
+    /// Parameters with the same types and memory space are of one kind, and may share a bucket, but whole ones only
+    /// with whole ones. Less than `kind_count`.
     constexpr std::size_t kind() const noexcept {
-        return (static_cast<std::size_t>(dtype) * dtype_count + static_cast<std::size_t>(value_dtype)) * 2 +
-               static_cast<std::size_t>(space);
+        return (static_cast<std::size_t>(dtype) * dtype_count + static_cast<std::size_t>(value_dtype)) * 4 +
+               static_cast<std::size_t>(space) * 2 + whole;
     }
-    static constexpr std::size_t kind_count = dtype_count * dtype_count * 2;  ///< the number of kinds
+    static constexpr std::size_t kind_count = dtype_count * dtype_count * 4;  ///< the number of kinds
 };
 
 /// The assignment of parameters to buckets. `bucket(b)` lists the indices of bucket b's parameters in buffer order.

@@ -20,7 +20,7 @@ struct OptimizerSlice {
 };
 
 /// An optimizer that works element by element, so that it can step any slice of a parameter: SGD, Adam, Lion.
-/// Optimizers that need a whole tensor (LAMB, Shampoo) do not fit.
+/// One that needs whole matrices (Muon, Shampoo) is a MatrixOptimizer.
 ///
 /// - `state_count()`: the number of arrays of state that it keeps, 8 at most (SGD with momentum: 1, Adam: 2).
 /// - `begin_step()` is called once before the slices of a step, which come in any order.
@@ -37,6 +37,33 @@ concept FlatOptimizer =
         { constant.state_count() } -> std::convertible_to<std::size_t>;
         optimizer.begin_step();
         optimizer.step(slice);
+    };
+
+/// A whole parameter, as a MatrixOptimizer steps it. The memory is the library's, and valid during the call.
+template <class T>
+struct OptimizerMatrix {
+    std::size_t parameter = 0;                ///< index, to look up its learning rate and weight decay
+    std::span<const std::size_t> shape = {};  ///< as registered, outermost first; elements are in row-major order
+    std::span<T> value = {};                  ///< master weights, to be updated in place
+    std::span<const T> gradient = {};         ///< multiply it by `gradient_scale`
+    double gradient_scale = 1;                ///< factor for the gradient
+    std::span<T* const> state = {};  ///< `state_count()` arrays of `value.size()` elements; zero before the first step
+    std::span<T> scratch = {};       ///< `scratch_count(shape)` elements with any contents
+};
+
+/// A FlatOptimizer that also steps whole parameters: Muon, Shampoo. Sharding then gives each of these one owner; see
+/// WholeParameters, which says which they are. The others are stepped in slices.
+///
+/// - `step(matrix)` takes an `OptimizerMatrix<float>`, and an `OptimizerMatrix<double>` too if there are whole
+///   parameters in f64.
+/// - `scratch_count(shape)` is the number of elements that the step of a parameter of this shape needs as scratch
+///   memory. This memory is allocated once, for the largest need.
+template <class O>
+concept MatrixOptimizer =
+    FlatOptimizer<O> && requires(O& optimizer, const O& constant, const OptimizerMatrix<float>& matrix,
+                                 std::span<const std::size_t> shape) {
+        optimizer.step(matrix);
+        { constant.scratch_count(shape) } -> std::convertible_to<std::size_t>;
     };
 
 /// The unit of an optimizer step in device memory: contiguous elements of one parameter. All arrays have `master.count`

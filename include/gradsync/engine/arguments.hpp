@@ -9,7 +9,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-enum class Role : std::uint8_t { other, buckets, overlap, exchange, stage };
+enum class Role : std::uint8_t { other, buckets, overlap, exchange, stage, shards };
 
 /// The role of a T. A policy that lacks a member gets the role that its other members suggest, so that the error names
 /// the missing member.
@@ -22,6 +22,7 @@ consteval Role role_of() {
         requires { typename T::template Exchange<B>; })
         return Role::exchange;
     else if constexpr (requires { T::shards_gradients; }) return Role::stage;
+    else if constexpr (requires { T::keeps_whole; }) return Role::shards;
     else return Role::other;
 }
 
@@ -80,6 +81,7 @@ struct Accepts {
         static_assert(count(Role::exchange) <= 1,
                       "gradsync: pass one exchange or compressor: two of these arguments are exchanges");
         static_assert(count(Role::stage) <= 1, "gradsync: pass one stage: Zero1, Zero2 or StepInside");
+        static_assert(count(Role::shards) <= 1, "gradsync: pass WholeParameters once");
         return true;
     }
 };

@@ -35,22 +35,37 @@ BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexce
 
 /// The position of each parameter in its bucket, in elements. Positions are aligned to 64 bytes,
 /// unless the bucket is a range of the trainer's memory. Gaps between parameters belong to no parameter.
-/// A bucket ends with its last parameter.
+/// A bucket ends with its last parameter, unless its parameters have owners: it then has slots of one size, one for
+/// each rank, so that each parameter lies in its owner's shard.
 struct BucketLayout {
     List<std::size_t> offsets;  ///< by parameter: offset of its first element in the bucket
     List<std::size_t> counts;   ///< by bucket: number of elements
 
     BucketLayout() = default;
-    BucketLayout(const BucketPlan& plan, ListView<const ParameterInfo> infos)
+    /// `owners`: see WholeOwners; empty if there are none. The owners of a bucket ascend.
+    BucketLayout(const BucketPlan& plan, ListView<const ParameterInfo> infos, ListView<const int> owners = {},
+                 int size = 1)
         : offsets(infos.size()), counts(plan.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            std::size_t next = 0;
+            const bool whole = infos[plan.bucket(b).front()].whole;
+            std::size_t next = 0, slot = 0;
+            int owner = 0;
             for (std::size_t i : plan.bucket(b)) {
+                if (whole && owners[i] != std::exchange(owner, owners[i])) next = 0;
                 offsets[i] = next;
                 counts[b] = next + infos[i].count;
-                next += round_up(infos[i].count, line_bytes / size_of(infos[i].dtype));
+                next += in_lines_of(infos[i]);
+                slot = larger(slot, next);
             }
+            if (!whole) continue;
+            counts[b] = slot * static_cast<std::size_t>(size);
+            for (std::size_t i : plan.bucket(b)) offsets[i] += slot * static_cast<std::size_t>(owners[i]);
         }
+    }
+
+    /// The elements of a parameter and of the gap behind it.
+    static constexpr std::size_t in_lines_of(const ParameterInfo& info) noexcept {
+        return round_up(info.count, line_bytes / size_of(info.dtype));
     }
 };
 

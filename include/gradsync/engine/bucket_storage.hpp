@@ -20,11 +20,11 @@ public:
     /// `direct`, by bucket: the range of the trainer's memory that holds exactly its gradients; without memory if there
     /// is none. `images`: the number of copies of every other bucket; the views show the first copy. Collective, like
     /// the backend's `allocate`.
-    [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan,
+    [[gnu::cold]] static BucketStorage with_memory(B& backend, const BucketPlan& plan, BucketLayout layout,
                                                    ListView<const ParameterInfo> infos,
                                                    ListView<const ParameterView> parameters,
                                                    ListView<const BufferView> direct, std::size_t images) {
-        BucketStorage storage(plan, infos);
+        BucketStorage storage(plan, std::move(layout), infos);
         std::size_t total = 0;
         for (std::size_t b = 0; b < plan.size(); ++b) {
             if (direct[b].data == nullptr) total += in_lines(storage.buckets_[b].bytes());
@@ -43,10 +43,10 @@ public:
 
     /// Makes slots, sized for the largest buckets. Gradients of another type than their bucket lie behind it in its
     /// slot. Collective.
-    [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan,
+    [[gnu::cold]] static BucketStorage with_slots(B& backend, const BucketPlan& plan, BucketLayout layout,
                                                   ListView<const ParameterInfo> infos,
                                                   ListView<const ParameterView> parameters, SlotNeeds needs) {
-        BucketStorage storage(plan, infos);
+        BucketStorage storage(plan, std::move(layout), infos);
         bool differ = false;
         for (std::size_t b = 0; b < plan.size(); ++b)
             for (std::size_t i : plan.bucket(b)) differ = differ || parameters[i].gradient.dtype != infos[i].dtype;
@@ -139,8 +139,8 @@ private:
         bool taken = false;
     };
 
-    [[gnu::cold]] BucketStorage(const BucketPlan& plan, ListView<const ParameterInfo> infos)
-        : layout_(plan, infos), buckets_(plan.size()), parameters_(infos.size()) {
+    [[gnu::cold]] BucketStorage(const BucketPlan& plan, BucketLayout layout, ListView<const ParameterInfo> infos)
+        : layout_(std::move(layout)), buckets_(plan.size()), parameters_(infos.size()) {
         for (std::size_t b = 0; b < plan.size(); ++b) {
             buckets_[b] = typed_view(nullptr, layout_.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space);
             for (std::size_t i : plan.bucket(b))

@@ -208,7 +208,7 @@ private:
             const bool unused =
                 B::memory_space != MemorySpace::host && options_.unused == UnusedParameters::find_unused;
             const List<ParameterView>& parameters = planned_.parameters();
-            return BucketStorage<B>::with_slots(backend, plan, planned_.infos(), parameters,
+            return BucketStorage<B>::with_slots(backend, plan, planned_.layout(), planned_.infos(), parameters,
                                                 slots_needed(plan, parameters, planned_.order(), unused));
         }
         const List<BufferView> direct = planned_.direct_buckets(backend);
@@ -216,8 +216,8 @@ private:
         for (const BufferView& range : direct) count += range.data != nullptr;
         debug(DebugLevel::info, rank_, count, " of ", plan.size(),
               " buckets are the trainer's own memory; the others have memory of the library");
-        return BucketStorage<B>::with_memory(backend, plan, planned_.infos(), planned_.parameters(), direct,
-                                             rounds_.images());
+        return BucketStorage<B>::with_memory(backend, plan, planned_.layout(), planned_.infos(), planned_.parameters(),
+                                             direct, rounds_.images());
     }
     [[gnu::cold]] void allocate_shards(B& backend) {
         if (pooled()) shards_.allocate(backend, storage_, planned_.plan().size(), rounds_.dealt());

@@ -17,6 +17,8 @@ public:
         : options_(options),
           policy_(policy),
           means_only_(policies.exchange->traits.means_only),
+          size_(backend.size()),
+          owners_(policies.whole),
           parameters_(std::move(parameters)),
           infos_(infos_for(backend, policies)),
           plan_(make_plan(backend)) {}
@@ -29,6 +31,7 @@ public:
     /// The trainable parameters, in the order in which their gradients are expected to become ready.
     std::span<const std::size_t> order() const noexcept { return order_; }
     const BucketPlan& plan() const noexcept { return plan_; }
+    BucketLayout layout() const { return {plan_, infos_, owners_.owners(), size_}; }
 
     void set_value(std::size_t i, BufferView value) noexcept { parameters_[i].value = value; }  ///< to be compared
     void set_gradient(std::size_t i, BufferView gradient) noexcept { parameters_[i].gradient = gradient; }
@@ -78,7 +81,8 @@ private:
     /// May a bucket use the memory of gradient i directly?
     bool may_be_direct(std::size_t i, const ParameterInfo& info) const {
         return parameters_[i].requires_grad && borrows() && options_.unused == UnusedParameters::error &&
-               options_.accumulation == Accumulation::in_gradients && info.dtype == parameters_[i].gradient.dtype;
+               options_.accumulation == Accumulation::in_gradients && info.dtype == parameters_[i].gradient.dtype &&
+               !info.whole;
     }
 
     bool borrows() const noexcept { return options_.gradients == GradientStorage::borrowed; }
@@ -87,6 +91,7 @@ private:
         const bool scattered = policies.exchange->traits.scatters && !policies.decoupled;
         List<ParameterInfo> infos =
             bucket_infos(parameters_, options_, B::memory_space, scattered, backend.rank(), backend.size());
+        for (std::size_t i = 0; i < infos.size(); ++i) infos[i].whole = size_ > 1 && owners_.is_whole(i);
         if constexpr (abilities_of<B>.cheaper_alone) {
             if (backend.size() == 1) return infos;
             std::uint64_t shared = 1;  // compared whatever the options say: they may differ between ranks
@@ -101,7 +106,7 @@ private:
         return infos;
     }
 
-    [[gnu::cold]] BucketPlan make_plan(const B& backend) const {
+    [[gnu::cold]] BucketPlan make_plan(const B& backend) {
         BucketPlan plan;
         // One rank sends nothing. With one bucket per gradient, borrowed gradients are not even copied.
         if (backend.size() == 1 && borrows()) {
@@ -110,6 +115,7 @@ private:
         }
         plan = policy_.plan(infos_, order_);
         check_plan(plan, infos_, parameters_, policy_.describe(), backend.rank());
+        if (!owners_.empty() && size_ > 1) plan = owners_.deal(plan, infos_, size_);
         if (debugs()) debug_plan(plan, infos_, parameters_, policy_.describe(), backend.rank());
         return plan;
     }
@@ -117,6 +123,8 @@ private:
     const ReducerOptions& options_;
     const AnyBuckets& policy_;
     const bool means_only_;  ///< see ExchangeTraits
+    const int size_;
+    WholeOwners owners_;
     List<ParameterView> parameters_;
     /// Bytes from which a range of several gradients in the trainer's memory is used as a bucket.
     std::size_t least_direct_ = 0;

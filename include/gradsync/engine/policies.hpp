@@ -7,6 +7,7 @@
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
 #include "bucket_layout.hpp"
+#include "whole_owners.hpp"
 
 /// The policies of a Reducer as plain interfaces, so that the engine is compiled once per backend, not once per
 /// combination of policies. An engine calls them per bucket, not per gradient.
@@ -96,6 +97,7 @@ struct Policies {
     bool decoupled = false;
     bool packs = false;  ///< the exchange wants many gradients per bucket, even if they are cheaper alone
     bool sums = true;    ///< the exchange adds up gradients unchanged
+    WholeCosts whole = {};
 };
 
 template <class B, class Buckets, class Overlap, class X>
@@ -110,7 +112,8 @@ Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
             std::move(own),
             decoupled,
             !std::is_same_v<X, AllReduce>,
-            std::is_same_v<X, AllReduce> || std::derived_from<X, ReduceScatter>};
+            std::is_same_v<X, AllReduce> || std::derived_from<X, ReduceScatter>,
+            {}};
 }
 
 }  // namespace gradsync::inline v0_2::detail

@@ -86,6 +86,10 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
             if (!parameters[i].requires_grad) refuse(i, b, ", but it is frozen");
             if (seen[i]) refuse(i, b, ", but it was in one before");
             const ParameterInfo &own = infos[i], &first = infos[bucket.front()];
+            if (own.whole != first.whole)
+                refuse(i, b,
+                       own.whole ? " beside one that is cut, but it is whole"
+                                 : " beside a whole one, but it is cut (see ParameterInfo::whole)");
             if (own.kind() != first.kind() && own.dtype == first.dtype && own.space == first.space)
                 refuse(i, b, text(" beside values of ", first.value_dtype, ", but its own are of ", own.value_dtype));
             if (own.kind() != first.kind())

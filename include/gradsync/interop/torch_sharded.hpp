@@ -10,7 +10,7 @@
 namespace gradsync::inline v0_2 {
 
 /// Stands for your own optimizer: you step `shards()` with `torch::optim::Adam`, or another optimizer that works
-/// element by element, and call `stepped()`. LAMB and Muon need whole tensors and do not fit.
+/// element by element, and call `stepped()`. One that needs whole tensors, such as Muon, needs WholeParameters.
 struct ExternalOptimizer {
     std::size_t state_count() const noexcept { return 0; }
     void begin_step() noexcept {}
@@ -57,7 +57,7 @@ public:
                 at::Tensor part = whole.narrow(0, slice.value.data() - shard.template data_ptr<T>(), count);
                 part.copy_(at::from_blob(const_cast<T*>(slice.gradient.data()), {count}, part.options()));
                 if (slice.gradient_scale != 1) part.mul_(slice.gradient_scale);
-                shard.mutable_grad() = whole;
+                shard.mutable_grad() = in_shape(slice.parameter, whole);
             });
             averaged_ = digest();
         }
@@ -78,8 +78,9 @@ public:
     }
 
     /// This rank's slices of the master weights: for each parameter a flat tensor of f32 (f64 for f64) in memory of
-    /// this object. It is empty if this rank has none of its elements. It has no `.grad()` if no rank used the
-    /// parameter (UnusedParameters::find_unused).
+    /// this object. It is empty if this rank has none of its elements. It has the parameter's shape if this rank owns
+    /// it as a whole one (WholeParameters), and no `.grad()` if no rank used the parameter
+    /// (UnusedParameters::find_unused).
     const std::vector<at::Tensor>& shards() const noexcept {
         static_assert(external,
                       "gradsync: shards() are for an ExternalOptimizer; this optimizer gets its slices from step()");
@@ -150,9 +151,12 @@ protected:
         Sharded::broadcast_parameters();
         if (!external) return;
         for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView m) {
-            shards_[i] = at::from_blob(m.data, {static_cast<std::int64_t>(m.count)}, scalar_type(m.dtype));
+            shards_[i] = in_shape(i, at::from_blob(m.data, {static_cast<std::int64_t>(m.count)}, scalar_type(m.dtype)));
         });
-        for (at::Tensor& s : shards_) gradients_.push_back(at::empty_like(s = s.defined() ? s : at::empty({0})));
+        for (at::Tensor& s : shards_) {
+            if (!s.defined()) s = at::empty({0});
+            gradients_.push_back(at::empty({s.numel()}, s.options()));
+        }
     }
     ~TorchSharded() { forget_gradients(); }
 
@@ -165,6 +169,10 @@ private:
         return trained;
     }
     static at::ScalarType scalar_type(DType dtype) noexcept { return dtype == DType::f64 ? at::kDouble : at::kFloat; }
+    /// The shard of parameter i as its optimizer sees it. `flat`: its elements.
+    at::Tensor in_shape(std::size_t i, const at::Tensor& flat) const {
+        return Sharded::is_whole(i) ? flat.as_strided(tensors_[i].sizes(), tensors_[i].strides()) : flat;
+    }
     /// A tensor of the shape and strides of parameter i.
     at::Tensor like(std::size_t i, DType dtype) const { return at::empty_like(tensors_[i], scalar_type(dtype)); }
     std::string key(std::size_t i, std::size_t a) const {

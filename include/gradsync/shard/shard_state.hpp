@@ -6,6 +6,7 @@
 #include "../core/parameter.hpp"
 #include "../engine/bucket_layout.hpp"
 #include "../engine/weights.hpp"
+#include "../kernel/host_buffer.hpp"
 #include "../kernel/passes.hpp"
 #include "rounding.hpp"
 
@@ -46,6 +47,10 @@ const char* refusal_of_f64(const ParameterView& p) {
     if constexpr (space == MemorySpace::host) {
         if constexpr (!requires(O& optimizer, const OptimizerSlice<double>& slice) { optimizer.step(slice); })
             if (p.value.dtype == DType::f64) return "is f64, and the optimizer has no step(OptimizerSlice<double>)";
+        if constexpr (MatrixOptimizer<O>)
+            if constexpr (!requires(O& optimizer, const OptimizerMatrix<double>& matrix) { optimizer.step(matrix); })
+                if (p.value.dtype == DType::f64)
+                    return "is f64, and the optimizer has no step(OptimizerMatrix<double>)";
     } else if constexpr (requires { O::takes_f64; }) {
         if (!O::takes_f64 && (p.value.dtype == DType::f64 || p.gradient.dtype == DType::f64))
             return "has weights or gradients in f64, which the optimizer does not take; use f32, or an optimizer of "
@@ -125,6 +130,21 @@ public:
         }
     }
 
+    /// Lets a MatrixOptimizer step whole parameters. `costs`: see WholeCosts. Both outlive this.
+    template <class O>
+    void step_matrices(const O& optimizer, const List<ParameterView>& parameters, const List<double>& costs) {
+        parameters_ = &parameters;
+        costs_ = costs;
+        std::size_t bytes = 0;
+        for (const ShardSlice& slice : slices_) {
+            if (!is_whole(slice.parameter)) continue;
+            const std::size_t elements = optimizer.scratch_count(parameters[slice.parameter].shape);
+            bytes = larger(bytes, in_lines(elements * size_of(buckets_[slice.bucket][0].dtype)) +
+                                      slice.count * size_of(buckets_[slice.bucket][0].dtype));
+        }
+        scratch_ = kernel::HostBuffer(bytes);
+    }
+
     std::size_t array_count() const noexcept { return arrays_; }
     std::size_t state_bytes() const noexcept { return state_bytes_; }  ///< bytes of the optimizer's arrays
     /// Bytes of master weights kept in addition to the values.
@@ -160,6 +180,15 @@ public:
             const ShardSlice slice = part_of(whole, first, gradients.count);
             if (slice.count == 0 || !used(slice.parameter)) continue;
             const ConstBufferView gradient = gradients.subview(slice.offset - first, slice.count);
+            if constexpr (MatrixOptimizer<O>) {
+                if (is_whole(slice.parameter)) {
+                    if (buckets_[b][0].dtype == DType::f32)
+                        step_whole<float>(slice, gradient, gradient_scale, optimizer);
+                    else if constexpr (requires(const OptimizerMatrix<double>& m) { optimizer.step(m); })
+                        step_whole<double>(slice, gradient, gradient_scale, optimizer);
+                    continue;
+                }
+            }
             if (buckets_[b][0].dtype == DType::f32) step_slice<float>(slice, gradient, gradient_scale, optimizer);
             else if constexpr (requires(const OptimizerSlice<double>& s) { optimizer.step(s); })
                 step_slice<double>(slice, gradient, gradient_scale, optimizer);
@@ -294,6 +323,30 @@ private:
             done += n;
         }
     }
+    bool is_whole(std::size_t i) const noexcept { return i < costs_.size() && costs_[i] != 0; }
+    template <class T, class O>
+    void step_whole(const ShardSlice& slice, ConstBufferView gradient, double gradient_scale, O& optimizer) const {
+        const std::vector<std::size_t>& shape = (*parameters_)[slice.parameter].shape;
+        const std::span scratch(static_cast<T*>(scratch_.data()), optimizer.scratch_count(shape));
+        if (gradient.dtype != dtype_of<T>) {
+            const BufferView converted(
+                reinterpret_cast<T*>(static_cast<std::byte*>(scratch_.data()) + in_lines(scratch.size_bytes())),
+                slice.count);
+            kernel::copy(gradient, converted);
+            gradient = converted;
+        }
+        const auto at = [&](std::size_t a) { return static_cast<T*>(array(slice, a).data); };
+        T* state[max_states];
+        for (std::size_t a = 1; a < arrays_; ++a) state[a - 1] = at(a);
+        optimizer.step(OptimizerMatrix<T>{.parameter = slice.parameter,
+                                          .shape = shape,
+                                          .value = {at(0), slice.count},
+                                          .gradient = {static_cast<const T*>(gradient.data), slice.count},
+                                          .gradient_scale = gradient_scale,
+                                          .state = {state, arrays_ - 1},
+                                          .scratch = scratch});
+    }
+
     List<ShardSlice> slices_;  ///< of this rank, in the order of the buckets
     List<std::size_t> ends_;   ///< by bucket: index past its last slice
     std::size_t arrays_ = 1;
@@ -303,6 +356,10 @@ private:
     List<List<BufferView>> buckets_;
     decltype(std::declval<PassesOf<B>>().allocate(std::size_t{})) memory_;
     std::size_t state_bytes_ = 0, master_bytes_ = 0;
+    // For whole parameters.
+    const List<ParameterView>* parameters_ = nullptr;
+    ListView<const double> costs_;
+    kernel::HostBuffer scratch_;
     List<DeviceSlice> device_slices_;  ///< slices of a step, kept so that a step allocates nothing
     List<void*> device_arrays_;
 };

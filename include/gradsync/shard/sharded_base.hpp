@@ -7,6 +7,7 @@
 #include "../engine/arguments.hpp"
 #include "../engine/gradient_engine.hpp"
 #include "step_inside.hpp"
+#include "whole_parameters.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -214,6 +215,7 @@ protected:
           buckets_(std::move(buckets)),
           overlap_(choose<Overlap, Role::overlap, B>(arguments...)),
           exchange_(choose<Exchange, Role::exchange, B>(arguments...)),
+          costs_(costs_of_whole<O, B>(parameters_, Derived::name, backend_.rank(), arguments...)),
           optimizer_(std::move(optimizer)) {
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error ||
@@ -235,7 +237,7 @@ protected:
                           "weights that live with the library are compared once only; leave "
                           "ReducerOptions::compare_weights_every out");
         check_f64<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
-        const std::string all = text(settings, " states=", optimizer_.state_count());
+        const std::string all = text(settings, " states=", optimizer_.state_count(), describe_whole(costs_));
         verify(host_of(backend_), parameters_, {}, all);
         List<ParameterView> views = parameters_;
         for (ParameterView& p : views)
@@ -257,9 +259,12 @@ protected:
     void make_state(List<BufferView> weights = {}) {
         state_ = ShardState<B>(backend_, plan(), engine_->home().storage().layout(), engine_->home().planned().infos(),
                                values_.buckets(), std::move(weights), optimizer_.state_count());
+        if constexpr (MatrixOptimizer<O>) state_.step_matrices(optimizer_, parameters_, costs_);
         gathers_.resize(plan().size());
     }
 
+    /// Does parameter i have one owner?
+    bool is_whole(std::size_t i) const noexcept { return !costs_.empty() && costs_[i] != 0; }
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept {
         return shard_of(values_.bucket(b), backend_.size(), backend_.rank());
@@ -413,8 +418,13 @@ protected:
     }
 
     Policies<B> policies() {
-        if constexpr (Derived::steps_inside) return inside_.policies(backend_, buckets_, overlap_);
-        else return make_policies<B>(buckets_, overlap_, exchange_);
+        if constexpr (Derived::steps_inside) {
+            return inside_.policies(backend_, buckets_, overlap_);
+        } else {
+            auto made = make_policies<B>(buckets_, overlap_, exchange_);
+            made.whole = {costs_, Derived::joins_buckets};
+            return made;
+        }
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
@@ -430,6 +440,7 @@ protected:
     Buckets buckets_;
     Overlap overlap_;
     Exchange exchange_;
+    const List<double> costs_;  ///< see WholeCosts
     O optimizer_;
     // Declared before the engine: after a failed step its destructor waits until no other rank writes to these values.
     UnitValues<B> values_;

@@ -86,6 +86,7 @@ public:
     static constexpr const char* name = "ShardedOptimizer";                  ///< Internal.
     static constexpr bool stage_pools = Stage::shards_gradients;             ///< Internal.
     static constexpr bool steps_inside = requires { Stage::steps_inside; };  ///< Internal.
+    static constexpr bool joins_buckets = true;                              ///< Internal.
     using Base::plan;
 
     /// `parameters`: as for Reducer, with values. With ParameterStorage::in_buckets a `value` may have a count and a
@@ -100,8 +101,12 @@ public:
                detail::choose<Buckets, detail::Role::buckets, B>(first, more...), first, more...),
           storage_(detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).parameters) {
         using detail::Role;
-        static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange,
-                                      Role::stage>::template check<First, More...>());
+        static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange, Role::stage,
+                                      Role::shards>::template check<First, More...>());
+        static_assert(!steps_inside || (!MatrixOptimizer<O> && ((detail::role_of<First, B>() != Role::shards) && ... &&
+                                                                (detail::role_of<More, B>() != Role::shards))),
+                      "gradsync: StepInside steps a parameter in parts, as they are reduced: use Zero1 or Zero2 for an "
+                      "optimizer of whole parameters");
         static_assert(!steps_inside || std::same_as<Exchange, ReduceScatter>,
                       "gradsync: an optimizer inside the reduction takes no exchange");
         static_assert(!steps_inside || std::same_as<Overlap, OverlapBackward>,

@@ -53,6 +53,7 @@ class ShardedParameters
 public:
     static constexpr const char* name = "ShardedParameters";  ///< Internal.
     static constexpr bool steps_inside = false;               ///< Internal.
+    static constexpr bool joins_buckets = false;              ///< Internal.
 
     /// `parameters`: as for Reducer; gradients need no memory. Each rank copies its shards of the given values, which
     /// need not outlive `broadcast_parameters()`. A `value` without memory means weights of zero, of its dtype. After
@@ -66,8 +67,8 @@ public:
                more...),
           options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
           given_units_(units) {
-        static_assert(detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap,
-                                      detail::Role::exchange>::template check<First, More...>());
+        static_assert(detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange,
+                                      detail::Role::shards>::template check<First, More...>());
         // A separate communicator, because marks from other threads start collectives, too.
         this->gathering_.emplace(backend_.duplicate());
         number_ = detail::next_owner(backend_);
