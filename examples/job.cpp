@@ -28,6 +28,10 @@ void prepare_for(Job& job, bool speaks) {
         weights->match(Model(config).parameters());
         job.weights = std::move(weights);
     }
+    if (o.resume && !std::filesystem::exists(std::filesystem::symlink_status(checkpoint_file(o.checkpoint)))) {
+        if (speaks) std::fprintf(stderr, "gradsync_train: there is no checkpoint in %s yet; beginning anew\n", o.checkpoint.c_str());
+        o.resume = false;
+    }
     if (!o.resume) return check_text(o, job.reading, job.text);
     job.checkpoint = std::make_unique<Checkpoint const>(o.checkpoint);
     job.checkpoint->expect_model(o.describe_run(config.description()));

@@ -45,9 +45,11 @@ void expect_same_start(R& ranks, const Job& job) {
     if (job.weights)
         throw UsageError("--load-weights: rank " + std::to_string(ranks.rank()) + " finds other weights in " +
                          job.options.load_weights.string() + " than rank 0; copy the same files to all machines");
-    throw UsageError("--resume: rank " + std::to_string(ranks.rank()) + " finds another checkpoint (after step " +
-                     std::to_string(job.checkpoint->progress().steps) + ") in " + job.options.checkpoint.string() +
-                     " than rank 0; copy one of them to all machines");
+    throw UsageError("--resume: rank " + std::to_string(ranks.rank()) + " finds " +
+                     (job.checkpoint ? "another checkpoint (after step " + std::to_string(job.checkpoint->progress().steps) + ") in " +
+                                           job.options.checkpoint.string() + " than rank 0"
+                                     : "no checkpoint in " + job.options.checkpoint.string() + ", and rank 0 finds one") +
+                     "; copy one of them to all machines");
 }
 
 /// How long to wait for the other processes: as the flags say. If these are wrong, the processes say so together, once they have met.

@@ -551,6 +551,13 @@ class Checkpoints(TrainerTest):
             self.refused("optimizer=muon", *kept, "--optimizer", "adamw", "--resume")
             self.assertEqual(self.digest(*kept, "--ranks", 2, "--resume"), expected, stage)
 
+    def test_a_run_begins_anew_while_there_is_no_checkpoint(self):
+        resume = [*TRANSFORMER, *self.kept("--resume")]
+        done = self.call(*resume)
+        self.assertEqual((done.returncode, done.stderr), (0, f"gradsync_train: there is no checkpoint in {self.folder}/run yet; beginning anew\n"))
+        self.assertEqual(self.call(*resume).stderr, "")
+        self.assertEqual(self.digest(*resume), self.digest(*TRANSFORMER))
+
     def test_another_batch_from_a_checkpoint_on_is_said(self):
         kept = [*TRANSFORMER, "--checkpoint", self.folder / "run"]
         self.train(*kept, "--global-batch", 12, "--ranks", 2, "--stop-after", 2)
@@ -600,7 +607,6 @@ class Checkpoints(TrainerTest):
         file.write_bytes(b"PK\x03\x04" + bytes(100))
         self.refused("not a checkpoint", *resume)
         file.unlink()
-        self.refused("cannot read", *resume)
         os.mkfifo(file)  # it waits for no writer
         self.refused("cannot read", *resume)
         file.unlink()

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: BSL-1.0
+// gradsync_run: starts a program on several ranks of this machine, and starts it again when a rank is lost. See --help.
+//
+// Two processes: the launcher passes signals on to a supervisor in a session of its own, whose children the ranks are. If one of the two is
+// killed, the other one ends everything.
+
+#include <poll.h>
+#include <sys/signalfd.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "../numbers.hpp"
+#include "start.hpp"
+
+namespace gradsync_run {
+
+namespace {
+
+/// Those that end a job, and those that programs give a meaning of their own. Without SIGHUP under nohup.
+sigset_t passed_on() {
+    sigset_t signals;
+    ::sigemptyset(&signals);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD, SIGTSTP, SIGCONT, SIGWINCH}) {
+        struct sigaction before {};
+        ::sigaction(signal, nullptr, &before);
+        if (signal != SIGHUP || before.sa_handler != SIG_IGN) ::sigaddset(&signals, signal);
+    }
+    return signals;
+}
+
+void say(const std::string& text) { write_all(STDERR_FILENO, "gradsync_run: " + text + "\n"); }
+void say(const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) say(line);
+}
+
+/// Sleeps, unless a signal asks for the end or the launcher goes. Returns whether it slept.
+bool rest(double seconds, Events events) {
+    const auto until = Clock::now() + std::chrono::milliseconds(static_cast<long long>(seconds * 1000));
+    for (auto now = Clock::now(); now < until; now = Clock::now()) {
+        pollfd waiting[] = {{events.signals, POLLIN, 0}, {events.lifeline, POLLIN, 0}};
+        ::poll(waiting, 2, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(until - now).count()));
+        if (waiting[1].revents != 0) return false;
+        signalfd_siginfo signal{};
+        if (waiting[0].revents != 0 && ::read(events.signals, &signal, sizeof signal) == sizeof signal)
+            for (const int ends : {SIGINT, SIGTERM, SIGHUP, SIGQUIT})
+                if (static_cast<int>(signal.ssi_signo) == ends) return false;
+    }
+    return true;
+}
+
+/// Starts the job until it succeeds, or may not start again. Returns the exit status.
+int supervise(const Options& options, Events events) {
+    constexpr double soon = 5;  // seconds: a job that fails earlier has probably made no progress
+    constexpr unsigned most_soon = 5;
+    unsigned failed_soon = 0;
+    for (unsigned number = 0;; ++number) {
+        const Outcome outcome = run_once(options, number, events);
+        say(outcome.account);
+        const std::string starts =
+            number == 0 ? "" : " It was started again " + std::to_string(number) + (number == 1 ? " time." : " times.");
+        if (outcome.status == 0 || outcome.asked) {
+            if (!starts.empty()) say(outcome.status == 0 ? "the job succeeded." + starts : "the job was asked to end." + starts);
+            return outcome.status;
+        }
+        failed_soon = outcome.seconds < soon ? failed_soon + 1 : 0;
+        if (number == options.restarts) {
+            if (options.restarts != 0) say("no restart is left of " + std::to_string(options.restarts) + ".");
+            return outcome.status;
+        }
+        if (failed_soon == most_soon) {
+            say("the job has failed " + std::to_string(most_soon) + " times in a row within " + std::to_string(static_cast<int>(soon)) +
+                " s of its start, and is not started again; mend what the errors above say");
+            return outcome.status;
+        }
+        const double pause = failed_soon == 0 ? 0 : 0.25 * static_cast<double>(1u << failed_soon);
+        say("starts again, " + std::to_string(number + 1) + " of at most " + std::to_string(options.restarts) +
+            (pause > 0 ? ", in " + gradsync_examples::as_text(pause) + " s" : ""));
+        if (!rest(pause, events)) return outcome.status;
+    }
+}
+
+/// The supervisor's process.
+[[noreturn]] void be_supervisor(const Options& options, Descriptor lifeline) {
+    ::setsid();  // what is sent to the launcher's group, or typed on its terminal, comes through the launcher only
+    adopt_orphans();
+    const sigset_t signals = passed_on();
+    const Descriptor signal_queue{::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)};
+    int status = 1;
+    try {
+        if (!signal_queue) fail("cannot listen to signals");
+        status = supervise(options, {signal_queue.get(), lifeline.get()});
+    } catch (const std::exception& error) {
+        say(error.what());
+        status = 127;
+    }
+    if (!kill_descendants()) say("some processes of the job do not end");
+    ::_exit(status);
+}
+
+/// Passes signals on until the supervisor has ended. Returns the exit status.
+int wait_for(pid_t supervisor, const sigset_t& signals) {
+    for (;;) {
+        int signal = 0;
+        ::sigwait(&signals, &signal);
+        if (signal != SIGCHLD) {
+            ::kill(supervisor, signal);
+            if (signal == SIGTSTP) ::raise(SIGSTOP);
+            continue;
+        }
+        int status = 0;
+        if (::waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
+        if (!WIFSIGNALED(status)) return WEXITSTATUS(status);
+        say("the supervisor " + describe_end(status) + "; ending the job");
+        kill_descendants();
+        return exit_status(status);
+    }
+}
+
+Options parse(int argc, char** argv) {
+    Options o;
+    CLI::App app{
+        "Starts a program on several ranks of this machine, which meet over TCP and share memory (TcpBackend::from_environment):\n"
+        "\n"
+        "  gradsync_run -n 4 -- ./train\n"
+        "  gradsync_run -n 4 --restarts 3 -- gradsync_train --backend tcp --checkpoint run1 --checkpoint-every 100 --resume\n"
+        "\n"
+        "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, a fresh GRADSYNC_JOB_TOKEN, and\n"
+        "GRADSYNC_RESTART, the number of starts before. Rank 0 reads standard input. If a rank fails, the others get time to end with their\n"
+        "own errors, then they are ended. The exit status is that of the rank that failed first, or 128 + the number of the signal that ended it.\n"};
+    app.name("gradsync_run")->option_defaults()->always_capture_default();
+    app.get_formatter()->column_width(28);
+    app.add_option("-n,--ranks", o.ranks, "number of ranks")->check(gradsync_examples::within(1, 1024));
+    app.add_option("--restarts", o.restarts, "how often to start all ranks again after a failure")
+        ->check(gradsync_examples::within(0u, 1'000'000u));
+    app.add_option("--grace", o.grace, "seconds that other ranks get to end by themselves")
+        ->check(gradsync_examples::within(0.0, 86'400.0));
+    app.add_flag("--bind", o.bind_cores, "give each rank cores of its own");
+    app.add_option("--log-dir", o.log_dir, "keep what each rank prints, in start-K/rank-R.out and .err")->default_str("");
+    app.add_flag("!--no-prefix", o.prefix, "print lines without the rank before them");
+    app.prefix_command();  // what follows the program belongs to it
+    try {
+        app.parse(argc, argv);
+        o.command = app.remaining();
+        const bool dashes = !o.command.empty() && o.command.front() == "--";
+        if (dashes) o.command.erase(o.command.begin());
+        if (!dashes && !o.command.empty() && o.command.front().starts_with('-'))
+            throw CLI::ValidationError("there is no option " + o.command.front() + "; see --help");
+        if (o.command.empty()) throw CLI::ValidationError("name a program: gradsync_run -n 4 -- ./train");
+    } catch (const CLI::CallForHelp&) {
+        std::cout << app.help();
+        std::exit(0);
+    } catch (const CLI::Error& error) {
+        say(std::string(error.what()));
+        std::exit(2);
+    }
+    return o;
+}
+
+}  // namespace
+
+}  // namespace gradsync_run
+
+int main(int argc, char** argv) {
+    using namespace gradsync_run;
+    const Options options = parse(argc, argv);
+    ::signal(SIGPIPE, SIG_IGN);
+    const sigset_t signals = passed_on();
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    adopt_orphans();  // those of a supervisor that was killed
+    try {
+        auto [lifeline, held] = make_pipe();
+        const pid_t supervisor = ::fork();
+        if (supervisor < 0) fail("cannot start");
+        if (supervisor == 0) {
+            held = Descriptor{};
+            be_supervisor(options, std::move(lifeline));
+        }
+        lifeline = Descriptor{};
+        return wait_for(supervisor, signals);
+    } catch (const std::exception& error) {
+        say(error.what());
+        return 127;
+    }
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+// What gradsync_run was asked for.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace gradsync_run {
+
+struct Options {
+    int ranks = 1;
+    unsigned restarts = 0;
+    double grace = 30;  // seconds that the other ranks get to end by themselves
+    bool bind_cores = false;
+    bool prefix = true;
+    std::filesystem::path log_dir;
+    std::vector<std::string> command;
+};
+
+}  // namespace gradsync_run

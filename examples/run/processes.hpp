@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+// Starting processes, and ending all that they have started.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gradsync_run {
+
+using Clock = std::chrono::steady_clock;
+
+/// A file descriptor that is closed with its owner.
+class Descriptor {
+public:
+    Descriptor() = default;
+    explicit Descriptor(int number) : number_{number} {}
+    Descriptor(Descriptor&& other) noexcept : number_{std::exchange(other.number_, -1)} {}
+    Descriptor& operator=(Descriptor&& other) noexcept {
+        std::swap(number_, other.number_);
+        return *this;
+    }
+    ~Descriptor() {
+        if (number_ >= 0) ::close(number_);
+    }
+
+    explicit operator bool() const { return number_ >= 0; }
+    int get() const { return number_; }
+
+private:
+    int number_ = -1;
+};
+
+[[noreturn]] inline void fail(const std::string& what) { throw std::runtime_error(what + ": " + std::strerror(errno)); }
+
+/// The ends to read from and to write to; programs that are started inherit neither.
+inline std::pair<Descriptor, Descriptor> make_pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) fail("cannot make a pipe");
+    return {Descriptor{ends[0]}, Descriptor{ends[1]}};
+}
+
+/// Writes everything, unless nobody reads it any more.
+inline void write_all(int descriptor, std::string_view text) {
+    while (!text.empty()) {
+        const ssize_t n = ::write(descriptor, text.data(), text.size());
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return;
+        text.remove_prefix(static_cast<std::size_t>(n));
+    }
+}
+
+/// Orphans of its descendants become children of this process, so that none is lost.
+inline void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+/// The process dies with its parent. Call it in the child; `parent`: the parent's number before the fork.
+inline void die_with(pid_t parent) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it was dead before
+}
+
+/// All living descendants of this process: its children, theirs, and so on, in whatever session or group.
+inline std::vector<pid_t> descendants() {
+    std::multimap<pid_t, pid_t> children;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+        const std::string name = entry.path().filename();
+        pid_t process = 0;
+        if (std::from_chars(name.data(), name.data() + name.size(), process).ec != std::errc{}) continue;
+        std::ifstream file(entry.path() / "stat");
+        std::string line;
+        std::getline(file, line);
+        const std::size_t name_end = line.rfind(')');  // a program's name may contain anything
+        char state = 0;
+        int parent = 0;
+        if (name_end == std::string::npos || std::sscanf(line.c_str() + name_end + 1, " %c %d", &state, &parent) != 2) continue;
+        if (state != 'Z' && state != 'X') children.emplace(parent, process);
+    }
+    std::vector<pid_t> all;
+    const auto add = [&](pid_t parent) {
+        for (auto [at, end] = children.equal_range(parent); at != end; ++at) all.push_back(at->second);
+    };
+    add(::getpid());
+    for (std::size_t i = 0; i < all.size(); ++i) add(all[i]);
+    return all;
+}
+
+/// Kills all descendants. Returns false if some do not end within `limit` (they may wait for a disk that does not answer).
+inline bool kill_descendants(std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+    const auto deadline = Clock::now() + limit;
+    for (;;) {
+        const std::vector<pid_t> all = descendants();
+        for (const pid_t process : all) ::kill(process, SIGKILL);
+        while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+        }
+        if (all.empty()) return true;
+        if (Clock::now() > deadline) return false;
+        ::usleep(5'000);
+    }
+}
+
+/// "ended with exit status 1", "was killed by signal 9 (Killed)"
+inline std::string describe_end(int status) {
+    if (WIFSIGNALED(status)) {
+        const int signal = WTERMSIG(status);
+        return "was killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
+    }
+    return "ended with exit status " + std::to_string(WEXITSTATUS(status));
+}
+
+/// As a shell says it.
+inline int exit_status(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+}  // namespace gradsync_run

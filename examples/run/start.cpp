@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: BSL-1.0
+#include "start.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
+namespace gradsync_run {
+
+namespace {
+
+constexpr std::size_t longest_quote = 160;  // characters of an error
+constexpr const char* loopback = "127.0.0.1";
+
+/// A port that nobody uses now. Rank 0 listens there.
+std::uint16_t free_port() {
+    const Descriptor socket{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    ::inet_pton(AF_INET, loopback, &name.sin_addr);
+    socklen_t length = sizeof name;
+    if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
+        ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &length) != 0)
+        fail("cannot find a free port");
+    return ntohs(name.sin_port);
+}
+
+/// A secret that only the ranks of this start know.
+std::string fresh_token() {
+    unsigned char bytes[16];
+    if (::getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail("no random numbers");
+    std::string token;
+    for (const unsigned char byte : bytes) {
+        char text[3];
+        std::snprintf(text, sizeof text, "%02x", byte);
+        token += text;
+    }
+    return token;
+}
+
+/// The cores of rank r of n: its part of those that this process may use, or none if there are fewer than ranks.
+std::optional<cpu_set_t> cores_of(int r, int n) {
+    cpu_set_t all;
+    if (::sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < n) return {};
+    std::vector<int> numbers;
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &all)) numbers.push_back(core);
+    const auto first = [&](int rank) { return numbers.size() * static_cast<std::size_t>(rank) / static_cast<std::size_t>(n); };
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    for (std::size_t i = first(r); i < first(r + 1); ++i) CPU_SET(numbers[i], &own);
+    return own;
+}
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// "rank 1", "ranks 0, 2"
+std::string name_ranks(const std::vector<int>& ranks) {
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+    return text;
+}
+
+std::string rounded(double seconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, seconds < 10 ? "%.1f" : "%.0f", seconds);
+    return text;
+}
+
+class Start {
+public:
+    Start(const Options& options, unsigned number, Events events) : options_{options}, number_{number}, events_{events} {
+        const std::uint16_t port = free_port();
+        const std::string token = fresh_token();
+        ranks_.resize(static_cast<std::size_t>(options.ranks));
+        for (int r = 0; r < options.ranks; ++r)
+            start_rank(r, {{"RANK", std::to_string(r)},
+                           {"LOCAL_RANK", std::to_string(r)},
+                           {"WORLD_SIZE", std::to_string(options.ranks)},
+                           {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)},
+                           {"MASTER_ADDR", loopback},
+                           {"MASTER_PORT", std::to_string(port)},
+                           {"GRADSYNC_JOB_TOKEN", token},
+                           {"GRADSYNC_RESTART", std::to_string(number)}});
+    }
+    /// Nothing that ranks have started outlives them.
+    ~Start() { kill_descendants(); }
+
+    Outcome run() {
+        while (!all_ended()) {
+            wait_for_events();
+            reap();
+            if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
+        }
+        kill_descendants();  // they may keep the streams open
+        for (Rank& rank : ranks_)
+            for (Stream& stream : rank.streams) drain(stream);
+        return outcome();
+    }
+
+private:
+    void start_rank(int r, const std::map<std::string, std::string>& environment) {
+        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+        auto [out, out_end] = make_pipe();
+        auto [err, err_end] = make_pipe();
+        auto [problem, problem_end] = make_pipe();  // closes at exec, or says why there was none
+        for (const Descriptor* end : {&out, &err}) ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
+        const pid_t parent = ::getpid();
+        rank.process = ::fork();
+        if (rank.process < 0) fail("cannot start rank " + std::to_string(r));
+        if (rank.process == 0) {
+            die_with(parent);
+            sigset_t none;
+            ::sigemptyset(&none);
+            ::sigprocmask(SIG_SETMASK, &none, nullptr);
+            // A shell lets its background jobs ignore interrupts; what the launcher gets, ranks are to get, too.
+            for (const int signal : {SIGPIPE, SIGINT, SIGQUIT}) ::signal(signal, SIG_DFL);
+            ::dup2(out_end.get(), STDOUT_FILENO);
+            ::dup2(err_end.get(), STDERR_FILENO);
+            if (r != 0)
+                if (const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC); nothing >= 0) ::dup2(nothing, STDIN_FILENO);
+            for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+            if (options_.bind_cores)
+                if (const auto cores = cores_of(r, options_.ranks)) ::sched_setaffinity(0, sizeof *cores, &*cores);
+            std::vector<char*> arguments;
+            for (const std::string& argument : options_.command) arguments.push_back(const_cast<char*>(argument.c_str()));
+            arguments.push_back(nullptr);
+            ::execvp(arguments[0], arguments.data());
+            const int error = errno;
+            (void)!::write(problem_end.get(), &error, sizeof error);
+            ::_exit(127);
+        }
+        problem_end = Descriptor{};
+        if (int error = 0; ::read(problem.get(), &error, sizeof error) == sizeof error) {
+            errno = error;
+            fail("cannot start " + options_.command.front());
+        }
+        rank.handle = Descriptor{static_cast<int>(::syscall(SYS_pidfd_open, rank.process, 0))};
+        epoll_event event{.events = EPOLLIN, .data = {.u32 = static_cast<std::uint32_t>(r)}};
+        if (rank.handle) ::epoll_ctl(ends_.get(), EPOLL_CTL_ADD, rank.handle.get(), &event);
+        const std::string prefix = options_.prefix ? "[" + std::to_string(r) + "] " : "";
+        rank.streams.emplace_back(std::move(out), STDOUT_FILENO, prefix, log_of(r, "out"));
+        rank.streams.emplace_back(std::move(err), STDERR_FILENO, prefix, log_of(r, "err"));
+    }
+
+    Descriptor log_of(int r, const char* stream) const {
+        if (options_.log_dir.empty()) return {};
+        const auto folder = options_.log_dir / ("start-" + std::to_string(number_));
+        std::error_code error;
+        std::filesystem::create_directories(folder, error);
+        const auto name = folder / ("rank-" + std::to_string(r) + "." + stream);
+        Descriptor file{::open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
+        if (!file) fail("cannot write " + name.string());
+        return file;
+    }
+
+    bool all_ended() const {
+        return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.end.has_value(); });
+    }
+
+    void wait_for_events() {
+        std::vector<pollfd> waiting{{events_.signals, POLLIN, 0}, {events_.lifeline, POLLIN, 0}};
+        std::vector<Stream*> streams;
+        for (Rank& rank : ranks_)
+            for (Stream& stream : rank.streams)
+                if (stream.is_open()) {
+                    waiting.push_back({stream.descriptor(), POLLIN, 0});
+                    streams.push_back(&stream);
+                }
+        int milliseconds = -1;
+        if (next_signal_at_) {
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next_signal_at_ - Clock::now()).count();
+            milliseconds = static_cast<int>(std::clamp<long long>(left, 0, 60'000));
+        }
+        ::poll(waiting.data(), waiting.size(), milliseconds);
+        if (waiting[1].revents != 0) {  // the launcher was killed: so is the job
+            kill_descendants();
+            ::_exit(128 + SIGKILL);
+        }
+        for (std::size_t i = 0; i < streams.size(); ++i)
+            if (waiting[i + 2].revents != 0) streams[i]->read();
+        signalfd_siginfo signal{};
+        while (waiting[0].revents != 0 && ::read(events_.signals, &signal, sizeof signal) == sizeof signal)
+            take_signal(static_cast<int>(signal.ssi_signo));
+    }
+
+    void take_signal(int signal) {
+        if (signal == SIGCHLD) return;
+        // Ctrl-Z stops nobody in a session without a terminal.
+        for (const Rank& rank : ranks_)
+            if (!rank.end) ::kill(rank.process, signal == SIGTSTP ? SIGSTOP : signal);
+        if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP && signal != SIGQUIT) return;
+        // Programs that are asked to terminate may have something to save. Who types an interrupt does not want to wait; who asks a second
+        // time not at all.
+        const bool again = std::exchange(asked_, true);
+        next_signal_ = again || signal == SIGTERM ? SIGKILL : SIGTERM;
+        next_signal_at_ = Clock::now() + (again ? std::chrono::milliseconds(0) : signal == SIGTERM ? grace() : std::chrono::seconds(5));
+    }
+
+    /// Who has ended. epoll tells of handles in the order in which they became readable, however late this process looks; waitpid tells
+    /// of processes in any order.
+    void reap() {
+        int status = 0;
+        std::vector<epoll_event> ended(ranks_.size());
+        const int count = ::epoll_wait(ends_.get(), ended.data(), static_cast<int>(ended.size()), 0);
+        for (int k = 0; k < count; ++k) {
+            Rank& rank = ranks_[ended[static_cast<std::size_t>(k)].data.u32];
+            if (!rank.end && ::waitpid(rank.process, &status, WNOHANG) == rank.process) note_end(rank, status);
+        }
+        for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG)) > 0;)  // orphans; and ranks, on systems without such handles
+            if (const auto rank = std::ranges::find(ranks_, process, &Rank::process); rank != ranks_.end() && !rank->end)
+                note_end(*rank, status);
+    }
+    void note_end(Rank& rank, int status) {
+        rank.end = status;
+        rank.handle = Descriptor{};
+        if (exit_status(status) == 0) return;
+        rank.failed_after = seconds_since(begin_);
+        if (!first_failed_) first_failed_ = static_cast<int>(&rank - ranks_.data());
+        if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();  // the others end with their own errors meanwhile
+    }
+
+    /// The ranks that are left do not end by themselves.
+    void press_on() {
+        for (std::size_t r = 0; r < ranks_.size(); ++r)
+            if (!ranks_[r].end) {
+                ::kill(ranks_[r].process, next_signal_);
+                if (next_signal_ == SIGTERM) ::kill(ranks_[r].process, SIGCONT);
+                if (!was_pressed(static_cast<int>(r))) pressed_.push_back(static_cast<int>(r));
+            }
+        next_signal_ = SIGKILL;
+        next_signal_at_ = Clock::now() + std::chrono::seconds(5);
+    }
+
+    static void drain(Stream& stream) {
+        while (stream.is_open()) {
+            pollfd waiting{stream.descriptor(), POLLIN, 0};
+            if (::poll(&waiting, 1, 0) <= 0) stream.close();
+            else stream.read();
+        }
+    }
+
+    Outcome outcome() const {
+        Outcome result{.asked = asked_, .seconds = seconds_since(begin_)};
+        if (!first_failed_) return result;
+        const Rank& first = ranks_[static_cast<std::size_t>(*first_failed_)];
+        result.status = exit_status(*first.end);
+        if (asked_) return result;
+        result.account.push_back("rank " + std::to_string(*first_failed_) + " failed first: it " + describe_end(*first.end) + " after " +
+                                 rounded(*first.failed_after) + " s" + said_by(first));
+        // The others by how they ended, with the words of one: all have printed theirs.
+        std::map<std::string, std::vector<int>> others;
+        for (std::size_t r = 0; r < ranks_.size(); ++r) {
+            const int number = static_cast<int>(r);
+            if (!ranks_[r].failed_after || number == *first_failed_ || was_pressed(number)) continue;
+            others[describe_end(*ranks_[r].end)].push_back(number);
+        }
+        for (const auto& [what, ranks] : others) {
+            const std::string said = said_by(ranks_[static_cast<std::size_t>(ranks.front())]);
+            result.account.push_back(name_ranks(ranks) + " " + what + said);
+        }
+        if (!pressed_.empty())
+            result.account.push_back(name_ranks(pressed_) + " did not end within " + rounded(options_.grace) + " s of that, and " +
+                                     (pressed_.size() == 1 ? "was" : "were") + " ended");
+        return result;
+    }
+
+    /// The last line of an error, which says most: ": gradsync: ..."
+    static std::string said_by(const Rank& rank) {
+        const auto& lines = rank.streams[1].last_lines();
+        for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+            if (line->find_first_not_of(" \t\r") != std::string::npos)
+                return ": " + line->substr(0, longest_quote) + (line->size() > longest_quote ? "..." : "");
+        return {};
+    }
+
+    bool was_pressed(int rank) const { return std::ranges::find(pressed_, rank) != pressed_.end(); }
+    std::chrono::milliseconds grace() const { return std::chrono::milliseconds(static_cast<long long>(options_.grace * 1000)); }
+
+    const Options& options_;
+    unsigned number_;
+    Events events_;
+    const Clock::time_point begin_ = Clock::now();
+    std::vector<Rank> ranks_;
+    const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
+    std::optional<int> first_failed_;
+    bool asked_ = false;
+    int next_signal_ = SIGTERM;  // for ranks that are left at `next_signal_at_`
+    std::optional<Clock::time_point> next_signal_at_;
+    std::vector<int> pressed_;
+};
+
+}  // namespace
+
+Outcome run_once(const Options& options, unsigned number, Events events) { return Start{options, number, events}.run(); }
+
+}  // namespace gradsync_run

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: BSL-1.0
+"""gradsync_run as its users see it.
+
+usage: test_run.py GRADSYNC_RUN [PROGRAM]      PROGRAM: gradsync_train, for ranks that train
+"""
+
+import collections
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+LIMIT = 60 * int(os.environ.get("GRADSYNC_TEST_TIMEOUT_FACTOR", 1))
+
+
+def until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(process):
+    try:
+        state = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+class RunTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def call(self, *arguments, **more):
+        return subprocess.run([RUN, *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT, **more)
+
+    def begin(self, *arguments):
+        started = subprocess.Popen([RUN, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.addCleanup(lambda: (started.kill(), started.wait(), started.stdout.close(), started.stderr.close()))
+        return started
+
+    def script(self, text):
+        return ["--", "sh", "-c", text]
+
+    def numbers_in(self, name, count):
+        """The process numbers that ranks write to files of that name, once there are so many."""
+        found = lambda: [int(text) for p in self.folder.glob(name) if (text := p.read_text().strip())]
+        self.assertTrue(until(lambda: len(found()) == count), f"{count} files {name}")
+        return found()
+
+    def supervisor_of(self, launcher):
+        return int(pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()[0])
+
+
+class Output(RunTest):
+    def test_every_rank_knows_who_it_is(self):
+        done = self.call("-n", 3, *self.script("echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $GRADSYNC_JOB_TOKEN $GRADSYNC_RESTART"))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        lines = sorted(done.stdout.splitlines())
+        rests = set()
+        for rank, line in enumerate(lines):
+            self.assertRegex(line, rf"^\[{rank}\] {rank} {rank} 3 3 127\.0\.0\.1:\d+ [0-9a-f]{{32}} 0$")
+            rests.add(line.split(" 3 3 ")[1])
+        self.assertEqual((len(lines), len(rests)), (3, 1))
+
+    def test_lines_stay_whole_and_none_is_lost(self):
+        line = "x" * 300
+        done = self.call("-n", 4, *self.script(f"i=0; while [ $i -lt 2500 ]; do printf '%s' $i; printf ' {line}\\n'; i=$((i+1)); done; printf end"))
+        self.assertEqual(done.returncode, 0)
+        of_rank = collections.defaultdict(list)
+        for text in done.stdout.splitlines():
+            rank, rest = re.fullmatch(r"\[(\d)\] (.*)", text).groups()
+            of_rank[rank].append(rest)
+        self.assertEqual(len(of_rank), 4)
+        for rests in of_rank.values():
+            self.assertEqual(rests, [*(f"{i} {line}" for i in range(2500)), "end"])
+
+    def test_both_streams_and_the_log(self):
+        done = self.call("-n", 2, "--no-prefix", "--log-dir", self.folder / "logs", *self.script("echo out; echo err >&2"))
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "out\nout\n", "err\nerr\n"))
+        for rank in (0, 1):
+            for stream in ("out", "err"):
+                self.assertEqual((self.folder / f"logs/start-0/rank-{rank}.{stream}").read_text(), stream + "\n")
+
+    def test_rank_0_reads_standard_input(self):
+        done = self.call("-n", 2, *self.script("cat"), input="a line\n")
+        self.assertEqual((done.returncode, done.stdout), (0, "[0] a line\n"))
+
+    def test_a_reader_that_goes_ends_nothing(self):
+        done = subprocess.run(f"'{RUN}' -n 2 -- sh -c 'echo a; sleep 0.2; echo b; touch {self.folder}/$RANK' | head -n 1", shell=True,
+                              capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual(done.returncode, 0)
+        self.assertTrue(until(lambda: len(list(self.folder.iterdir())) == 2))
+
+    def test_cores_of_ones_own(self):
+        cores = sorted(os.sched_getaffinity(0))
+        done = self.call("-n", len(cores), "--bind", *self.script("echo $(sed -n 's/^Cpus_allowed_list:\\t//p' /proc/self/status)"))
+        self.assertEqual(sorted(int(line.split()[1]) for line in done.stdout.splitlines()), cores)
+
+
+class Ends(RunTest):
+    def test_the_exit_status_is_that_of_the_first_to_fail(self):
+        for text, status in (("exit 0", 0), ("[ $RANK != 1 ] || exit 7", 7), ("[ $RANK != 0 ] || kill -KILL $$", 137),
+                             ("[ $RANK = 2 ] && exit 3; sleep 0.5; exit 4", 3)):
+            done = self.call("-n", 3, *self.script(text))
+            self.assertEqual(done.returncode, status, (text, done.stderr))
+            self.assertEqual(done.stderr == "", status == 0)
+
+    def test_who_failed_first_and_what_the_others_said(self):
+        done = self.call("-n", 4, *self.script("[ $RANK = 2 ] && { echo the disk is full >&2; exit 9; }; sleep 0.3; echo rank 2 is gone >&2; exit 1"))
+        self.assertEqual(done.returncode, 9)
+        own = [line for line in done.stderr.splitlines() if line.startswith("gradsync_run: ")]
+        self.assertRegex(own[0], r"^gradsync_run: rank 2 failed first: it ended with exit status 9 after \d+\.\d s: the disk is full$")
+        self.assertEqual(own[1:], ["gradsync_run: ranks 0, 1, 3 ended with exit status 1: rank 2 is gone"])
+
+    def test_the_first_to_fail_is_known_however_late_the_launcher_looks(self):
+        for repeat in range(5):
+            for p in self.folder.iterdir():
+                p.unlink()
+            launcher = self.begin("-n", 4, *self.script("echo $$ > {0}/ready$RANK; while [ ! -e {0}/go$RANK ]; do sleep 0.01; done; exit 1$RANK".format(self.folder)))
+            processes = [int((self.folder / f"ready{rank}").read_text()) for rank in range(4) if self.numbers_in("ready*", 4)]
+            supervisor = self.supervisor_of(launcher)
+            os.kill(supervisor, signal.SIGSTOP)
+            order = [3, 1, 0, 2] if repeat % 2 else [2, 3, 0, 1]
+            for rank in order:
+                (self.folder / f"go{rank}").touch()
+                self.assertTrue(until(lambda: not alive(processes[rank])))
+            os.kill(supervisor, signal.SIGCONT)
+            self.assertEqual(launcher.wait(LIMIT), 10 + order[0])
+
+    def test_a_rank_that_hangs_is_ended(self):
+        for trap in ("", "trap '' TERM; "):
+            done = self.call("-n", 2, "--grace", 0.3, *self.script(f"{trap}[ $RANK = 0 ] && exit 5; while :; do sleep 1; done"))
+            self.assertEqual(done.returncode, 5)
+            self.assertIn("rank 1 did not end within 0.3 s of that, and was ended", done.stderr)
+
+    def test_what_cannot_be_started_is_said(self):
+        done = self.call("-n", 2, "--", self.folder / "missing")
+        self.assertEqual((done.returncode, done.stderr), (127, f"gradsync_run: cannot start {self.folder}/missing: No such file or directory\n"))
+        for arguments, word in ((("-n", 0, "--", "true"), "--ranks"), (("-n", 2), "name a program"), (("--bogus", "true"), "no option --bogus"),
+                                (("-n", "many", "--", "true"), "--ranks")):
+            done = self.call(*arguments)
+            self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (2, "", 1), arguments)
+            self.assertIn(word, done.stderr)
+
+    SESSIONS = "setsid sh -c 'echo $$ > {0}/grandchild$RANK; exec sleep 1000' & echo $$ > {0}/child$RANK; "
+
+    def test_nothing_outlives_the_job(self):
+        done = self.call("-n", 2, *self.script(self.SESSIONS.format(self.folder) + "while [ ! -s {0}/grandchild$RANK ]; do sleep 0.01; done".format(self.folder)))
+        self.assertEqual(done.returncode, 0)
+        for process in self.numbers_in("*child*", 4):
+            self.assertFalse(alive(process))
+
+    def test_nothing_outlives_a_launcher_that_is_killed(self):
+        for victim in ("launcher", "supervisor", "both groups"):
+            for p in self.folder.iterdir():
+                p.unlink()
+            launcher = self.begin("-n", 2, *self.script(self.SESSIONS.format(self.folder) + "sleep 1000"))
+            processes = self.numbers_in("*child*", 4)
+            supervisor = self.supervisor_of(launcher)
+            if victim == "launcher":
+                launcher.kill()
+            elif victim == "supervisor":
+                os.kill(supervisor, signal.SIGKILL)
+                self.assertEqual(launcher.wait(LIMIT), 137)
+            else:
+                os.killpg(launcher.pid, signal.SIGKILL)
+            for process in [supervisor, *processes]:
+                self.assertTrue(until(lambda: not alive(process)), (victim, process))
+
+    def test_signals_reach_every_rank_once(self):
+        launcher = self.begin("-n", 3, *self.script("trap 'echo got >> {0}/got$RANK' USR1; trap 'echo end >> {0}/got$RANK; exit 0' TERM; "
+                                                    "echo $$ > {0}/ready$RANK; while :; do sleep 0.02; done".format(self.folder)))
+        self.numbers_in("ready*", 3)
+        launcher.send_signal(signal.SIGUSR1)
+        self.assertTrue(until(lambda: len(list(self.folder.glob("got*"))) == 3))
+        launcher.send_signal(signal.SIGTERM)
+        self.assertEqual(launcher.wait(LIMIT), 0)  # they have ended well
+        self.assertEqual({p.read_text() for p in self.folder.glob("got*")}, {"got\nend\n"})
+        self.assertEqual(launcher.stderr.read(), "")
+
+    def test_a_job_can_be_stopped_and_go_on(self):
+        launcher = self.begin("-n", 2, *self.script("echo $$ > {0}/ready$RANK; while [ ! -e {0}/go ]; do sleep 0.02; done".format(self.folder)))
+        processes = [launcher.pid, *self.numbers_in("ready*", 2)]
+        stopped = lambda p: pathlib.Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        launcher.send_signal(signal.SIGTSTP)
+        self.assertTrue(until(lambda: all(map(stopped, processes))))
+        (self.folder / "go").touch()
+        launcher.send_signal(signal.SIGCONT)
+        self.assertEqual(launcher.wait(LIMIT), 0)
+
+    def test_a_hangup_under_nohup_ends_nothing(self):
+        launcher = subprocess.Popen(["nohup", RUN, "-n", "1", "--", "sh", "-c", f"echo $$ > {self.folder}/ready; sleep 1; echo survived"],
+                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.numbers_in("ready", 1)
+        launcher.send_signal(signal.SIGHUP)
+        self.assertEqual(launcher.communicate(timeout=LIMIT)[0], "[0] survived\n")
+
+    def test_a_background_job_is_interrupted_if_it_is_asked(self):
+        script = f"'{RUN}' -n 2 -- sh -c 'echo $$ > {self.folder}/ready$RANK; exec sleep 1000' & echo $!; wait $!; echo $?"
+        shell = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True)
+        launcher = int(shell.stdout.readline())
+        self.numbers_in("ready*", 2)
+        os.kill(launcher, signal.SIGINT)
+        self.assertEqual(shell.communicate(timeout=LIMIT)[0], "130\n")
+
+    def test_an_interrupt_ends_the_job_and_a_second_one_at_once(self):
+        launcher = self.begin("-n", 2, "--restarts", 5, *self.script("echo $$ > {0}/ready$RANK; exec sleep 1000".format(self.folder)))
+        processes = self.numbers_in("ready*", 2)
+        os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does it
+        self.assertEqual(launcher.wait(LIMIT), 130)
+        self.assertEqual(launcher.stderr.read(), "")
+        self.assertFalse(any(map(alive, processes)))
+        launcher = self.begin("-n", 2, *self.script("trap '' INT TERM; echo $$ > {0}/stubborn$RANK; while :; do sleep 0.02; done".format(self.folder)))
+        self.numbers_in("stubborn*", 2)
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        self.assertIsNone(launcher.poll())
+        launcher.send_signal(signal.SIGINT)
+        self.assertEqual(launcher.wait(LIMIT), 137)
+
+
+class Restarts(RunTest):
+    def test_a_job_is_started_again_with_another_token(self):
+        done = self.call("-n", 2, "--restarts", 3, "--log-dir", self.folder, *self.script("echo $GRADSYNC_RESTART $GRADSYNC_JOB_TOKEN; [ $GRADSYNC_RESTART = 2 ] || exit 6"))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        starts = collections.defaultdict(set)
+        for line in done.stdout.splitlines():
+            _, number, token = line.split()
+            starts[number].add(token)
+        self.assertEqual(sorted(starts), ["0", "1", "2"])
+        self.assertEqual(len(set.union(*starts.values())), 3)
+        self.assertIn("gradsync_run: starts again, 2 of at most 3", done.stderr)
+        self.assertTrue(done.stderr.endswith("gradsync_run: the job succeeded. It was started again 2 times.\n"), done.stderr)
+        self.assertEqual(len(list(self.folder.glob("start-*/rank-*.out"))), 6)
+
+    def test_no_restart_is_left(self):
+        done = self.call("-n", 2, "--restarts", 1, *self.script("exit 6"))
+        self.assertEqual(done.returncode, 6)
+        self.assertTrue(done.stderr.endswith("gradsync_run: no restart is left of 1.\n"), done.stderr)
+
+    def test_a_job_that_fails_at_once_again_and_again_is_not_started_for_ever(self):
+        begin = time.monotonic()
+        done = self.call("-n", 1, "--restarts", 1000, *self.script("echo no such file >&2; exit 6"))
+        self.assertEqual(done.returncode, 6)
+        self.assertIn("the job has failed 5 times in a row within 5 s of its start, and is not started again", done.stderr)
+        self.assertGreater(time.monotonic() - begin, 7)  # it has waited longer and longer
+
+
+@unittest.skipUnless(len(sys.argv) > 2, "needs gradsync_train")
+class Training(RunTest):
+    def test_a_killed_rank_costs_a_restart_and_no_bits(self):
+        train = [PROGRAM, *"--backend tcp --d-model 32 --blocks 1 --heads 2 --context 16 --micro-batch 2 --global-batch 12".split()]
+        plain = self.folder / "plain.json"
+        done = self.call("-n", 3, "--", *train, "--steps", 60, "--json", plain)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        json_file = self.folder / "restarted.json"
+        launcher = self.begin("-n", 3, "--restarts", 3, "--", *train, "--steps", 60, "--json", json_file, "--checkpoint", self.folder / "run",
+                              "--checkpoint-every", 5, "--resume")
+        self.assertTrue(until(lambda: (self.folder / "run/checkpoint.gradsync").exists()))
+        ranks = [int(p) for p in pathlib.Path(f"/proc/{self.supervisor_of(launcher)}/task/{self.supervisor_of(launcher)}/children").read_text().split()]
+        os.kill(ranks[1], signal.SIGKILL)
+        output, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 0, errors)
+        self.assertIn("rank 1 failed first: it was killed by signal 9 (Killed)", errors)
+        self.assertRegex(errors, r"ranks 0, 2 ended with exit status \d+: .*rank 1")
+        self.assertEqual(json.loads(json_file.read_text())["params_digest"], json.loads(plain.read_text())["params_digest"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    RUN, PROGRAM = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    unittest.main(argv=sys.argv[:1], verbosity=2)
