@@ -16,7 +16,7 @@
 /// The engine over a backend, with the default policies.
 #define GRADSYNC_EXTERN_ENGINE(B)                                    \
     GRADSYNC_EXTERN template class detail::Guard<B>;                 \
-    GRADSYNC_EXTERN template class detail::BucketStorage<B>;         \
+    GRADSYNC_EXTERN template class detail::BucketMemory<B>;          \
     GRADSYNC_EXTERN template class detail::PlannedParameters<B>;     \
     GRADSYNC_EXTERN template class detail::RoundSums<B>;             \
     GRADSYNC_EXTERN template class detail::GradientHome<B>;          \

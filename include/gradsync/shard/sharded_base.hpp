@@ -253,10 +253,20 @@ protected:
         });
     }
 
+    /// The buckets of the values, without memory, in the layout of the gradients.
+    List<BufferView> value_buckets() const {
+        return detail::value_buckets<B>(plan(), layout(), parameters_, Derived::name, backend_.rank());
+    }
+    const BucketLayout& layout() const noexcept { return engine_->home().storage().layout(); }
+    /// Lays out the values; units have no memory yet. `unit_of`: see BucketMemory.
+    void lay_out_values(List<BufferView> buckets, std::size_t units, auto&& unit_of) {
+        values_ =
+            BucketMemory<B>(plan(), layout(), engine_->home().planned().infos(), std::move(buckets), units, unit_of);
+    }
     /// Allocates the state of the current plan, after its values. `weights`: see ShardState. Collective.
     void make_state(List<BufferView> weights = {}) {
-        state_ = ShardState<B>(backend_, plan(), engine_->home().storage().layout(), engine_->home().planned().infos(),
-                               values_.buckets(), std::move(weights), optimizer_.state_count());
+        state_ = ShardState<B>(backend_, plan(), layout(), engine_->home().planned().infos(), values_.buckets(),
+                               std::move(weights), optimizer_.state_count());
         gathers_.resize(plan().size());
     }
 
@@ -432,7 +442,7 @@ protected:
     Exchange exchange_;
     O optimizer_;
     // Declared before the engine: after a failed step its destructor waits until no other rank writes to these values.
-    UnitValues<B> values_;
+    BucketMemory<B> values_;
     /// Of stage 3. Its end waits for the device, which may wait for ranks that the engine tells of a failure.
     std::optional<B> gathering_;
     ShardState<B> state_;
