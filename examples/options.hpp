@@ -44,7 +44,6 @@ struct Options {
     std::string gradients = "in-buckets";
     std::string reduce_dtype = "f32";  // of gradients on their way
     std::string compress = "none";
-    double compress_density = 0.01;  // of --compress top-k
     std::size_t compress_rank = 4;   // of --compress power-sgd
     unsigned compress_bits = 8;      // of --compress quantize
     std::uint64_t compress_after = 0;
@@ -78,9 +77,7 @@ struct Options {
     std::string describe_run(const std::string& of_model) const {
         if (compress == "none") return of_model;
         return of_model + " compress=" + compress + ":" +
-               (compress == "top-k"       ? std::to_string(compress_density)
-                : compress == "power-sgd" ? std::to_string(compress_rank)
-                                          : std::to_string(compress_bits)) +
+               std::to_string(compress == "power-sgd" ? compress_rank : compress_bits) +
                ":" + std::to_string(compress_after) + " ranks=" + std::to_string(ranks);
     }
 
