@@ -25,7 +25,7 @@
     GRADSYNC_EXTERN template class detail::ExchangeAs<AllReduce, B>; \
     GRADSYNC_EXTERN template class detail::InFlight<B>;              \
     GRADSYNC_EXTERN template class detail::Marks<B>;                 \
-    GRADSYNC_EXTERN template class detail::GradientEngine<B>;        \
+    GRADSYNC_EXTERN template class detail::GradientSync<B>;          \
     GRADSYNC_EXTERN template class Reducer<B>;
 
 /// @cond explicit_instantiations

@@ -5,7 +5,7 @@
 
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
-#include "../engine/gradient_engine.hpp"
+#include "../engine/gradient_sync.hpp"
 #include "step_inside.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -241,7 +241,7 @@ protected:
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
         // Not assigned yet: if construction throws, later calls still need the old engine to report the failure.
-        auto made = std::make_unique<GradientEngine<B>>(guard_, std::move(views), engine_options_, policies());
+        auto made = std::make_unique<GradientSync<B>>(guard_, std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
@@ -447,7 +447,7 @@ protected:
     std::optional<B> gathering_;
     ShardState<B> state_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
-    std::unique_ptr<GradientEngine<B>> engine_;
+    std::unique_ptr<GradientSync<B>> engine_;
     DeferredGather<B> gathers_;
     bool unpublished_ = false;  ///< master weights were written since they were distributed
     Averages averages_ = Averages::none;

@@ -3,7 +3,7 @@
 
 #include <exception>
 
-#include "../engine/gradient_engine.hpp"
+#include "../engine/gradient_sync.hpp"
 #include "../overlap/no_overlap.hpp"
 #include "shard_state.hpp"
 #include "values.hpp"
@@ -20,7 +20,7 @@ public:
         : state_(state), values_(values), optimizer_(optimizer) {}
 
     /// Finds out whether all buckets of a new plan can be stepped inside the reductions. Collective.
-    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientEngine<B>& engine,
+    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientSync<B>& engine,
                                   bool may) {
         possible_ = false;
         if constexpr (abilities_of<B>.steps_inside) {
