@@ -14,7 +14,6 @@
 #include <gradsync/bucket/optimal.hpp>
 #include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/compress/quantizer.hpp>
-#include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/any_overlap.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
@@ -78,7 +77,6 @@ std::unique_ptr<Synchroniser> make_synchroniser(Backend comm, const Options& o, 
             return std::make_unique<PlainSynchroniser<Ops, Backend, gs::AnyOverlap, Exchange>>(
                 comm, parameters, units, o, observer, chosen_buckets(o, cost), chosen_overlap(o), cost, ops, exchange);
         };
-        if (o.compress == "top-k") return compressing(gs::TopK{.density = o.compress_density, .start_step = o.compress_after});
         if (o.compress == "power-sgd") return compressing(gs::PowerSgd{.rank = o.compress_rank, .start_step = o.compress_after});
         if (o.compress == "quantize") return compressing(gs::Quantizer{.bits = o.compress_bits, .start_step = o.compress_after});
         if (o.overlap == "step")

@@ -228,15 +228,12 @@ Options parse_options(int argc, char** argv, int processes) {
         ->check(CLI::IsMember({"f32", "bf16"}))
         ->group(group);
     app.add_option("--compress", o.compress,
-                   "what travels of the gradients: none: all of them; top-k: the largest elements; power-sgd: factors of low\n"
-                   "rank; quantize: all in few bits. What does not travel is added to the gradients of the next step")
-        ->check(CLI::IsMember({"none", "top-k", "power-sgd", "quantize"}))
+                   "what travels of the gradients: none: all of them; power-sgd: factors of low rank; quantize: all in few\n"
+                   "bits. What does not travel is added to the gradients of the next step")
+        ->check(CLI::IsMember({"none", "power-sgd", "quantize"}))
         ->group(group);
-    const std::array<CLI::Option*, 4> of_compression{
+    const std::array<CLI::Option*, 3> of_compression{
         app.add_option("--compress-after", o.compress_after, "--compress: steps before it begins")->check(count_or_none)->group(group),
-        app.add_option("--compress-density", o.compress_density, "--compress top-k: the part of the elements that travels")
-            ->check(within(1e-9, 1.0))
-            ->group(group),
         app.add_option("--compress-rank", o.compress_rank, "--compress power-sgd: of the matrices that travel instead")
             ->check(size)
             ->group(group),
@@ -327,7 +324,7 @@ Options parse_options(int argc, char** argv, int processes) {
         if (option->count() > 0 && o.shard != "parameters")
             throw UsageError(option->get_name() + " is for --shard parameters; leave it out");
     }
-    const std::array<std::string, 4> compressors{"top-k, power-sgd or quantize", "top-k", "power-sgd", "quantize"};
+    const std::array<std::string, 3> compressors{"power-sgd or quantize", "power-sgd", "quantize"};
     for (std::size_t k = 0; k < compressors.size(); ++k) {
         const bool fits = k == 0 ? o.compress != "none" : o.compress == compressors[k];
         if (of_compression[k]->count() > 0 && !fits)

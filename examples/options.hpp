@@ -45,9 +45,8 @@ struct Options {
     std::string gradients = "in-buckets";
     std::string reduce_dtype = "f32";  // of gradients on their way
     std::string compress = "none";
-    double compress_density = 0.01;  // of --compress top-k
-    std::size_t compress_rank = 4;   // of --compress power-sgd
-    unsigned compress_bits = 8;      // of --compress quantize
+    std::size_t compress_rank = 4;  // of --compress power-sgd
+    unsigned compress_bits = 8;     // of --compress quantize
     std::uint64_t compress_after = 0;
     std::string shard = "none";
     std::size_t prefetch = 1, replicate_below = 0;  // of --shard parameters
@@ -79,11 +78,8 @@ struct Options {
     std::string describe_run(std::string of_model) const {
         if (optimizer != "adamw") of_model += " optimizer=" + optimizer;
         if (compress == "none") return of_model;
-        return of_model + " compress=" + compress + ":" +
-               (compress == "top-k"       ? std::to_string(compress_density)
-                : compress == "power-sgd" ? std::to_string(compress_rank)
-                                          : std::to_string(compress_bits)) +
-               ":" + std::to_string(compress_after) + " ranks=" + std::to_string(ranks);
+        return of_model + " compress=" + compress + ":" + std::to_string(compress == "power-sgd" ? compress_rank : compress_bits) + ":" +
+               std::to_string(compress_after) + " ranks=" + std::to_string(ranks);
     }
 
     void model_config(MlpConfig& c) const {

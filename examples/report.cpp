@@ -46,7 +46,6 @@ nlohmann::json flags(const Options& o) {
                           {"no_shared_memory", o.no_shared_memory}};
     if (o.buckets == "capped") config.update({{"bucket_mib", o.bucket_mib}, {"first_bucket_mib", o.first_bucket_mib}});
     if (o.compress != "none") config["compress_after"] = o.compress_after;
-    if (o.compress == "top-k") config["compress_density"] = o.compress_density;
     if (o.compress == "power-sgd") config["compress_rank"] = o.compress_rank;
     if (o.compress == "quantize") config["compress_bits"] = o.compress_bits;
     if (o.shard == "parameters")

@@ -137,7 +137,7 @@ class CommandLine(TrainerTest):
         for flag in """model backend ranks micro-batch accumulate steps buckets bucket-mib overlap seed recompute checkpoint
                        checkpoint-every resume sample prompt json data lr warmup optimizer weight-decay clip tied d-model blocks heads context
                        hidden independent gradients validate-every timeout no-shared-memory shard prefetch
-                       no-reshard replicate-below device precision compress compress-after compress-density
+                       no-reshard replicate-below device precision compress compress-after
                        compress-rank compress-bits first-bucket-mib reduce-dtype global-batch stop-after trace load-weights save-weights""".split():
             self.assertIn("--" + flag, page)
 
@@ -183,13 +183,13 @@ class CommandLine(TrainerTest):
         self.refused(("--overlap step", "--shard optimizer"), "--shard", "gradients", "--overlap", "step")
         self.refused(("--overlap step", "--optimizer muon"), "--shard", "optimizer", "--overlap", "step", "--optimizer", "muon")
         self.refused("--optimizer", "--optimizer", "shampoo")
-        self.refused(("--compress top-k", "--overlap forward"), "--compress", "top-k", "--overlap", "forward")
-        for flags in (["--compress-after", "1"], ["--compress-density", "0.5"], ["--compress-rank", "2"], ["--compress-bits", "4"]):
+        self.refused(("--compress quantize", "--overlap forward"), "--compress", "quantize", "--overlap", "forward")
+        for flags in (["--compress-after", "1"], ["--compress-rank", "2"], ["--compress-bits", "4"]):
             self.refused((flags[0], "--compress"), *flags)
-        self.refused("--compress top-k", "--compress", "power-sgd", "--compress-density", "0.5")
+        self.refused("--compress quantize", "--compress", "power-sgd", "--compress-bits", "4")
         self.refused(("--compress-bits", "8,4,1"), "--compress", "quantize", "--compress-bits", "2")
         self.refused(("--reduce-dtype", "f32", "bf16"), "--reduce-dtype", "f16")
-        self.refused(("--compress top-k", "--reduce-dtype bf16"), "--compress", "top-k", "--reduce-dtype", "bf16")
+        self.refused(("--compress quantize", "--reduce-dtype bf16"), "--compress", "quantize", "--reduce-dtype", "bf16")
         for stage in STAGES:
             self.refused(("--gradients in-buckets", "--reduce-dtype bf16"), "--gradients", "in-buckets", "--reduce-dtype", "bf16",
                          "--shard", stage)
@@ -315,9 +315,8 @@ class Compression(TrainerTest):
     """--compress: fewer bytes, other bits, which are the same on all ranks (or a run fails) and in all runs."""
 
     LOW_RANK = ["--compress", "power-sgd", "--compress-rank", 1]
-    LARGEST = ["--compress", "top-k", "--compress-density", 0.02]
     FEW_BITS = ["--compress", "quantize", "--compress-bits", 1]
-    ALL = (LOW_RANK, LARGEST, FEW_BITS)
+    ALL = (LOW_RANK, FEW_BITS)
     MANY = ["--bucket-mib", 0.02, "--first-bucket-mib", 0.004]
 
     def test_fewer_bytes_travel(self):

@@ -16,7 +16,7 @@
 /// The engine over a backend, with the default policies.
 #define GRADSYNC_EXTERN_ENGINE(B)                                    \
     GRADSYNC_EXTERN template class detail::Guard<B>;                 \
-    GRADSYNC_EXTERN template class detail::BucketStorage<B>;         \
+    GRADSYNC_EXTERN template class detail::BucketMemory<B>;          \
     GRADSYNC_EXTERN template class detail::PlannedParameters<B>;     \
     GRADSYNC_EXTERN template class detail::RoundSums<B>;             \
     GRADSYNC_EXTERN template class detail::GradientHome<B>;          \
@@ -25,7 +25,7 @@
     GRADSYNC_EXTERN template class detail::ExchangeAs<AllReduce, B>; \
     GRADSYNC_EXTERN template class detail::InFlight<B>;              \
     GRADSYNC_EXTERN template class detail::Marks<B>;                 \
-    GRADSYNC_EXTERN template class detail::GradientEngine<B>;        \
+    GRADSYNC_EXTERN template class detail::GradientSync<B>;          \
     GRADSYNC_EXTERN template class Reducer<B>;
 
 /// @cond explicit_instantiations

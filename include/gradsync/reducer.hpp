@@ -4,7 +4,7 @@
 #include "bucket/size_capped.hpp"
 #include "core/requirements.hpp"
 #include "engine/arguments.hpp"
-#include "engine/gradient_engine.hpp"
+#include "engine/gradient_sync.hpp"
 #include "engine/options.hpp"
 #include "overlap/overlap_backward.hpp"
 
@@ -32,7 +32,7 @@ public:
     /// Makes an empty object, which belongs to no step.
     PendingAverages() = default;
     /// Internal.
-    explicit PendingAverages(detail::GradientEngine<B>& engine) noexcept
+    explicit PendingAverages(detail::GradientSync<B>& engine) noexcept
         : engine_(&engine), step_(engine.statistics().steps) {}
     PendingAverages(PendingAverages&& other) noexcept
         : engine_(std::exchange(other.engine_, nullptr)), step_(other.step_) {}
@@ -65,7 +65,7 @@ public:
     }
 
 private:
-    detail::GradientEngine<B>* engine_ = nullptr;
+    detail::GradientSync<B>* engine_ = nullptr;
     std::uint64_t step_ = 0;
     int exceptions_ = std::uncaught_exceptions();
 };
@@ -318,7 +318,7 @@ private:
     };
 
     detail::Guard<B> guard_;
-    detail::GradientEngine<B> engine_;
+    detail::GradientSync<B> engine_;
     bool interrupted_ = false;  ///< an exception ended the last `backward`
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
-// expect 1: gradsync: give this overlap policy a member void gradients_ready\(gradsync::BucketEngine&\)
-// expect 2: gradsync: give this overlap policy a member void bucket_full\(gradsync::BucketEngine&\)
+// expect 1: gradsync: give this overlap policy a member void gradients_ready\(gradsync::BucketLauncher&\)
+// expect 2: gradsync: give this overlap policy a member void bucket_full\(gradsync::BucketLauncher&\)
 // expect 3: gradsync: give this overlap policy a member void detach\(\)
 // expect 4: gradsync: give this overlap policy a member std::string describe\(\) const
 // expect 5: gradsync: make this overlap policy copyable
@@ -16,14 +16,14 @@
 struct MyEngine {};
 
 struct Eager {
-    void attach(gradsync::BucketEngine&) {}
+    void attach(gradsync::BucketLauncher&) {}
 #if GRADSYNC_EXPECT_FAILURE == 2
     void bucket_full(MyEngine&) {}
 #else
-    void bucket_full(gradsync::BucketEngine& engine) { engine.launch_full_buckets(); }
+    void bucket_full(gradsync::BucketLauncher& engine) { engine.launch_full_buckets(); }
 #endif
 #if GRADSYNC_EXPECT_FAILURE != 1
-    void gradients_ready(gradsync::BucketEngine& engine) { engine.poll(); }
+    void gradients_ready(gradsync::BucketLauncher& engine) { engine.poll(); }
 #endif
 #if GRADSYNC_EXPECT_FAILURE == 3
     void detached() {}

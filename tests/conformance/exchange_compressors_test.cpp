@@ -2,7 +2,6 @@
 // Compressors are exact exchanges before their `start_step`. The rest of what they promise is in compressor.hpp.
 #include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/compress/quantizer.hpp>
-#include <gradsync/compress/top_k.hpp>
 
 #include "conformance/exchange.hpp"
 
@@ -19,4 +18,3 @@ void check_before_start() {
 
 TEST_CASE("PowerSgd is an exchange") { check_before_start<gradsync::PowerSgd>(); }
 TEST_CASE("Quantizer is an exchange") { check_before_start<gradsync::Quantizer>(); }
-TEST_CASE("TopK is an exchange") { check_before_start<gradsync::TopK>(); }

@@ -35,7 +35,7 @@
 namespace gradsync_test {
 
 /// An engine without buckets, which counts what it is asked for, and throws if told to.
-struct CountingEngine final : gradsync::BucketEngine {
+struct CountingEngine final : gradsync::BucketLauncher {
     mutable std::atomic<int> launches{0}, polls{0}, questions{0};
     std::atomic<bool> flying{false}, broken{false};
     bool threaded = false;

@@ -17,7 +17,7 @@ static const gradsync_fuzz::Target target("quantizer", [](gradsync_fuzz::Input i
     bucket.parts = {{0, counts[0]}, {counts[0] + 3, counts[1]}};
     bucket.elements = counts[0] + counts[1];
     bucket.count = bucket.elements + 3;
-    bucket.words = codec.words(bucket, {}, 0, 0);
+    bucket.words = codec.words(bucket);
     std::vector<std::uint32_t> words(ranks * bucket.words);  // as many as are sent, and no more
     for (std::uint32_t& word : words) word = input.take<std::uint32_t>();
     std::vector<float> sums(bucket.count), held(bucket.count);

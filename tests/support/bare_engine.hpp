@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <gradsync/engine/gradient_engine.hpp>
+#include <gradsync/engine/gradient_sync.hpp>
 
 #include <utility>
 #include <vector>
@@ -29,7 +29,7 @@ public:
 
 private:
     gradsync::detail::Guard<B> guard_;
-    gradsync::detail::GradientEngine<B> engine_;
+    gradsync::detail::GradientSync<B> engine_;
 };
 
 }  // namespace gradsync_test

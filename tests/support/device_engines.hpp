@@ -14,7 +14,6 @@
     GRADSYNC_EXTERN template class detail::ExchangeAs<ReduceScatter, B>; \
     GRADSYNC_EXTERN template class detail::ShardState<B>;                \
     GRADSYNC_EXTERN template class detail::StateTransfer<B>;             \
-    GRADSYNC_EXTERN template class detail::UnitValues<B>;                \
     GRADSYNC_EXTERN_ENGINE(B)
 
 #define GRADSYNC_TEST_DEVICE_ENGINES                                                                                \

@@ -31,17 +31,15 @@ struct Nonce {
 /// number does not match.
 struct Hello {
     std::uint64_t magic = 0x31636e7973646172u;
-    std::uint32_t version = 3;
-    std::uint32_t size = 0;         ///< number of the job's ranks
-    std::uint32_t from = 0;         ///< the rank that calls
-    std::uint32_t to = 0;           ///< the called rank
-    std::uint64_t connection = 0;   ///< number of this connection between the two ranks
-    std::uint64_t epoch = 0;        ///< number of changes of the job's ranks so far
-    std::uint64_t incarnation = 0;  ///< number of starts of the calling rank so far
-    Hash job = {};                  ///< hash of the job's name
+    std::uint32_t version = 4;
+    std::uint32_t size = 0;        ///< number of the job's ranks
+    std::uint32_t from = 0;        ///< the rank that calls
+    std::uint32_t to = 0;          ///< the called rank
+    std::uint64_t connection = 0;  ///< number of this connection between the two ranks
+    Hash job = {};                 ///< hash of the job's name
     Nonce nonce = {};
 };
-static_assert(sizeof(Hello) == 96 && std::is_trivially_copyable_v<Hello>);
+static_assert(sizeof(Hello) == 80 && std::is_trivially_copyable_v<Hello>);
 
 /// The caller's proof that it knows the key (role 'c'), the called rank's proof (role 'a'),
 /// or the key of the session (role 's').

@@ -46,7 +46,7 @@ namespace detail {
 template <Backend B, class Settings>
 class CompressedExchange {
     static_assert(B::memory_space == MemorySpace::host,
-                  "gradsync: TopK, PowerSgd and Quantizer compress in host memory; on a device send fewer bits "
+                  "gradsync: PowerSgd and Quantizer compress in host memory; on a device send fewer bits "
                   "(ReducerOptions::reduce_dtype)");
 
 public:

@@ -127,12 +127,6 @@ public:
         if (unit != 1) kernel::scale(BufferView{bucket(b), count}, 1 / unit);
     }
 
-    /// Sets the elements of bucket b that are not finite to 0.
-    void forget_infinite(std::size_t b, std::size_t count) const noexcept {
-        for (float& x : std::span(bucket(b), count))
-            if (!is_finite(x)) x = 0;
-    }
-
     /// For a compressible bucket b that travels whole: adds its residual, which came from another plan or a checkpoint,
     /// to the gradients. Returns the contribution to send.
     Contribution release(std::size_t b, BufferView gradients, Contribution own) {

@@ -14,8 +14,6 @@ struct Messages {
     const std::uint32_t* first = nullptr;  ///< rank 0's message
     std::size_t stride = 0;                ///< words from one message to the next
     std::size_t count = 0;
-
-    const std::uint32_t* of(std::size_t rank) const noexcept { return first + rank * stride; }
 };
 
 /// A bucket as a codec sees it.
@@ -30,10 +28,8 @@ struct GatheredBucket {
 /// adds them up in rank order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
 ///
 /// `Settings::Codec` defines the words. It is made of the settings and has, where `bucket` is a GatheredBucket:
-/// - `words(bucket, contents, b, rank)`: the number of words of a message of bucket b, which `contents` describes;
-/// - `write(bucket, held, count, words)`: moves the elements to send from `held`, all `count` elements
-///   of the bucket in f32, to `words`. Returns false if it cannot say which elements are not finite:
-///   all of the bucket is then NaN on every rank;
+/// - `words(bucket)`: the number of words of a message;
+/// - `write(bucket, held, words)`: moves what is sent from `held`, all elements of the bucket in f32, to `words`;
 /// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have
 ///   changed `words`;
 /// - `add_up(bucket, messages, factor, to, hand_out)`: calls `hand_out(first, sums, part)` for consecutive parts of
@@ -79,7 +75,7 @@ public:
                 bucket.elements += part.count;
                 bucket.parts.push_back({part.offset, part.count});
             }
-            bucket.words = codec_.words(bucket, contents[b], b, backend.rank());
+            bucket.words = codec_.words(bucket);
             const std::size_t own = weight_words + bucket.words;
             if (own * size_ * sizeof(std::uint32_t) >= 2 * bucket.elements * size_of(contents[b].dtype)) continue;
             bucket.message = own;
@@ -93,14 +89,10 @@ public:
         if (!Base::compresses(backend, b, bucket, contribution, [&] { return buckets_[b].message != 0; }))
             return WorkType<B>(backend.all_reduce(bucket, op, contribution));
         const Bucket& own = buckets_[b];
-        double weight = contribution.weight;
         std::uint32_t* const message = message_of(own, rank_);
         const double unit = Base::hold(b, bucket, contribution, message, own.message * sizeof(std::uint32_t));
-        if (unit != 0 && !codec_.write(own, residuals_.bucket(b), bucket.count, message + weight_words)) {
-            residuals_.forget_infinite(b, bucket.count);
-            weight = std::numeric_limits<double>::quiet_NaN();
-        }
-        std::memcpy(message, &weight, sizeof weight);
+        if (unit != 0) codec_.write(own, residuals_.bucket(b), message + weight_words);
+        std::memcpy(message, &contribution.weight, sizeof(double));
         const BufferView all = detail::typed_view(message_of(own, 0), own.message * size_, DType::i32);
         return WorkType<B>(backend.all_gather(all.subview(own.message * rank_, own.message), all),
                            Sum{this, b, bucket, contribution.weight, unit});

@@ -40,18 +40,17 @@ public:
             detail::refuse("Quantizer", detail::text("an element has 8, 4 or 1 bits, not ", bits_));
     }
 
-    std::size_t words(const Bucket& bucket, const BucketContents&, std::size_t, int) const noexcept {
+    std::size_t words(const Bucket& bucket) const noexcept {
         std::size_t words = 0;
         for (const detail::NumbersOf& part : bucket.parts) words += kernel::quantized_words(part.count, bits_);
         return words;
     }
 
-    bool write(const Bucket& bucket, float* held, std::size_t, std::uint32_t* words) const {
+    void write(const Bucket& bucket, float* held, std::uint32_t* words) const {
         for (const detail::NumbersOf& part : bucket.parts) {
             kernel::quantize(held + part.first, part.count, bits_, words);
             words += kernel::quantized_words(part.count, bits_);
         }
-        return true;  // a block that is not finite is marked in its own words
     }
 
     void put_back(const Bucket& bucket, const std::uint32_t* words, float* held) const {

@@ -6,8 +6,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// The functions of an engine that an overlap policy may call. All of them are thread-safe.
-class BucketEngine {
+/// Launches buckets and advances their collectives, as an overlap policy says. All functions are thread-safe.
+class BucketLauncher {
 public:
     /// Starts the collectives of the full buckets that are next in the plan's order. Buckets behind one that is not
     /// full wait for it, so that all ranks launch in the same order.
@@ -20,27 +20,27 @@ public:
     virtual bool wants_thread() const noexcept = 0;
 
 protected:
-    ~BucketEngine() = default;
+    ~BucketLauncher() = default;
 };
 
 /// Decides when buckets are launched before `finish()`, and how they advance during the backward. `finish()` launches
-/// the others. The engine calls:
+/// the others. The Reducer calls:
 ///
-/// - `attach(engine)` once, before anything else. The engine lives until `detach()` has returned.
+/// - `attach(launcher)` once, before anything else. The launcher lives until `detach()` has returned.
 ///   Copies are made only before.
-/// - `bucket_full(engine)` when the last gradient of a bucket was marked ready, on the thread that marked it.
-/// - `gradients_ready(engine)` now and then as gradients are marked ready: after every `bucket_full`, and, while
+/// - `bucket_full(launcher)` when the last gradient of a bucket was marked ready, on the thread that marked it.
+/// - `gradients_ready(launcher)` now and then as gradients are marked ready: after every `bucket_full`, and, while
 ///   collectives are in flight, whenever about 16 KiB of gradients were marked since the last call.
-/// - `detach()` before the engine is destroyed. The policy must not call the engine after it returns.
+/// - `detach()` before the launcher is destroyed. The policy must not call the launcher after it returns.
 /// - `describe()` for the name of the policy; the ranks compare it.
 ///
 /// `static constexpr bool gathers_in_forward = true` requests reduce-scatters in the backward, and all-gathers that
 /// continue after `finish()`.
 template <class P>
-concept OverlapPolicy = std::copy_constructible<P> && requires(P& policy, const P& constant, BucketEngine& engine) {
-    policy.attach(engine);
-    policy.bucket_full(engine);
-    policy.gradients_ready(engine);
+concept OverlapPolicy = std::copy_constructible<P> && requires(P& policy, const P& constant, BucketLauncher& launcher) {
+    policy.attach(launcher);
+    policy.bucket_full(launcher);
+    policy.gradients_ready(launcher);
     policy.detach();
     { constant.describe() } -> std::convertible_to<std::string>;
 };

@@ -24,7 +24,7 @@ inline constexpr bool never = false;
 #define GRADSYNC_REQUIRE(sentence, ...)                                                                          \
     static_assert(                                                                                               \
         requires(T& t, const T& c, BufferView x, ConstBufferView in, ReduceOp op, Contribution own, int i,       \
-                 std::size_t n, std::string what, std::chrono::nanoseconds limit, BucketEngine& engine,          \
+                 std::size_t n, std::string what, std::chrono::nanoseconds limit, BucketLauncher& launcher,      \
                  std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) { __VA_ARGS__ }, \
         "gradsync: " sentence)
 #define GRADSYNC_MEMBERS(whom, request, ...) GRADSYNC_REQUIRE("give " whom " a member " request, __VA_ARGS__)
@@ -251,11 +251,12 @@ consteval bool require_overlap_policy() {
                       "gradsync: make this overlap policy copyable; copies are made only before attach()");
         GRADSYNC_REQUIRE(
             "the third template argument of Reducer is an overlap policy (OverlapBackward, ...); a policy of your own "
-            "needs a member void attach(gradsync::BucketEngine&)",
-            t.attach(engine););
-        GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketEngine&)", t.bucket_full(engine););
-        GRADSYNC_MEMBERS("this overlap policy", "void gradients_ready(gradsync::BucketEngine&)",
-                         t.gradients_ready(engine););
+            "needs a member void attach(gradsync::BucketLauncher&)",
+            t.attach(launcher););
+        GRADSYNC_MEMBERS("this overlap policy", "void bucket_full(gradsync::BucketLauncher&)",
+                         t.bucket_full(launcher););
+        GRADSYNC_MEMBERS("this overlap policy", "void gradients_ready(gradsync::BucketLauncher&)",
+                         t.gradients_ready(launcher););
         GRADSYNC_MEMBERS("this overlap policy", "void detach(), after which it does not touch the engine", t.detach(););
         GRADSYNC_MEMBER("this overlap policy", c.describe(), std::convertible_to<std::string>,
                         "std::string describe() const, which names it");

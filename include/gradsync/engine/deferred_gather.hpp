@@ -108,7 +108,7 @@ private:
     };
 
     /// The gathers as the background thread sees them.
-    struct Progress final : BucketEngine {
+    struct Progress final : BucketLauncher {
         std::optional<B> backend;
         std::atomic<std::size_t> pending{0};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "bucket_storage.hpp"
+#include "bucket_memory.hpp"
 #include "planned_parameters.hpp"
 #include "round_sums.hpp"
 
@@ -39,10 +39,10 @@ public:
         storage_ = make_storage(backend);
         allocate_shards(backend);
         if (sums_.apart()) {
-            for (std::size_t place = 0; place < sums_.places(); ++place)
-                for (const ParameterInfo& info : planned_.infos())
-                    sums_apart_.push_back(typed_view(nullptr, info.count, accumulator_of(info.dtype)));
-            apart_bytes_ = allocate_lines(backend, sums_apart_, apart_memory_);
+            List<BufferView> sums;
+            for (const ParameterInfo& info : planned_.infos())
+                sums.push_back(typed_view(nullptr, info.count, accumulator_of(info.dtype), B::memory_space));
+            sums_apart_ = Arrays<B>(backend, std::move(sums), sums_.places());
         }
         prepare();
     }
@@ -50,7 +50,7 @@ public:
     /// Collective.
     [[gnu::cold]] bool reorder(B& backend, std::span<const std::uint64_t> order) {
         if (!planned_.reorder(backend, order)) return false;
-        BucketStorage<B> storage = make_storage(backend);
+        BucketMemory<B> storage = make_storage(backend);
         for (const std::size_t i : planned_.order())
             // Borrowed gradients stay in the trainer's memory: their buckets hold only sums of micro-batches.
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < rounds_.images(); ++k)
@@ -64,7 +64,7 @@ public:
     const PlannedParameters<B>& planned() const noexcept { return planned_; }
     PlannedParameters<B>& planned() noexcept { return planned_; }
     /// The memory of the buckets.
-    const BucketStorage<B>& storage() const noexcept { return storage_; }
+    const BucketMemory<B>& storage() const noexcept { return storage_; }
     const Row& row(std::size_t i) const noexcept { return rows_[i]; }
     /// The memory in which the trainer finds gradient i.
     BufferView gradient(std::size_t i) const noexcept {
@@ -73,7 +73,7 @@ public:
     /// This rank's shard of bucket b, once its collective is complete.
     BufferView shard(std::size_t b) const noexcept { return pooled() ? shards_[b] : own_part(b); }
     /// Bytes of memory that the library owns.
-    std::size_t bytes() const noexcept { return storage_.bytes() + apart_bytes_ + shards_.bytes(); }
+    std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + shards_.bytes(); }
 
     // -------------------------------------------------------------------------------------------- sums over the ranks
 
@@ -94,11 +94,10 @@ public:
     /// For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
-        if (storage_.has_slot(b) ||
-            storage_.take_slot(b, planned_.plan().bucket(b), !more && B::memory_space != MemorySpace::host))
+        if (storage_.has_memory(b) || storage_.take(b, true, !more && B::memory_space != MemorySpace::host))
             return true;
         if constexpr (B::memory_space == MemorySpace::host)
-            if (more) return storage_.add_slot(b, planned_.plan().bucket(b)), true;
+            if (more) return storage_.place_outside(b), true;
         return false;
     }
     /// Call when bucket b is reduced. Adds up its sums, if there are several. Pooled gradients: adds to this rank's
@@ -110,7 +109,7 @@ public:
         for (std::size_t k = 0; k < dealt.now().size(); ++k)
             shards_.add(b, rounds_.result(b, k), dealt.now()[k].leaves);
         std::lock_guard lock(slots_);
-        if (storage_.bucket(b).data != nullptr) storage_.return_slot(b, planned_.plan().bucket(b));
+        storage_.displace(b);
     }
 
     // ----------------------------------------------------------------------------------------------- into the buckets
@@ -144,7 +143,7 @@ public:
         if (leaves && B::memory_space != MemorySpace::host) return false;
         planned_.set_gradient(i, gradient);
         if (leaves) return some_left_.store(true, std::memory_order_relaxed), true;
-        if (direct) storage_.rebind(b, i, gradient);
+        if (direct) storage_.rebind(b, gradient);
         rows_[i] = row_of(i);
         return true;
     }
@@ -170,6 +169,7 @@ private:
 
     Row row_of(std::size_t i) const noexcept {
         const BufferView gradient = planned_[i].gradient;
+        if (!planned_[i].requires_grad) return {gradient, gradient.bytes(), true, true};
         const bool copied = live_here() ? storage_.parameter(i).dtype != storage_.written(i).dtype
                                         : storage_.parameter(i).data != gradient.data;
         return {gradient, gradient.bytes(), copied, copied || sums_.in_place()};
@@ -179,14 +179,14 @@ private:
         bool left = false;
         for (const std::size_t i : all) left = left || (!rows_[i].copied && row_of(i).copied);
         if (!left) return;
-        if constexpr (B::memory_space == MemorySpace::host) storage_.detach(b, all);
+        if constexpr (B::memory_space == MemorySpace::host) storage_.detach(b);
         for (const std::size_t i : all) {
             rows_[i] = row_of(i);
             deposit(i);
         }
     }
     [[gnu::cold]] void prepare() {
-        sums_.set_stride(sums_.apart() ? apart_bytes_ / sums_.places() : storage_.image_bytes());
+        sums_.set_stride(sums_.apart() ? sums_apart_.image_bytes() : storage_.image_bytes());
         rows_.resize(planned_.size());
         for (std::size_t i = 0; i < rows_.size(); ++i) rows_[i] = row_of(i);
     }
@@ -202,38 +202,50 @@ private:
         return sums_.apart() ? sums_apart_[i] : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
     }
 
-    [[gnu::cold]] BucketStorage<B> make_storage(B& backend) const {
+    [[gnu::cold]] BucketMemory<B> make_storage(B& backend) const {
         const BucketPlan& plan = planned_.plan();
+        const List<ParameterInfo>& infos = planned_.infos();
+        BucketLayout layout = planned_.layout();
+        List<BufferView> buckets = pooled() ? List<BufferView>(plan.size()) : planned_.direct_buckets(backend);
+        std::size_t direct = 0;
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            if (buckets[b].data == nullptr) {
+                buckets[b] =
+                    typed_view(nullptr, layout.counts[b], infos[plan.bucket(b).front()].dtype, B::memory_space);
+                continue;
+            }
+            ++direct;
+            layout.counts[b] = buckets[b].count;
+            for (std::size_t i : plan.bucket(b)) layout.offsets[i] = distance(buckets[b], planned_[i].gradient);
+        }
+        BucketMemory<B> storage(plan, std::move(layout), infos, std::move(buckets), pooled() ? plan.size() : 1,
+                                [&](std::size_t b) { return pooled() ? b : 0; });
         if (pooled()) {
+            for (std::size_t i : planned_.order())
+                if (planned_[i].gradient.dtype != infos[i].dtype) storage.write_behind(i, planned_[i].gradient.dtype);
             const bool unused =
                 B::memory_space != MemorySpace::host && options_.unused == UnusedParameters::find_unused;
-            const List<ParameterView>& parameters = planned_.parameters();
-            return BucketStorage<B>::with_slots(backend, plan, planned_.layout(), planned_.infos(), parameters,
-                                                slots_needed(plan, parameters, planned_.order(), unused));
+            storage.make_slots(backend, slots_needed(plan, planned_.parameters(), planned_.order(), unused));
+        } else {
+            debug(DebugLevel::info, rank_, direct, " of ", plan.size(),
+                  " buckets are the trainer's own memory; the others have memory of the library");
+            storage.place_images(backend, rounds_.images());
         }
-        const List<BufferView> direct = planned_.direct_buckets(backend);
-        std::size_t count = 0;
-        for (const BufferView& range : direct) count += range.data != nullptr;
-        debug(DebugLevel::info, rank_, count, " of ", plan.size(),
-              " buckets are the trainer's own memory; the others have memory of the library");
-        return BucketStorage<B>::with_memory(backend, plan, planned_.layout(), planned_.infos(), planned_.parameters(),
-                                             direct, rounds_.images());
+        return storage;
     }
     [[gnu::cold]] void allocate_shards(B& backend) {
-        if (pooled()) shards_.allocate(backend, storage_, planned_.plan().size(), rounds_.dealt());
+        if (pooled()) shards_.allocate(backend, storage_.buckets(), rounds_.dealt());
     }
 
     const ReducerOptions& options_;
     const int size_, rank_;
     PlannedParameters<B> planned_;
-    BucketStorage<B> storage_;
+    BucketMemory<B> storage_;
     std::mutex slots_;
     RoundSums<B> rounds_;
     GradientShards<B> shards_;  ///< if gradients are pooled
     MicroBatchSums<B> sums_;
-    decltype(std::declval<B&>().allocate(std::size_t{})) apart_memory_{};
-    std::size_t apart_bytes_ = 0;
-    List<BufferView> sums_apart_;  ///< by place and parameter
+    Arrays<B> sums_apart_;  ///< by place and parameter
     [[no_unique_address]] PassesOf<B> passes_;
     List<Row> rows_;                      ///< by parameter
     std::atomic<bool> some_left_{false};  ///< some gradients have left the range that was their bucket; see `rebind`

@@ -26,8 +26,8 @@ public:
 
     /// This as the overlap policy sees it: `hook()` in the policy's hooks, where work counts as exposed; `background()`
     /// in a thread of its own, where it does not.
-    BucketEngine& hook() noexcept { return hook_; }
-    BucketEngine& background() noexcept { return background_; }
+    BucketLauncher& hook() noexcept { return hook_; }
+    BucketLauncher& background() noexcept { return background_; }
 
     /// Adapts to a new plan, whose buckets are allocated. Call between steps.
     [[gnu::cold]] void adopt_plan() {
@@ -182,7 +182,7 @@ public:
     }
 
 private:
-    class View final : public BucketEngine {
+    class View final : public BucketLauncher {
     public:
         View(InFlight& of, bool in_hook) noexcept : of_(of), in_hook_(in_hook) {}
         /// With check_writes, buckets are launched in `finish()`, because a reduction in place also writes.

@@ -7,6 +7,11 @@
 
 namespace gradsync::inline v0_2::detail {
 
+inline BufferView shifted(BufferView view, std::size_t bytes) noexcept {
+    view.data = static_cast<std::byte*>(view.data) + bytes;
+    return view;
+}
+
 /// Stacks of sums (core/math.hpp), one for each gradient. The caller owns the memory: the open sums of a gradient lie
 /// in places 0, 1, ...; the sum of the first leaves is in place 0. `first` is place 0, in all functions. Different
 /// gradients may be added concurrently.
@@ -19,10 +24,7 @@ public:
     void set_stride(std::size_t bytes) noexcept { stride_ = bytes; }
     /// Makes `count` empty stacks.
     void reset(std::size_t count) { stacks_ = List<Stack>(count); }
-    BufferView place(BufferView first, std::size_t number) const noexcept {
-        first.data = static_cast<std::byte*>(first.data) + number * stride_;
-        return first;
-    }
+    BufferView place(BufferView first, std::size_t number) const noexcept { return shifted(first, number * stride_); }
 
     std::size_t size() const noexcept { return stacks_.size(); }
     std::size_t leaves(std::size_t i) const noexcept { return stacks_[i].leaves; }

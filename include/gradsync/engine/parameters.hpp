@@ -72,6 +72,19 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const List<Par
     return {};
 }
 
+/// The range that the `part` (value or gradient) of these parameters fills in the trainer's memory, if it may serve as
+/// a bucket; otherwise a view without memory.
+template <Backend B>
+BufferView range_in_place(std::span<const std::size_t> bucket, ListView<const ParameterView> parameters,
+                          BufferView ParameterView::*part) {
+    const void* const arena = parameters[bucket.front()].arena;
+    // In device memory, two allocations may be adjacent by chance. No copy may cross that border, and the bucket could
+    // not be detached.
+    bool may = B::memory_space == MemorySpace::host || bucket.size() == 1 || arena != nullptr;
+    for (const std::size_t i : bucket) may = may && parameters[i].arena == arena;
+    return may ? range_of(bucket, [&](std::size_t i) { return parameters[i].*part; }) : BufferView();
+}
+
 /// The product of the extents; nullopt if it overflows std::size_t.
 inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shape) {
     std::size_t volume = 1;

@@ -55,15 +55,10 @@ public:
             const std::span<const std::size_t> bucket = plan_.bucket(b);
             // Groups with replicas must lay out buckets alike, but each sees only its own memory.
             bool direct = !means_only_ || bucket.size() == 1;
-            const void* const arena = parameters_[bucket.front()].arena;
-            // A bucket of several gradients in device memory cannot be detached, so gradients that are adjacent by
-            // chance do not form one.
-            const bool by_chance = B::memory_space != MemorySpace::host && bucket.size() > 1 && arena == nullptr;
-            for (const std::size_t i : bucket)
-                direct = direct && !by_chance && parameters_[i].arena == arena && may_be_direct(i, infos_[i]);
+            for (const std::size_t i : bucket) direct = direct && may_be_direct(i, infos_[i]);
             if (!direct) continue;
             several = several || bucket.size() > 1;
-            ranges[b] = range_of(bucket, [&](std::size_t i) { return parameters_[i].gradient; });
+            ranges[b] = range_in_place<B>(bucket, parameters_, &ParameterView::gradient);
             Digest digest;
             if (bucket.size() > 1 && ranges[b].bytes() < least_direct_) ranges[b] = {};
             if (ranges[b].data == nullptr) continue;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../kernel/reduce.hpp"
-#include "bucket_storage.hpp"
+#include "bucket_memory.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -14,7 +14,7 @@ public:
     /// The references outlive this. `own`: this rank's sums of its micro-batches. `shards`: what is reduced of pooled
     /// gradients. `several`: may a round be split into sums? `halves`: does the exchange end with this rank's shards?
     RoundSums(const B& backend, const ReducerOptions& options, bool several, bool halves,
-              const BucketStorage<B>& storage, const MicroBatchSums<B>& own, const GradientShards<B>& shards)
+              const BucketMemory<B>& storage, const MicroBatchSums<B>& own, const GradientShards<B>& shards)
         : options_(options),
           halves_(halves),
           size_(backend.size()),
@@ -76,7 +76,7 @@ private:
     const ReducerOptions& options_;
     const bool halves_;
     const int size_, rank_;
-    const BucketStorage<B>& storage_;
+    const BucketMemory<B>& storage_;
     const MicroBatchSums<B>& own_;
     const GradientShards<B>& shards_;
     DealtSums dealt_;

@@ -143,7 +143,7 @@ private:
 /// memory, as after `torch::load`. It owns gradients in buckets: their `.grad()` is undefined after its destruction. It
 /// can be neither moved nor copied.
 template <class B, class Buckets = SizeCappedBuckets, class Overlap = OverlapBackward, class Exchange = AllReduce>
-class TorchReducer : detail::TorchGradients, Reducer<B, Buckets, Overlap, Exchange> {
+class TorchReducer : detail::TorchGradients, public Reducer<B, Buckets, Overlap, Exchange> {
     using Base = Reducer<B, Buckets, Overlap, Exchange>;
     using Role = detail::Role;
     static_assert(!detail::gathers_in_forward<Overlap>(),
@@ -175,10 +175,6 @@ public:
         }
     }
 
-    using Base::backend, Base::begin_step, Base::clip_gradients_by_norm, Base::clip_gradients_by_value, Base::discard,
-        Base::exchange, Base::gradient_norm, Base::no_sync, Base::parameters, Base::plan, Base::record_order,
-        Base::set_weight, Base::statistics, Base::was_used;
-
     /// The same as in Reducer.
     void broadcast_parameters(int root = 0) {
         this->check_weights();
@@ -193,7 +189,7 @@ public:
         for (const at::Tensor& b : buffers)
             if (b.is_floating_point()) floating.push_back(buffer(b));
         if (!floating.empty())
-            detail::all_reduce_together(backend(), ListView<const BufferView>(floating), ReduceOp::mean);
+            detail::all_reduce_together(Base::backend(), ListView<const BufferView>(floating), ReduceOp::mean);
         Base::broadcast_buffers(this->buffer_bytes(false));
     }
 
@@ -215,6 +211,9 @@ public:
     }
 
 private:
+    // Hooks of autograd mark gradients, and place them.
+    using Base::backward, Base::gradient_view, Base::mark_ready, Base::rebind_gradient;
+
     void move_into_buckets() {
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             const at::Tensor& t = tensors[i];

@@ -22,22 +22,17 @@ namespace detail {
 /// The common part of TorchShardedOptimizer and TorchFullyShard, which are a ShardedOptimizer and a
 /// ShardedParameters of tensors.
 template <class B, class Sharded>
-class TorchSharded : protected Sharded {
+class TorchSharded : public Sharded {
 protected:
     static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
     static_assert(!external || !Sharded::steps_inside,
                   "gradsync: your optimizer steps after the reduction; use Zero1 or Zero2");
+    // Hooks of autograd call these.
+    using Sharded::acquire_gradient, Sharded::mark_ready, Sharded::parameter_value;
+    using Sharded::broadcast_parameters, Sharded::for_each_gradient;
 
 public:
     TorchSharded& operator=(TorchSharded&&) = delete;
-    using Sharded::backend, Sharded::begin_step, Sharded::collect_state, Sharded::distribute_state, Sharded::flush,
-        Sharded::for_each_shard, Sharded::gradient_norm, Sharded::memory, Sharded::no_sync, Sharded::optimizer,
-        Sharded::parameters, Sharded::plan, Sharded::publish, Sharded::replica, Sharded::set_weight,
-        Sharded::statistics;
-    template <class Use>
-    friend void with_replicas(const TorchSharded& t, Use&& use) {
-        with_replicas(static_cast<const Sharded&>(t), use);
-    }
 
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) { Sharded::broadcast_buffers(trained_.buffer_bytes(), root); }
@@ -90,7 +85,7 @@ public:
     /// without `total`.
     double clip_gradients_by_norm(double max_norm, std::optional<double> total = {}) {
         static_assert(external, "gradsync: pass step() clip_factor(gradient_norm(), max_norm)");
-        const double norm = total ? *total : gradient_norm();
+        const double norm = total ? *total : Sharded::gradient_norm();
         for (at::Tensor& s : shards_)
             if (s.grad().defined()) s.mutable_grad().mul_(clip_factor(norm, max_norm));
         return norm;
@@ -114,8 +109,8 @@ public:
             std::memcpy(static_cast<std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype), piece.data,
                         piece.bytes());
         };
-        if (root) collect_state(*root, sink);
-        else collect_state(sink);
+        if (root) Sharded::collect_state(*root, sink);
+        else Sharded::collect_state(sink);
         return state;
     }
 
@@ -125,14 +120,14 @@ public:
     /// Collective, between steps.
     void load_state_dict(const std::map<std::string, at::Tensor>& state, int root = 0) {
         at::Tensor whole;
-        distribute_state(root, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
+        Sharded::distribute_state(root, [&](std::size_t i, std::size_t a, std::size_t first, BufferView piece) {
             const at::NoGradGuard no_graph;
             const auto found = state.find(key(i, a));
             const bool here = found != state.end();
             if (here ? found->second.sizes() != tensors_[i].sizes() : a == 0)
                 raise(Errc::invalid_argument,
                       text("the state ", here ? "has a wrong shape for '" : "lacks '", key(i, a), "'"),
-                      {.operation = "load_state_dict", .rank = root, .parameter = parameters()[i].name});
+                      {.operation = "load_state_dict", .rank = root, .parameter = Sharded::parameters()[i].name});
             if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
             std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype),
                         piece.bytes());
@@ -141,16 +136,17 @@ public:
     }
 
 protected:
-    /// Broadcasts rank 0's weights. `keeps`: gradients stay in `.grad()` until the step, so that autograd adds to them.
+    /// Broadcasts rank 0's weights.
     template <class... Arguments>
-    TorchSharded(B comm, const TorchParameters& trained, bool keeps, Arguments&&... arguments)
+    TorchSharded(B comm, const TorchParameters& trained, Arguments&&... arguments)
         : Sharded(std::move(comm), without_gradients(trained).views(), std::forward<Arguments>(arguments)...),
           trained_(trained),
-          keeps_(keeps),
+          keeps_(this->engine_options_.gradients != GradientStorage::pooled &&
+                 this->engine_options_.accumulation == Accumulation::in_gradients),
           hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
         Sharded::broadcast_parameters();
         if (!external) return;
-        for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView m) {
+        Sharded::for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView m) {
             shards_[i] = in_shape(i, at::from_blob(m.data, {static_cast<std::int64_t>(m.count)}, scalar_type(m.dtype)));
         });
         for (at::Tensor& s : shards_) {
@@ -176,7 +172,8 @@ private:
     /// A tensor of the shape and strides of parameter i.
     at::Tensor like(std::size_t i, DType dtype) const { return at::empty_like(tensors_[i], scalar_type(dtype)); }
     std::string key(std::size_t i, std::size_t a) const {
-        return a == 0 ? parameters()[i].name : text(parameters()[i].name, ":", a);
+        const ParameterView& p = Sharded::parameters()[i];
+        return a == 0 ? p.name : text(p.name, ":", a);
     }
 
     /// Moves the gradient that autograd made into the engine's memory.
@@ -218,7 +215,7 @@ private:
         return sum;
     }
 
-    const bool keeps_;
+    const bool keeps_;  ///< gradients stay in `.grad()` until the step, so that autograd adds to them
     std::optional<std::uint64_t> averaged_;                        ///< the digest at `finish()`, until the step
     std::vector<at::Tensor> shards_{tensors_.size()}, gradients_;  ///< by parameter, with an ExternalOptimizer
     TorchHooks hooks_;
@@ -255,16 +252,21 @@ public:
     /// policies, in any order. Gives every rank the weights of rank 0. Collective. Throws as ShardedOptimizer's
     /// constructor does.
     template <class First = ReducerOptions, class... More>
+        requires(std::same_as<First, ReducerOptions> || (std::same_as<More, ReducerOptions> || ...))
     TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, First first = {}, More... more)
-        : TorchShardedOptimizer(std::move(comm), trained,
-                                detail::choose<ReducerOptions, Role::other, B>(first, more...), std::move(optimizer),
-                                detail::choose<Stage, Role::stage, B>(first, more...),
-                                detail::choose<Buckets, Role::buckets, B>(first, more...),
-                                detail::choose<Overlap, Role::overlap, B>(first, more...),
-                                detail::choose<Exchange, Role::exchange, B>(first, more...)) {
-        static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange,
-                                      Role::stage>::template check<First, More...>());
+        : Base(std::move(comm), trained, std::move(optimizer), of_sharded(std::move(first)),
+               of_sharded(std::move(more))...) {
+        static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap, Role::exchange, Role::stage,
+                                      Role::shards>::template check<First, More...>());
+        for (const at::Tensor& t : tensors_)
+            if (t.requires_grad()) t.set_data(detail::alias(t));
+        move_into_buckets();
     }
+    /// The same with default options.
+    template <class... Policies>
+    TorchShardedOptimizer(B comm, const TorchParameters& trained, O optimizer, Policies... policies)
+        : TorchShardedOptimizer(std::move(comm), trained, std::move(optimizer), ReducerOptions(),
+                                std::move(policies)...) {}
     ~TorchShardedOptimizer() {
         try {
             Sharded::flush();
@@ -275,7 +277,6 @@ public:
                 detail::move_storage(t, detail::move_storage(t.detach().clone(), {nullptr, at::kCPU}));
     }
 
-    using Sharded::wait_parameter;
     /// See ShardedOptimizer::rebuild_buckets. The slices of an ExternalOptimizer stay where they are. Throws
     /// Error(invalid_argument) after a micro-batch under `no_sync()`.
     [[nodiscard]] bool rebuild_buckets()
@@ -292,18 +293,16 @@ public:
 
 private:
     using Base::tensors_;
+    using Sharded::adopt_values, Sharded::unfreeze;  // the slices and the tensors would not follow
 
-    TorchShardedOptimizer(B comm, const TorchParameters& trained, const ReducerOptions& options, O optimizer,
-                          Stage stage, Buckets buckets, Overlap overlap, Exchange exchange)
-        : Base(std::move(comm), trained, !Stage::shards_gradients && options.accumulation == Accumulation::in_gradients,
-               std::move(optimizer),
-               ShardingOptions{
-                   Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
-                   ParameterStorage::in_buckets},
-               stage, std::move(buckets), std::move(overlap), std::move(exchange)) {
-        for (const at::Tensor& t : tensors_)
-            if (t.requires_grad()) t.set_data(detail::alias(t));
-        move_into_buckets();
+    /// An argument as the ShardedOptimizer takes it.
+    static ShardingOptions of_sharded(const ReducerOptions& options) {
+        return {Stage::shards_gradients ? options : detail::with_storage(options, GradientStorage::in_buckets),
+                ParameterStorage::in_buckets};
+    }
+    template <class Policy>
+    static Policy of_sharded(Policy policy) {
+        return policy;
     }
     void move_into_buckets() {
         for (std::size_t i = 0; i < tensors_.size(); ++i)
@@ -353,12 +352,19 @@ public:
     template <class First = ShardedParametersOptions, class... More>
     TorchFullyShard(B comm, const TorchParameters& trained, O optimizer, const std::vector<std::string>& units,
                     First first = {}, More... more)
-        : TorchFullyShard(std::move(comm), trained,
-                          detail::choose<ShardedParametersOptions, Role::other, B>(first, more...),
-                          std::move(optimizer), units, detail::choose<Overlap, Role::overlap, B>(first, more...),
-                          detail::choose<Exchange, Role::exchange, B>(first, more...)) {
-        static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap,
-                                      Role::exchange>::template check<First, More...>());
+        : Base(std::move(comm), trained, std::move(optimizer), Units(trained.units_of(units)), std::move(first),
+               std::move(more)...),
+          units_(units.size()),
+          members_(units.size() + 1) {
+        static_assert(detail::Accepts<B, ShardedParametersOptions, Role::overlap, Role::exchange,
+                                      Role::shards>::template check<First, More...>());
+        for (std::size_t i = 0; i < tensors_.size(); ++i) {
+            if (!tensors_[i].requires_grad()) continue;
+            members_[detail::smaller(this->buckets_.unit_of(i), units_)].push_back(i);
+            tensors_[i].set_data(detail::alias(tensors_[i]));
+        }
+        if (Sharded::unit_count() > units_) Sharded::acquire(units_);
+        place(units_, true);
     }
     ~TorchFullyShard() {
         for (std::size_t k = 0; k <= units_; ++k) place(k, false);
@@ -405,23 +411,7 @@ public:
 private:
     using Base::tensors_;
 
-    TorchFullyShard(B comm, const TorchParameters& trained, const ShardedParametersOptions& options, O optimizer,
-                    const std::vector<std::string>& units, Overlap overlap, Exchange exchange)
-        : Base(std::move(comm), trained,
-               !options.shard_gradients && options.reducer.accumulation == Accumulation::in_gradients,
-               std::move(optimizer), Units(trained.units_of(units)), options, std::move(overlap), std::move(exchange)),
-          units_(units.size()),
-          members_(units.size() + 1) {
-        for (std::size_t i = 0; i < tensors_.size(); ++i) {
-            if (!tensors_[i].requires_grad()) continue;
-            const bool stays =
-                Sharded::unit_of(i) == units_ || Sharded::parameters()[i].gradient.count < options.replicate_below;
-            members_[stays ? units_ : Sharded::unit_of(i)].push_back(i);
-            tensors_[i].set_data(detail::alias(tensors_[i]));
-        }
-        if (Sharded::unit_count() > units_) Sharded::acquire(units_);
-        place(units_, true);
-    }
+    using Sharded::acquire, Sharded::gather, Sharded::release, Sharded::unit_of;  // see `enter`
 
     /// Gives the weights of unit k their memory, or takes it away. The storage stays, because views
     /// that autograd saves share it.

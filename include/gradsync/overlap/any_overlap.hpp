@@ -19,7 +19,7 @@ public:
                       "gradsync: AnyOverlap cannot hold OverlapForward, because finish() then returns another type: "
                       "pass OverlapForward to the Reducer itself");
     }
-    /// Internal, for an engine: takes OverlapForward too, whose gathers the engine starts itself.
+    /// Internal, for the engine: takes OverlapForward too, whose gathers the engine starts itself.
     template <OverlapPolicy P>
     AnyOverlap(std::in_place_t, P policy) : policy_(new Model<P>(std::move(policy))) {}
 
@@ -31,9 +31,9 @@ public:
         return *this;
     }
 
-    void attach(BucketEngine& engine) { policy_->attach(engine); }
-    void bucket_full(BucketEngine& engine) { policy_->bucket_full(engine); }
-    void gradients_ready(BucketEngine& engine) { policy_->gradients_ready(engine); }
+    void attach(BucketLauncher& launcher) { policy_->attach(launcher); }
+    void bucket_full(BucketLauncher& launcher) { policy_->bucket_full(launcher); }
+    void gradients_ready(BucketLauncher& launcher) { policy_->gradients_ready(launcher); }
     void detach() { policy_->detach(); }
     std::string describe() const { return policy_->describe(); }
 
@@ -41,9 +41,9 @@ private:
     struct Interface {
         virtual ~Interface() = default;
         virtual Interface* copy() const = 0;
-        virtual void attach(BucketEngine& engine) = 0;
-        virtual void bucket_full(BucketEngine& engine) = 0;
-        virtual void gradients_ready(BucketEngine& engine) = 0;
+        virtual void attach(BucketLauncher& launcher) = 0;
+        virtual void bucket_full(BucketLauncher& launcher) = 0;
+        virtual void gradients_ready(BucketLauncher& launcher) = 0;
         virtual void detach() = 0;
         virtual std::string describe() const = 0;
     };
@@ -52,9 +52,9 @@ private:
     struct Model final : Interface {
         explicit Model(P own) : policy(std::move(own)) {}
         Interface* copy() const override { return new Model(policy); }
-        void attach(BucketEngine& engine) override { policy.attach(engine); }
-        void bucket_full(BucketEngine& engine) override { policy.bucket_full(engine); }
-        void gradients_ready(BucketEngine& engine) override { policy.gradients_ready(engine); }
+        void attach(BucketLauncher& launcher) override { policy.attach(launcher); }
+        void bucket_full(BucketLauncher& launcher) override { policy.bucket_full(launcher); }
+        void gradients_ready(BucketLauncher& launcher) override { policy.gradients_ready(launcher); }
         void detach() override { policy.detach(); }
         std::string describe() const override { return policy.describe(); }
         P policy;

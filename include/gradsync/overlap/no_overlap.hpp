@@ -8,9 +8,9 @@ namespace gradsync::inline v0_2 {
 /// Everything happens in `finish()`, unless sharded gradients need memory before.
 /// Use it as a baseline, or if nothing can overlap.
 struct NoOverlap {
-    void attach(BucketEngine&) {}
-    void bucket_full(BucketEngine&) {}
-    void gradients_ready(BucketEngine&) {}
+    void attach(BucketLauncher&) {}
+    void bucket_full(BucketLauncher&) {}
+    void gradients_ready(BucketLauncher&) {}
     void detach() noexcept {}
     std::string describe() const { return "NoOverlap"; }
 };

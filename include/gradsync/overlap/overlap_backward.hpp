@@ -22,16 +22,16 @@ public:
     /// Chooses how collectives advance.
     explicit OverlapBackward(Progress progress) noexcept : progress_(progress) {}
 
-    void attach(BucketEngine& engine) {
-        if (progress_ == Progress::automatic ? engine.wants_thread() : progress_ == Progress::thread)
-            thread_.start(engine);
+    void attach(BucketLauncher& launcher) {
+        if (progress_ == Progress::automatic ? launcher.wants_thread() : progress_ == Progress::thread)
+            thread_.start(launcher);
     }
-    void bucket_full(BucketEngine& engine) {
-        engine.launch_full_buckets();
+    void bucket_full(BucketLauncher& launcher) {
+        launcher.launch_full_buckets();
         if (thread_.running()) thread_.wake();
     }
-    void gradients_ready(BucketEngine& engine) {
-        if (!thread_.working() && engine.in_flight()) engine.poll();
+    void gradients_ready(BucketLauncher& launcher) {
+        if (!thread_.working() && launcher.in_flight()) launcher.poll();
     }
     void detach() noexcept { thread_.stop(); }
     std::string describe() const { return describe_as("OverlapBackward"); }

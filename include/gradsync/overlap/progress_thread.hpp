@@ -10,7 +10,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// A thread that advances an engine's collectives while some are in flight, and sleeps otherwise.
+/// A thread that advances a launcher's collectives while some are in flight, and sleeps otherwise.
 class ProgressThread {
 public:
     ProgressThread() = default;
@@ -20,12 +20,12 @@ public:
 
     bool running() const noexcept { return thread_.joinable(); }
     /// True if the thread advances collectives. False if it may not communicate (MPI_THREAD_FUNNELED, say), or if the
-    /// engine has failed. Other callers must then poll, and get the error if there is one.
+    /// launcher has failed. Other callers must then poll, and get the error if there is one.
     bool working() const noexcept { return running() && !gave_up_.load(std::memory_order_relaxed); }
 
-    /// `engine` must live until `stop()` has returned.
-    void start(BucketEngine& engine) {
-        engine_ = &engine;
+    /// `launcher` must live until `stop()` has returned.
+    void start(BucketLauncher& launcher) {
+        launcher_ = &launcher;
         thread_.start(*this);
     }
     /// The thread's function.
@@ -34,9 +34,9 @@ public:
             try {
                 // Collectives between ranks that share memory take microseconds. A longer one crosses a network, which
                 // tolerates pauses; constant polls would slow down compute on the same core.
-                for (int polls = 0; engine_->in_flight() && orders_.load(std::memory_order_acquire) < stopping;
+                for (int polls = 0; launcher_->in_flight() && orders_.load(std::memory_order_acquire) < stopping;
                      ++polls) {
-                    engine_->poll();
+                    launcher_->poll();
                     if (polls < 100) ::sched_yield();
                     else ::usleep(50);
                 }
@@ -72,7 +72,7 @@ private:
     static constexpr std::uint32_t asleep = 1, has_work = 2, stopping = 4;
     std::atomic<std::uint32_t> orders_{0};  ///< these flags; `has_work`: collectives may be in flight
     std::atomic<bool> gave_up_{false};
-    BucketEngine* engine_ = nullptr;
+    BucketLauncher* launcher_ = nullptr;
     Thread thread_;
 };
 

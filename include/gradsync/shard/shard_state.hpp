@@ -4,7 +4,7 @@
 #include "../core/backend.hpp"
 #include "../core/flat_optimizer.hpp"
 #include "../core/parameter.hpp"
-#include "../engine/bucket_layout.hpp"
+#include "../engine/bucket_memory.hpp"
 #include "../engine/weights.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "../kernel/passes.hpp"
@@ -99,35 +99,19 @@ public:
         : slices_(shard_slices(plan, layout, infos, backend.size(), backend.rank())),
           arrays_(1 + state_count),
           weights_(std::move(weights)),
-          rounded_(slices_.size()),
-          buckets_(plan.size()) {
-        const auto own_master = [&](std::size_t b) {
-            return values[b].data != nullptr && !is_low_precision(values[b].dtype);
-        };
-        const auto array_bytes = [&](std::size_t b) {
-            const std::size_t largest = shard_range(layout.counts[b], backend.size(), 0).size();
-            return in_lines(largest * size_of(accumulator_of(values[b].dtype)));
-        };
-        for (std::size_t b = 0; b < plan.size(); ++b) {
-            state_bytes_ += array_bytes(b) * state_count;
-            if (!own_master(b)) master_bytes_ += array_bytes(b);
-        }
-        memory_ = passes_of(backend).allocate(state_bytes_ + master_bytes_);
-        auto* next = static_cast<std::byte*>(memory_.data());
+          rounded_(slices_.size()) {
+        List<BufferView> masters, states;
         std::size_t at = 0;
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const BufferView own = shard_of(values[b], backend.size(), backend.rank());
-            for (std::size_t a = 0; a < arrays_; ++a) {
-                if (a == 0 && own_master(b)) {
-                    buckets_[b].push_back(own);
-                    continue;
-                }
-                buckets_[b].push_back(typed_view(next, own.count, accumulator_of(own.dtype), B::memory_space));
-                next += array_bytes(b);
-            }
+            states.push_back(typed_view(nullptr, own.count, accumulator_of(own.dtype), B::memory_space));
+            masters.push_back(own.data != nullptr && !is_low_precision(own.dtype) ? own : states.back());
             while (at < slices_.size() && slices_[at].bucket <= b) ++at;
             ends_.push_back(at);
         }
+        auto passes = passes_of(backend);
+        masters_ = Arrays<PassesOf<B>>(passes, std::move(masters));
+        states_ = Arrays<PassesOf<B>>(passes, std::move(states), state_count);
     }
 
     /// Lets a MatrixOptimizer step whole parameters. `costs`: see WholeCosts. Both outlive this.
@@ -139,16 +123,16 @@ public:
         for (const ShardSlice& slice : slices_) {
             if (!is_whole(slice.parameter)) continue;
             const std::size_t elements = optimizer.scratch_count(parameters[slice.parameter].shape);
-            bytes = larger(bytes, in_lines(elements * size_of(buckets_[slice.bucket][0].dtype)) +
-                                      slice.count * size_of(buckets_[slice.bucket][0].dtype));
+            const std::size_t width = size_of(array(slice, 0).dtype);
+            bytes = larger(bytes, in_lines(elements * width) + slice.count * width);
         }
         scratch_ = kernel::HostBuffer(bytes);
     }
 
     std::size_t array_count() const noexcept { return arrays_; }
-    std::size_t state_bytes() const noexcept { return state_bytes_; }  ///< bytes of the optimizer's arrays
+    std::size_t state_bytes() const noexcept { return states_.bytes(); }  ///< bytes of the optimizer's arrays
     /// Bytes of master weights kept in addition to the values.
-    std::size_t master_bytes() const noexcept { return master_bytes_; }
+    std::size_t master_bytes() const noexcept { return masters_.bytes(); }
 
     std::span<const ShardSlice> slices() const noexcept { return slices_; }
     std::span<const ShardSlice> slices(std::size_t b) const noexcept {
@@ -156,11 +140,13 @@ public:
         return std::span(slices_).subspan(first, ends_[b] - first);
     }
     /// Array a of this rank's shard of bucket b.
-    BufferView array(std::size_t b, std::size_t a) const noexcept { return buckets_[b][a]; }
+    BufferView array(std::size_t b, std::size_t a) const noexcept {
+        return a == 0 ? masters_[b] : states_.image(b, a - 1);
+    }
     /// The part of array a that belongs to `slice`.
     BufferView array(const ShardSlice& slice, std::size_t a) const noexcept {
         if (a == 0 && is_master(slice.parameter)) return weights_[slice.parameter].subview(slice.first, slice.count);
-        return buckets_[slice.bucket][a].subview(slice.offset, slice.count);
+        return array(slice.bucket, a).subview(slice.offset, slice.count);
     }
     /// Are the trainer's weights of parameter i the master weights?
     bool is_master(std::size_t i) const noexcept { return !weights_.empty() && !is_low_precision(weights_[i].dtype); }
@@ -182,14 +168,13 @@ public:
             const ConstBufferView gradient = gradients.subview(slice.offset - first, slice.count);
             if constexpr (MatrixOptimizer<O>) {
                 if (is_whole(slice.parameter)) {
-                    if (buckets_[b][0].dtype == DType::f32)
-                        step_whole<float>(slice, gradient, gradient_scale, optimizer);
+                    if (array(b, 0).dtype == DType::f32) step_whole<float>(slice, gradient, gradient_scale, optimizer);
                     else if constexpr (requires(const OptimizerMatrix<double>& m) { optimizer.step(m); })
                         step_whole<double>(slice, gradient, gradient_scale, optimizer);
                     continue;
                 }
             }
-            if (buckets_[b][0].dtype == DType::f32) step_slice<float>(slice, gradient, gradient_scale, optimizer);
+            if (array(b, 0).dtype == DType::f32) step_slice<float>(slice, gradient, gradient_scale, optimizer);
             else if constexpr (requires(const OptimizerSlice<double>& s) { optimizer.step(s); })
                 step_slice<double>(slice, gradient, gradient_scale, optimizer);
         }
@@ -353,13 +338,11 @@ private:
     List<BufferView> weights_;  ///< by parameter: the trainer's; empty if it has copies only
     /// By slice: digest of weights that have master weights beside them, as they were rounded.
     List<std::uint64_t> rounded_;
-    List<List<BufferView>> buckets_;
-    decltype(std::declval<PassesOf<B>>().allocate(std::size_t{})) memory_;
-    std::size_t state_bytes_ = 0, master_bytes_ = 0;
     // For whole parameters.
     const List<ParameterView>* parameters_ = nullptr;
     ListView<const double> costs_;
     kernel::HostBuffer scratch_;
+    Arrays<PassesOf<B>> masters_, states_;
     List<DeviceSlice> device_slices_;  ///< slices of a step, kept so that a step allocates nothing
     List<void*> device_arrays_;
 };

@@ -5,7 +5,7 @@
 
 #include "../core/requirements.hpp"
 #include "../engine/arguments.hpp"
-#include "../engine/gradient_engine.hpp"
+#include "../engine/gradient_sync.hpp"
 #include "step_inside.hpp"
 #include "whole_parameters.hpp"
 
@@ -243,7 +243,7 @@ protected:
         for (ParameterView& p : views)
             if (copies && p.requires_grad) p.value.data = nullptr;
         // Not assigned yet: if construction throws, later calls still need the old engine to report the failure.
-        auto made = std::make_unique<GradientEngine<B>>(guard_, std::move(views), engine_options_, policies());
+        auto made = std::make_unique<GradientSync<B>>(guard_, std::move(views), engine_options_, policies());
         if (engine_) take_times();
         engine_ = std::move(made);
         gathers_.set_watch(watch());
@@ -255,10 +255,20 @@ protected:
         });
     }
 
+    /// The buckets of the values, without memory, in the layout of the gradients.
+    List<BufferView> value_buckets() const {
+        return detail::value_buckets<B>(plan(), layout(), parameters_, Derived::name, backend_.rank());
+    }
+    const BucketLayout& layout() const noexcept { return engine_->home().storage().layout(); }
+    /// Lays out the values; units have no memory yet. `unit_of`: see BucketMemory.
+    void lay_out_values(List<BufferView> buckets, std::size_t units, auto&& unit_of) {
+        values_ =
+            BucketMemory<B>(plan(), layout(), engine_->home().planned().infos(), std::move(buckets), units, unit_of);
+    }
     /// Allocates the state of the current plan, after its values. `weights`: see ShardState. Collective.
     void make_state(List<BufferView> weights = {}) {
-        state_ = ShardState<B>(backend_, plan(), engine_->home().storage().layout(), engine_->home().planned().infos(),
-                               values_.buckets(), std::move(weights), optimizer_.state_count());
+        state_ = ShardState<B>(backend_, plan(), layout(), engine_->home().planned().infos(), values_.buckets(),
+                               std::move(weights), optimizer_.state_count());
         if constexpr (MatrixOptimizer<O>) state_.step_matrices(optimizer_, parameters_, costs_);
         gathers_.resize(plan().size());
     }
@@ -443,12 +453,12 @@ protected:
     const List<double> costs_;  ///< see WholeCosts
     O optimizer_;
     // Declared before the engine: after a failed step its destructor waits until no other rank writes to these values.
-    UnitValues<B> values_;
+    BucketMemory<B> values_;
     /// Of stage 3. Its end waits for the device, which may wait for ranks that the engine tells of a failure.
     std::optional<B> gathering_;
     ShardState<B> state_;
     InsideSteps<B, O> inside_{state_, values_, optimizer_};
-    std::unique_ptr<GradientEngine<B>> engine_;
+    std::unique_ptr<GradientSync<B>> engine_;
     DeferredGather<B> gathers_;
     bool unpublished_ = false;  ///< master weights were written since they were distributed
     Averages averages_ = Averages::none;

@@ -156,7 +156,7 @@ public:
     BufferView parameter_value(std::size_t i) const {
         this->check_index(i, "parameter_value");
         const ParameterView& p = parameters_[i];
-        return in_buckets() && p.requires_grad ? values_.value(i) : p.value;
+        return in_buckets() && p.requires_grad ? values_.parameter(i) : p.value;
     }
 
     /// Takes weights that you have written, alike on all ranks, into their master weights. In host memory every call
@@ -322,7 +322,7 @@ private:
         if (in_buckets()) return;
         auto own = this->state_.slices(b).begin();
         for (std::size_t i : plan().bucket(b)) {
-            const BufferView from = values_.value(i), to = parameters_[i].value;
+            const BufferView from = values_.parameter(i), to = parameters_[i].value;
             const bool here = own != this->state_.slices(b).end() && own->parameter == i,
                        stays = here && this->state_.is_master(i);
             const std::size_t first = stays ? own->first : 0, last = stays ? first + own->count : 0;
@@ -342,11 +342,11 @@ private:
 
     /// Allocates values and state for the current plan. Collective.
     void make_state() {
-        values_ = detail::UnitValues<B>(plan(), engine_->home().storage().layout(), parameters_, name, backend_.rank(),
-                                        1, 0, [](std::size_t) { return std::size_t{0}; });
-        if (!in_buckets()) values_.borrow(backend_, plan(), engine_->home().storage().layout(), parameters_);
-        values_.place(backend_, 0, true);
-        if (shared()) values_.share(backend_, name);
+        List<BufferView> buckets = this->value_buckets();
+        if (!in_buckets()) detail::borrow_values(backend_, plan(), this->layout(), parameters_, buckets);
+        this->lay_out_values(std::move(buckets), 1, [](std::size_t) { return std::size_t{0}; });
+        values_.place_images(backend_, 1);
+        if (shared()) detail::share_values(backend_, values_, name);
         List<BufferView> weights(parameters_.size());
         for (std::size_t i = 0; i < weights.size(); ++i) {
             weights[i] = parameter_value(i);
@@ -357,7 +357,7 @@ private:
         for (std::size_t b = 0; b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b)) {
                 BufferView& value = parameters_[i].value;
-                if (writes_values() && value.data != nullptr) copy(value, values_.value(i));
+                if (writes_values() && value.data != nullptr) copy(value, values_.parameter(i));
                 if (in_buckets()) value.data = nullptr;  // the trainer may free it now
             }
         if (shared()) backend_.barrier().wait();
@@ -374,11 +374,11 @@ private:
 
     /// Moves weights and state from the plan `before` to the current one. Collective.
     void move_state(const BucketPlan& before) {
-        const detail::UnitValues<B> old_values = std::move(values_);
+        const detail::BucketMemory<B> old_values = std::move(values_);
         const detail::ShardState<B> old_state = std::move(this->state_);
         make_state();
         for (std::size_t b = 0; in_buckets() && writes_values() && b < before.size(); ++b)
-            for (std::size_t i : before.bucket(b)) copy(old_values.value(i), values_.value(i));
+            for (std::size_t i : before.bucket(b)) copy(old_values.parameter(i), values_.parameter(i));
         if (shared()) backend_.barrier().wait();
         const detail::StateTransfer<B> to(backend_, plan(), this->state_, parameters_);
         detail::StateTransfer<B>(backend_, before, old_state, parameters_)

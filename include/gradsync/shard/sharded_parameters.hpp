@@ -3,6 +3,7 @@
 
 #include "../bucket/units.hpp"
 #include "../overlap/overlap_backward.hpp"
+#include "gather_order.hpp"
 #include "sharded_base.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -166,7 +167,7 @@ public:
         guard_.check_usable("gather");
         check_unit(u, "gather");
         const Unit& unit = values_[u];
-        const bool is_here = unit.bytes == 0 || (unit.slot != detail::UnitValues<B>::none && !unit.gathering);
+        const bool is_here = unit.bytes == 0 || (unit.slot != unit.none && !unit.gathering);
         guard_.run([&] {
             if (is_here) return use(u);
             const auto held = this->watch().hold(Activity::wait, unit.buckets.front());
@@ -196,7 +197,7 @@ public:
         this->check_index(i, "parameter_value");
         if (!parameters_[i].requires_grad) return parameters_[i].value;
         const Unit& unit = values_[this->buckets_.unit_of(i)];
-        const BufferView whole = values_.value(i);
+        const BufferView whole = values_.parameter(i);
         // Weights of unused units may be here, too: prefetched ones in flight, or released
         // ones whose memory is still free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
@@ -230,7 +231,7 @@ public:
     }
 
 private:
-    using Unit = typename detail::UnitValues<B>::Unit;
+    using Unit = typename detail::BucketMemory<B>::Unit;
 
     /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
@@ -253,9 +254,10 @@ private:
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
-        values_ = detail::UnitValues<B>(
-            plan(), engine_->home().storage().layout(), parameters_, name, backend_.rank(), this->buckets_.count(),
-            unit_count(), [&](std::size_t b) { return this->buckets_.unit_of(plan().bucket(b).front()); });
+        this->lay_out_values(this->value_buckets(), this->buckets_.count(),
+                             [&](std::size_t b) { return this->buckets_.unit_of(plan().bucket(b).front()); });
+        slot_bytes_ = 0;
+        for (std::size_t u = 0; u < unit_count(); ++u) slot_bytes_ = detail::larger(slot_bytes_, values_[u].bytes);
         Base::make_state();
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
@@ -280,13 +282,14 @@ private:
     /// Starts to gather unit u. No-op if it is available or in flight.
     void prefetch(std::size_t u) {
         const Unit& unit = values_[u];
-        if (unit.slot == detail::UnitValues<B>::none && unit.bytes != 0) fill(u, !options_.reshard_after_forward);
+        if (unit.slot == unit.none && unit.bytes != 0) fill(u, !options_.reshard_after_forward);
     }
 
-    /// Gathers the master weights of all ranks into unit u. For `keep` see UnitValues::place.
+    /// Gathers the master weights of all ranks into unit u. For `keep` see BucketMemory::take.
     void fill(std::size_t u, bool keep) {
         Unit& unit = values_[u];
-        if (unit.slot == detail::UnitValues<B>::none) values_.place(*this->gathering_, u, keep);
+        if (unit.slot == unit.none)
+            values_.place(*this->gathering_, u, keep, u < unit_count() ? slot_bytes_ : unit.bytes);
         unit.gathering = true;
         detail::follow_stream(*this->gathering_, backend_);
         for (const std::size_t b : unit.buckets)
@@ -325,9 +328,10 @@ private:
     }
 
     ShardedParametersOptions options_;
-    bool reads_values_ = false;  ///< the weights are still those that each rank gave at construction
-    Units given_units_;          ///< the user's, without the replicated one
-    std::size_t number_ = 0;     ///< number of this object among the users of `backend_`
+    bool reads_values_ = false;   ///< the weights are still those that each rank gave at construction
+    Units given_units_;           ///< the user's, without the replicated one
+    std::size_t number_ = 0;      ///< number of this object among the users of `backend_`
+    std::size_t slot_bytes_ = 0;  ///< of a slot that may hold any unit, but for the replicated one
     detail::GatherOrder order_{options_.prefetch};
 };
 

@@ -3,10 +3,10 @@
 
 #include <exception>
 
-#include "../engine/gradient_engine.hpp"
+#include "../engine/gradient_sync.hpp"
 #include "../overlap/no_overlap.hpp"
 #include "shard_state.hpp"
-#include "unit_values.hpp"
+#include "values.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -16,11 +16,11 @@ template <class B, class O>
 class InsideSteps {
 public:
     /// The references must outlive the object.
-    InsideSteps(const ShardState<B>& state, const UnitValues<B>& values, O& optimizer) noexcept
+    InsideSteps(const ShardState<B>& state, const BucketMemory<B>& values, O& optimizer) noexcept
         : state_(state), values_(values), optimizer_(optimizer) {}
 
     /// Finds out whether all buckets of a new plan can be stepped inside the reductions. Collective.
-    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientEngine<B>& engine,
+    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientSync<B>& engine,
                                   bool may) {
         possible_ = false;
         if constexpr (abilities_of<B>.steps_inside) {
@@ -111,7 +111,7 @@ private:
     }
 
     const ShardState<B>& state_;
-    const UnitValues<B>& values_;
+    const BucketMemory<B>& values_;
     O& optimizer_;
     int rank_ = 0, size_ = 1;
     bool possible_ = false, inside_ = false;

@@ -87,7 +87,7 @@ TEST_CASE("TcpRendezvous: strangers are turned away, and keep nobody from meetin
     std::string good(reinterpret_cast<const char*>(&hello), sizeof hello);
     good += std::string(32, 'x');  // no proof
     std::vector<Socket> half;
-    for (const std::size_t bytes : {1u, 8u, 12u, 24u, 95u, 96u, 127u}) half.push_back(send(std::string_view(good).substr(0, bytes)));
+    for (const std::size_t bytes : {1u, 8u, 12u, 24u, 79u, 80u, 111u}) half.push_back(send(std::string_view(good).substr(0, bytes)));
     for (std::size_t word = 0; word < sizeof hello / 4; ++word) {
         std::string bad = good;
         for (std::size_t i = 0; i < 4; ++i) bad[4 * word + i] = '\xff';

@@ -410,6 +410,62 @@ TEST_CASE("an optimizer of torch steps the shards") {
           }) == "");
 }
 
+TEST_CASE("an optimizer of torch that needs whole matrices steps shards of WholeParameters") {
+    /// Matrices follow their gradient, made orthogonal as Muon does it; others follow it as it is.
+    const auto step = [](const std::vector<torch::Tensor>& parameters) {
+        const torch::NoGradGuard no_graph;
+        for (torch::Tensor p : parameters) {
+            if (!p.grad().defined() || p.numel() == 0) continue;
+            torch::Tensor x = p.grad();
+            if (p.dim() == 2) {
+                x = x / (x.norm() + 1e-7);
+                for (int k = 0; k < 5; ++k) x = 1.5 * x - 0.5 * x.mm(x.t()).mm(x);
+            }
+            p.sub_(x, 0.05);
+        }
+    };
+    std::vector<torch::Tensor> expected;
+    gs::run_threads(2, [&](gs::ThreadBackend comm) {
+        ShardedNet net;
+        Whole whole;
+        gs::TorchReducer sync(comm, net);
+        for (int s = 0; s < steps; ++s) {
+            net.zero_grad();
+            loss_of(net, whole, comm.rank(), s).backward();
+            sync.finish();
+            step(net.parameters());
+        }
+        if (comm.rank() == 0)
+            for (const auto& p : net.parameters()) expected.push_back(p.detach().clone());
+    });
+    const auto train = [&](gs::ThreadBackend comm, Finding& finding, ShardedNet& net, auto& sharded, auto& in_forward) {
+        for (int s = 0; s < steps; ++s) {
+            loss_of(net, in_forward, comm.rank(), s).backward();
+            sharded.finish();
+            step(sharded.shards());
+            sharded.stepped();
+        }
+        std::size_t matrices = 0;
+        for (const torch::Tensor& shard : sharded.shards()) matrices += shard.dim() == 2;
+        finding.check(matrices > 0, "this rank has no matrix");
+        const auto state = sharded.state_dict();
+        const auto names = net.named_parameters().keys();
+        for (std::size_t i = 0; i < names.size(); ++i)
+            if (state.contains(names[i])) finding.check(torch::allclose(state.at(names[i]), expected[i], 1e-5, 1e-6), names[i]);
+    };
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              gs::TorchShardedOptimizer sharded(comm, net, gs::ExternalOptimizer{}, gs::WholeParameters{});
+              Whole whole;
+              train(comm, finding, net, sharded, whole);
+          }) == "");
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              gs::TorchFullyShard sharded(comm, net, gs::ExternalOptimizer{}, net_units, gs::WholeParameters{});
+              train(comm, finding, net, sharded, sharded);
+          }) == "");
+}
+
 TEST_CASE("a call of stepped() that was forgotten is noticed, and so are weights whose memory was replaced") {
     const auto forgets = [](auto stage) {
         return gradsync_test::outcomes(2, [=](gs::ThreadBackend comm) {

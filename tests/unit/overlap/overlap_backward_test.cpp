@@ -14,7 +14,7 @@ using gradsync::Progress;
 namespace {
 
 /// Has something in flight, always.
-struct Engine final : gradsync::BucketEngine {
+struct Engine final : gradsync::BucketLauncher {
     explicit Engine(bool wants_one = false) : threaded(wants_one) {}
     bool threaded;
     std::thread::id caller = std::this_thread::get_id();
@@ -49,7 +49,7 @@ TEST_CASE("OverlapBackward polls in marks, unless the backend asks for a thread"
 }
 
 TEST_CASE("OverlapBackward polls in marks if its thread may not communicate") {
-    struct Shy final : gradsync::BucketEngine {
+    struct Shy final : gradsync::BucketLauncher {
         const std::thread::id caller = std::this_thread::get_id();
         std::atomic<int> own_polls{0}, refused{0};
 

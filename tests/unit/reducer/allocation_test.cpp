@@ -16,7 +16,6 @@
 
 #include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/compress/quantizer.hpp>
-#include <gradsync/compress/top_k.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
@@ -204,7 +203,6 @@ TEST_CASE("a steady step allocates nothing: compressed") {
             }
     };
     check(PowerSgd{.rank = 2, .start_step = 0});
-    check(TopK{});
     check(Quantizer{.bits = 4});
 }
 

@@ -14,11 +14,11 @@ namespace gradsync::inline v0_2::detail {
 /// A step ends in two parts: `close_step` settles the gradients that are not ready and launches the remaining buckets;
 /// `complete_step` waits for the collectives in order and hands out the results of each bucket.
 template <class B>
-class GradientEngine final {
+class GradientSync final {
 public:
     /// `guard` is the public object's, and outlives this. Collective.
-    GRADSYNC_SETUP GradientEngine(Guard<B>& guard, List<ParameterView> parameters, const ReducerOptions& options,
-                                  Policies<B> policies)
+    GRADSYNC_SETUP GradientSync(Guard<B>& guard, List<ParameterView> parameters, const ReducerOptions& options,
+                                Policies<B> policies)
         : guard_(guard),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
           decoupled_(policies.decoupled),
@@ -41,17 +41,17 @@ public:
         record_order();
         if (decoupled_) {
             gathers_.attach(backend_, this, [](void* self, std::size_t b) {
-                static_cast<GradientEngine*>(self)->home_.hand_out(b, every);
+                static_cast<GradientSync*>(self)->home_.hand_out(b, every);
             });
             gathers_.set_watch(in_flight_.watch());
         }
         overlap_.attach(in_flight_.background());
     }
-    GradientEngine& operator=(GradientEngine&&) = delete;
+    GradientSync& operator=(GradientSync&&) = delete;
     /// If an exception ended a step, or buckets were launched without a `finish()`, the communicator fails on every
     /// rank, because the others would wait for the rest of the step. It fails even if all ranks do the same: no rank
     /// can tell whether the others did.
-    ~GradientEngine() {
+    ~GradientSync() {
         overlap_.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
         if (!guard_.failed() && !in_flight_.is_single_rank() &&
@@ -377,8 +377,7 @@ private:
 
 /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. See Reducer.
 template <class B>
-double clip_gradients_by_norm(GradientEngine<B>& engine, Guard<B>& guard, double max_norm,
-                              std::optional<double> total) {
+double clip_gradients_by_norm(GradientSync<B>& engine, Guard<B>& guard, double max_norm, std::optional<double> total) {
     guard.check_usable("clip_gradients_by_norm");
     engine.marks().check_phase("clip_gradients_by_norm");
     guard.check_limit(max_norm, "clip_gradients_by_norm");
@@ -391,7 +390,7 @@ double clip_gradients_by_norm(GradientEngine<B>& engine, Guard<B>& guard, double
 
 /// Clamps every element. See Reducer.
 template <class B>
-void clip_gradients_by_value(GradientEngine<B>& engine, Guard<B>& guard, double limit) {
+void clip_gradients_by_value(GradientSync<B>& engine, Guard<B>& guard, double limit) {
     guard.check_usable("clip_gradients_by_value");
     engine.marks().check_phase("clip_gradients_by_value");
     guard.check_limit(limit, "clip_gradients_by_value");

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "../core/parameter.hpp"
+#include "../core/shared.hpp"
+#include "../kernel/passes.hpp"
+#include "bucket_layout.hpp"
+#include "dealt_sums.hpp"
+#include "micro_batch_sums.hpp"
+#include "options.hpp"
+
+namespace gradsync::inline v0_2::detail {
+
+/// Arrays in one allocation of a `Source`, each on lines of its own, or several images of them one after the other.
+template <class Source>
+class Arrays {
+public:
+    Arrays() = default;
+    /// `views`: those that have memory keep it; it has no images.
+    [[gnu::cold]] Arrays(Source& source, List<BufferView> views, std::size_t images = 1) : views_(std::move(views)) {
+        for (const BufferView& view : views_) image_bytes_ += view.data == nullptr ? in_lines(view.bytes()) : 0;
+        bytes_ = image_bytes_ * images;
+        memory_ = source.allocate(bytes_);
+        auto* next = static_cast<std::byte*>(memory_.data());
+        for (BufferView& view : views_)
+            if (view.data == nullptr) {
+                view.data = next;
+                next += in_lines(view.bytes());
+            }
+    }
+
+    BufferView operator[](std::size_t k) const noexcept { return views_[k]; }
+    BufferView image(std::size_t k, std::size_t number) const noexcept {
+        return shifted(views_[k], number * image_bytes_);
+    }
+    std::size_t image_bytes() const noexcept { return image_bytes_; }
+    std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
+
+private:
+    decltype(std::declval<Source&>().allocate(std::size_t{})) memory_{};
+    List<BufferView> views_;
+    std::size_t image_bytes_ = 0, bytes_ = 0;
+};
+
+/// The memory of buckets, of gradients or of values, zeroed at first. Buckets form units, and a unit has memory while
+/// it has a slot; its buckets lie there side by side. Buckets that are ranges of the trainer's memory need no slot. Call
+/// it from one thread at a time.
+template <Backend B>
+class BucketMemory {
+public:
+    struct Unit {
+        static constexpr std::size_t none = static_cast<std::size_t>(-1);
+        List<std::size_t> buckets;  ///< those that need a slot
+        std::size_t bytes = 0;
+        std::size_t slot = none;
+        std::size_t users = 0;
+        bool gathering = false;
+        std::uint64_t released = 0;  ///< number of releases at that time
+    };
+
+    BucketMemory() = default;
+    /// `buckets`: those with memory keep it; there `layout` has the order of the trainer. `unit_of(b)`: the unit of
+    /// bucket b, below `units`.
+    template <class UnitOf>
+    [[gnu::cold]] BucketMemory(const BucketPlan& plan, BucketLayout layout, ListView<const ParameterInfo> infos,
+                               List<BufferView> buckets, std::size_t units, UnitOf&& unit_of)
+        : layout_(std::move(layout)), buckets_(std::move(buckets)), units_(units), places_(infos.size()) {
+        for (std::size_t b = 0; b < plan.size(); ++b) {
+            for (std::size_t i : plan.bucket(b)) places_[i] = {b, infos[i].count};
+            if (buckets_[b].data != nullptr) continue;
+            Unit& unit = units_[unit_of(b)];
+            unit.buckets.push_back(b);
+            unit.bytes += in_lines(buckets_[b].bytes());
+        }
+    }
+
+    /// Gradient i has another type than its bucket, and is written behind it, in the slot of the bucket's unit.
+    [[gnu::cold]] void write_behind(std::size_t i, DType dtype) {
+        Unit& unit = units_[places_[i].bucket];
+        written_.resize(places_.size());
+        written_[i] = {typed_view(nullptr, places_[i].count, dtype, B::memory_space), unit.bytes};
+        unit.bytes += in_lines(written_[i].view.bytes());
+    }
+    /// Gives the only unit memory for `images` copies; views show the first one. Collective.
+    [[gnu::cold]] void place_images(B& backend, std::size_t images) {
+        image_bytes_ = units_[0].bytes;
+        place(backend, 0, true, image_bytes_ * images);
+    }
+    /// Makes slots for the largest units. Collective.
+    [[gnu::cold]] void make_slots(B& backend, SlotNeeds needs) {
+        List<std::size_t> sizes(needs.slots);
+        for (const Unit& unit : units_) {  // each replaces the smallest so far
+            std::size_t bytes = unit.bytes;
+            for (std::size_t& size : sizes)
+                if (size < bytes) std::swap(size, bytes);
+        }
+        stays_open_ = std::move(needs.stays_open);
+        add_slots(backend, sizes);
+    }
+
+    Unit& operator[](std::size_t u) noexcept { return units_[u]; }
+    const Unit& operator[](std::size_t u) const noexcept { return units_[u]; }
+    std::size_t size() const noexcept { return units_.size(); }
+    const BucketLayout& layout() const noexcept { return layout_; }
+    std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
+
+    /// The memory that collectives read and write; none while the unit has no slot.
+    const List<BufferView>& buckets() const noexcept { return buckets_; }
+    BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
+    bool has_memory(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
+    /// The bucket of trainable parameter i, and its part of the bucket.
+    std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
+    BufferView parameter(std::size_t i) const noexcept {
+        return buckets_[places_[i].bucket].subview(layout_.offsets[i], places_[i].count);
+    }
+    /// The memory to write gradient i to, if it does not live with the trainer.
+    BufferView written(std::size_t i) const noexcept {
+        if (written_.empty() || written_[i].offset == none) return parameter(i);
+        const BufferView bucket = buckets_[places_[i].bucket];
+        BufferView view = written_[i].view;
+        if (bucket.data != nullptr) view.data = static_cast<std::byte*>(bucket.data) + written_[i].offset;
+        return view;
+    }
+    /// The same part in image `number`.
+    BufferView image(BufferView view, std::size_t number) const noexcept {
+        return shifted(view, number * image_bytes_);
+    }
+    std::size_t image_bytes() const noexcept { return image_bytes_; }
+
+    /// Gives unit u the smallest slot that is large enough; of equal ones a free one, or else the one released first.
+    /// Units in use keep their slots; with `keep`, so do all. The slot still holds the data of its previous unit.
+    /// Returns false if there is none. With `waits`, a unit that stays open leaves a slot that is larger than another
+    /// one that is taken: a larger unit may come.
+    bool take(std::size_t u, bool keep, bool waits = false) noexcept {
+        const auto age = [&](const Slot& slot) { return slot.unit == none ? 0 : 1 + units_[slot.unit].released; };
+        Slot* best = nullptr;
+        std::size_t least = none;
+        for (Slot& slot : slots_) {
+            if (slot.bytes < units_[u].bytes) continue;
+            least = smaller(least, slot.bytes);
+            if (slot.unit != none && (keep || units_[slot.unit].users != 0 || units_[slot.unit].gathering)) continue;
+            if (best == nullptr || slot.bytes < best->bytes || (slot.bytes == best->bytes && age(slot) < age(*best)))
+                best = &slot;
+        }
+        if (best == nullptr || (waits && stays_open_[u] != 0 && best->bytes > least)) return false;
+        if (best->unit != none) displace(best->unit);
+        best->unit = u;
+        units_[u].slot = static_cast<std::size_t>(best - slots_.data());
+        std::byte* next = best->data;
+        for (const std::size_t b : units_[u].buckets) {
+            buckets_[b].data = next;
+            next += in_lines(buckets_[b].bytes());
+        }
+        return true;
+    }
+    /// The same, if need be with a new slot of `bytes`. Collective.
+    void place(B& backend, std::size_t u, bool keep, std::size_t bytes) {
+        if (take(u, keep)) return;
+        add_slots(backend, {bytes});
+        take(u, keep);
+    }
+    /// Takes unit u's slot away.
+    void displace(std::size_t u) noexcept {
+        Unit& unit = units_[u];
+        if (unit.slot == none) return;
+        slots_[unit.slot].unit = none;
+        unit.slot = none;
+        for (const std::size_t b : unit.buckets) buckets_[b].data = nullptr;
+    }
+    /// Ends a use. A released unit keeps its slot until another one needs it, so that a unit that is used again soon
+    /// need not be gathered again.
+    void release(std::size_t u) noexcept {
+        if (units_[u].users != 0 && --units_[u].users == 0) units_[u].released = ++releases_;
+    }
+
+    /// Gives unit u a new slot outside the backend's memory. It is a little slower between processes, because it has to
+    /// be copied.
+    void place_outside(std::size_t u)
+        requires(B::memory_space == MemorySpace::host)
+    {
+        add_slots(HostPasses(), {units_[u].bytes});
+        take(u, true);
+    }
+    /// Moves bucket b from the trainer's memory to such memory.
+    void detach(std::size_t b)
+        requires(B::memory_space == MemorySpace::host)
+    {
+        add_slots(HostPasses(), {in_lines(buckets_[b].bytes())});
+        buckets_[b].data = slots_.back().data;
+    }
+    /// Moves bucket b, which is one gradient of the trainer.
+    void rebind(std::size_t b, BufferView gradient) noexcept { buckets_[b] = gradient; }
+    /// Uses the memory of another rank, which is a thread of this process.
+    [[gnu::cold]] void share(const BucketMemory& other) {
+        slots_ = other.slots_;  // and shares their memory
+        buckets_ = other.buckets_;
+        bytes_ = 0;
+    }
+
+private:
+    static constexpr std::size_t none = Unit::none;
+
+    struct Slot {
+        Shared<void> memory;
+        std::byte* data = nullptr;
+        std::size_t bytes = 0;
+        std::size_t unit = none;
+    };
+    struct Place {
+        std::size_t bucket = 0, count = 0;
+    };
+    struct Written {
+        BufferView view = {};       ///< without memory
+        std::size_t offset = none;  ///< in bytes, from the start of the bucket; `none` if it is written in its place
+    };
+
+    /// Makes slots, in one allocation.
+    template <class Source>
+    [[gnu::cold]] void add_slots(Source&& source, const List<std::size_t>& sizes) {
+        using Memory = decltype(source.allocate(std::size_t{}));
+        std::size_t total = 0;
+        for (const std::size_t bytes : sizes) total += bytes;
+        const auto memory = Shared<Memory>::make(source.allocate(total));
+        auto* next = static_cast<std::byte*>(memory->data());
+        for (const std::size_t bytes : sizes) {
+            slots_.push_back({memory, next, bytes, none});
+            next += bytes;
+        }
+        bytes_ += total;
+    }
+
+    BucketLayout layout_;
+    List<BufferView> buckets_;
+    List<Unit> units_;
+    List<Slot> slots_;
+    List<Place> places_;             ///< by parameter
+    List<Written> written_;          ///< by parameter, if some are written behind their bucket
+    List<std::uint8_t> stays_open_;  ///< by unit; see SlotNeeds
+    std::size_t image_bytes_ = 0, bytes_ = 0;
+    std::uint64_t releases_ = 0;
+};
+
+/// This rank's shards of the buckets, if gradients are sharded: the running sums over a step's micro-batches. Each
+/// reduction adds to them.
+template <Backend B>
+class GradientShards {
+public:
+    GradientShards(B& backend, const ReducerOptions& options)
+        : passes_(passes_of(backend)),
+          factor_(options.averaging == Averaging::mean && options.micro_batches != 0
+                      ? 1.0 / static_cast<double>(options.micro_batches)
+                      : 1),
+          low_factor_(factor_ * larger(sum_divisor(options, DType::f16, backend.size()), 1.0)),
+          sums_(backend, 0) {}
+
+    /// Allocates for the `buckets`, which are reduced as `sums` says. No sum exists yet. Collective.
+    [[gnu::cold]] void allocate(B& backend, ListView<const BufferView> buckets, const DealtSums& sums) {
+        const DealtSums::Needs needs = sums.needs();
+        leaves_ = sums.leaves();
+        counts_.resize(buckets.size());
+        List<BufferView> shards(buckets.size()), parts(buckets.size());
+        for (std::size_t b = 0; b < buckets.size(); ++b) {
+            // Rank 0's size, because every rank must allocate the same number of bytes.
+            const std::size_t largest = shard_range(buckets[b].count, backend.size(), 0).size();
+            parts[b] = typed_view(nullptr, largest, buckets[b].dtype, B::memory_space);
+            shards[b] = typed_view(nullptr, largest, accumulator_of(buckets[b].dtype), B::memory_space);
+            counts_[b] = shard_range(buckets[b].count, backend.size(), backend.rank()).size();
+        }
+        shards_ = Arrays<B>(backend, std::move(shards), needs.places);
+        parts_ = Arrays<B>(backend, std::move(parts), needs.parts);
+        sums_.reset(buckets.size());
+        sums_.set_stride(shards_.image_bytes());
+    }
+    std::size_t bytes() const noexcept { return shards_.bytes() + parts_.bytes(); }
+
+    BufferView operator[](std::size_t b) const noexcept { return shards_[b].subview(0, counts_[b]); }
+    /// The memory for this rank's shard of sum k of bucket b, if a round has several sums.
+    BufferView part(std::size_t k, std::size_t b) const noexcept { return parts_.image(b, k).subview(0, counts_[b]); }
+
+    /// Adds the next sum, over `leaves` of `DealtSums::leaves()`, to the shard of bucket b. The last sum of a step
+    /// completes the shard.
+    void add(std::size_t b, BufferView sum, std::size_t leaves) {
+        const BufferView shard = (*this)[b];
+        if (leaves_ == 0) return sums_.push_in_a_row(b, sum, shard);
+        if (sums_.leaves(b) + leaves != leaves_) return sums_.push(b, sum, shard, leaves);
+        sums_.fold(b, sum, shard, shard);
+        const double factor = is_low_precision(sum.dtype) ? low_factor_ : factor_;
+        if (factor != 1) passes_.scale(shard, factor);
+    }
+    void forget() noexcept { sums_.forget(); }
+
+private:
+    [[no_unique_address]] PassesOf<B> passes_;
+    const double factor_, low_factor_;  ///< of a step's sum, by the type in which the sums travel
+    Arrays<B> shards_, parts_;          ///< by place or part, and bucket
+    List<std::size_t> counts_;          ///< of this rank's shard, by bucket
+    std::size_t leaves_ = 0;
+    SumStacks<B> sums_;  ///< by bucket
+};
+
+}  // namespace gradsync::inline v0_2::detail
