@@ -2,13 +2,9 @@
 # Includes point only downwards: a header includes from its own folder and from lower layers, never from a sibling
 # folder or from above. cmake -DINCLUDE=.../include -P layers.cmake
 
-# From the bottom up; folders in one line are siblings. A header that stands in no folder is a layer of its own. Some headers of core and
-# kernel lie below both: a view of elements brings the loops over their type. The end of a header may include what gradsync::compiled holds of
-# it: compiled_*.hpp, and the definitions that are left out then.
+# From the bottom up; folders in one line are siblings. A header that stands in no folder is a layer of its own. The end of a header may
+# include what gradsync::compiled holds of it: compiled_*.hpp, and the definitions that are left out then.
 set(layers
-    "kernel/isa.hpp"
-    "core/(debug_log|dtype|enums|error|list|reduce_op|math|storage_floats|text).hpp"
-    "kernel/(convert|loops|reduce|tables).hpp"
     "core"
     "kernel|plan"
     "bootstrap"
@@ -63,6 +59,17 @@ foreach(header IN LISTS headers)
     endif()
     if(included_layer GREATER layer OR (included_layer EQUAL layer AND NOT included_folder STREQUAL folder))
       list(APPEND wrong "${header} includes ${included}")
+    endif()
+  endforeach()
+endforeach()
+
+# The lowest layer stands on the standard library and on POSIX alone.
+file(GLOB headers RELATIVE ${root} ${root}/core/*.hpp)
+foreach(header IN LISTS headers)
+  file(STRINGS ${root}/${header} includes REGEX "^ *# *include +<")
+  foreach(line IN LISTS includes)
+    if(NOT line MATCHES "<([a-z_]+|(fcntl|pthread|sys/stat|time|unistd)\\.h)>")
+      list(APPEND wrong "${header}: ${line}")
     endif()
   endforeach()
 endforeach()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 
 namespace gradsync::inline v0_2::collective {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../kernel/tables.hpp"
 #include "deadline.hpp"
 #include "member.hpp"
 
