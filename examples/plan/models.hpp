@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <gradsync/plan/checked_size.hpp>
+#include <gradsync/planning/checked_size.hpp>
 
 namespace gradsync_plan {
 

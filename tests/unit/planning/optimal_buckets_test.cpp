@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
-#include <gradsync/bucket/optimal.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@
 
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
-#include <gradsync/plan/partition.hpp>
+#include <gradsync/planning/partition.hpp>
 
 #include "support/plans.hpp"
 #include "support/ranks.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
 // The threads of a simulation take turns.
-#include <gradsync/backend/simulated.hpp>
+#include <gradsync/planning/simulated_backend.hpp>
 
 #include <doctest/doctest.h>
 
@@ -13,12 +13,12 @@
 
 #include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/bucket/flat.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/overlap/any_overlap.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
-#include <gradsync/plan/calibrate.hpp>
-#include <gradsync/plan/scaling.hpp>
+#include <gradsync/planning/calibrate.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
+#include <gradsync/planning/scaling.hpp>
 #include <gradsync/reducer.hpp>
 
 #include "support/plans.hpp"

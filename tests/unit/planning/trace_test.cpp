@@ -9,7 +9,7 @@
 
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/error.hpp>
-#include <gradsync/observe/trace.hpp>
+#include <gradsync/planning/trace.hpp>
 
 #include "support/ranks.hpp"
 
