@@ -5,6 +5,9 @@
 #include "../collective/messages/mpi_transport.hpp"
 #include "../core/backend.hpp"
 
+/// @file
+/// MpiBackend: the ranks are processes of an MPI job.
+
 namespace gradsync::inline v0_2 {
 
 using MpiOptions = ProcessOptions;  ///< the options of an MpiBackend

@@ -4,6 +4,9 @@
 #include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
 
+/// @file
+/// A call: what a rank says to the others about a collective that it has started.
+
 namespace gradsync::inline v0_2::collective {
 
 using gradsync::detail::text;

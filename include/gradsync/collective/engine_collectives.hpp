@@ -5,6 +5,9 @@
 #include "deadline.hpp"
 #include "member.hpp"
 
+/// @file
+/// The calls of a backend, over an engine that knows collectives by number.
+
 namespace gradsync::inline v0_2::detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_copied(pid_t maker) {

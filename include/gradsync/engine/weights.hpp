@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 
+#include "options.hpp"
 #include "verification.hpp"
 
 /// Compares memory across ranks: threads must have models of their own, and all ranks must have the same weights.
