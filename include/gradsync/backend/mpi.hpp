@@ -94,7 +94,7 @@ private:
         const auto transport = [&] {
             sends = true;
             const MPI_Comm used = given.use == MpiCommunicator::duplicate ? meeting.duplicate() : comm;
-            return Owner<message_passing::Transport>(
+            return std::unique_ptr<message_passing::Transport>(
                 new detail::MpiTransport(used, used == comm ? owner() : detail::mpi_owner(used), ranks.one_machine));
         };
         detail::Connection connection = detail::connect(meeting, ranks, options, detail::watch_processes, transport);
