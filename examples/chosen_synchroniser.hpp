@@ -11,13 +11,13 @@
 #include <utility>
 
 #include <gradsync/bucket/any_buckets.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/compress/power_sgd.hpp>
 #include <gradsync/compress/quantizer.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/any_overlap.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
-#include <gradsync/plan/calibrate.hpp>
+#include <gradsync/planning/calibrate.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 
 #include "make_synchroniser.hpp"
 #include "plain_synchroniser.hpp"

@@ -8,9 +8,9 @@
 #include <optional>
 #include <string>
 
-#include <gradsync/observe/summary.hpp>
 #include <gradsync/observe/timeline.hpp>
-#include <gradsync/observe/trace.hpp>
+#include <gradsync/planning/summary.hpp>
+#include <gradsync/planning/trace.hpp>
 
 #include "job.hpp"
 #include "make_synchroniser.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/plan/batch.hpp>
+#include <gradsync/planning/batch.hpp>
 
 #include <memory>
 

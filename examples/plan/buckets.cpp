@@ -5,8 +5,8 @@
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
-#include <gradsync/plan/backward.hpp>
-#include <gradsync/plan/partition.hpp>
+#include <gradsync/planning/backward.hpp>
+#include <gradsync/planning/partition.hpp>
 
 #include "command.hpp"
 #include "gradients.hpp"

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <limits>
 
-#include <gradsync/plan/checked_size.hpp>
+#include <gradsync/planning/checked_size.hpp>
 
 namespace gradsync_plan {
 

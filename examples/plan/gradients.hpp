@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <gradsync/plan/backward.hpp>
-#include <gradsync/plan/cost_model.hpp>
+#include <gradsync/planning/backward.hpp>
+#include <gradsync/planning/cost_model.hpp>
 
 #include "command.hpp"
 

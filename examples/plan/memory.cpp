@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/plan/memory.hpp>
+#include <gradsync/planning/memory.hpp>
 
 #include <map>
 #include <memory>

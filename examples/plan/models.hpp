@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/plan/checked_size.hpp>
+#include <gradsync/planning/checked_size.hpp>
 
 namespace gradsync_plan {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include <gradsync/plan/memory.hpp>
+#include <gradsync/planning/memory.hpp>
 
 using namespace gradsync_plan;
 using namespace gradsync::plan;

@@ -6,14 +6,14 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/backend/simulated.hpp>
 #include <gradsync/bucket/flat.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
-#include <gradsync/plan/scaling.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
+#include <gradsync/planning/scaling.hpp>
+#include <gradsync/planning/simulated_backend.hpp>
 #include <gradsync/reducer.hpp>
 
 #include "command.hpp"

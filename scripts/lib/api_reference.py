@@ -17,8 +17,8 @@ import xml.etree.ElementTree
 
 DIRECTIVE = re.compile(r"^::: (\S+)( own)?$", re.MULTILINE)
 # Headers that no trainer includes by itself, and names that stand beside public ones: the library's own.
-INTERNAL_HEADERS = re.compile(r"gradsync/(collective|kernel|simulation|nccl/(?!memory)|engine/(?!options|guard|gradient_norm)|core/(list|shared|unique_handle"
-                              r"|collective_tag|forked|text|debug_log|math|requirements|clock|storage_floats)\b|cuda/(passes|device_passes|runtime|staging)|plan/checked"
+INTERNAL_HEADERS = re.compile(r"gradsync/(collective|kernel|nccl/(?!memory)|engine/(?!options|guard|gradient_norm)|core/(list|shared|unique_handle|always_inline|kernel_registry"
+                              r"|collective_tag|forked|text|debug_log|math|requirements|clock|storage_floats)\b|cuda/(passes|device_passes|runtime|staging)|planning/(checked|simulation)"
                               r"|compress/(error_feedback|gathered|staged)|bootstrap/(?!job|rendezvous|tcp_rendezvous|file_rendezvous|mpi_rendezvous)|shard/(shard_|sharded_base|unit_))")
 # Members that a concept or a traits type describes: models of it need no text of their own. Not in FACES, which are no models.
 CONTRACT = set("abilities describe plan set_ready_seconds attach bucket_full gradients_ready detach gathers_in_forward start traits traffic WorkType Exchange "

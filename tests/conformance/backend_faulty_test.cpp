@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Where nothing goes wrong it is the backend that it was made of.
-#include <gradsync/backend/faulty.hpp>
 #include <gradsync/backend/thread_backend.hpp>
+#include <gradsync/planning/faulty_backend.hpp>
 
 #include "conformance/backend.hpp"
 

@@ -55,7 +55,7 @@ struct Messages {
                 std::iota(ranks.begin(), ranks.end(), 0);
                 // Three ranks have two cores, so few of them own anything where there is little.
                 const gradsync::collective::ProcessIdentity process{.machine = 1, .cores = size == 3 ? 2 : 8};
-                auto world = MessageWorld::make(gradsync::Owner<Transport>(new gradsync_test::LoopbackTransport(network, rank)),
+                auto world = MessageWorld::make(std::unique_ptr<Transport>(new gradsync_test::LoopbackTransport(network, rank)),
                                                 gradsync::List<gradsync::collective::ProcessIdentity>(ranks.size(), process), size);
                 MessageBackend backend(Shared<MessageEngine>::make(std::move(world), ranks, rank, 0, Shared<KnownMemory>::make(), limit));
                 const auto failed = [&](bool by_another, const std::string& what) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
 // The threads of a simulation take turns.
-#include <gradsync/backend/simulated.hpp>
+#include <gradsync/planning/simulated_backend.hpp>
 
 #include "conformance/backend.hpp"
 

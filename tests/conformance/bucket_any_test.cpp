@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <gradsync/bucket/flat.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/size_capped.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 
 #include "conformance/bucket_policy.hpp"
 

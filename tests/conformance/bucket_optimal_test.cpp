@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
-#include <gradsync/bucket/optimal.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 
 #include "conformance/bucket_policy.hpp"
 

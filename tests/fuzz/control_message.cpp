@@ -15,7 +15,7 @@ static const gradsync_fuzz::Target target("control_message", [](gradsync_fuzz::I
     struct World {
         std::shared_ptr<gradsync_test::LoopbackNetwork> network = std::make_shared<gradsync_test::LoopbackNetwork>(3);
         gradsync::collective::Shared<MessageWorld> own =
-            MessageWorld::make(gradsync::Owner<Transport>(new gradsync_fuzz::AttentiveTransport(network, 0)),
+            MessageWorld::make(std::unique_ptr<Transport>(new gradsync_fuzz::AttentiveTransport(network, 0)),
                                gradsync::List<gradsync::collective::ProcessIdentity>(3), 3);
     };
     static std::optional<World> world;

@@ -39,7 +39,7 @@ static const gradsync_fuzz::Target target("message_engine", [](gradsync_fuzz::In
     const std::shared_ptr<gradsync_test::LoopbackNetwork> network(whole, &whole->messages);
     gradsync::List<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    auto world = mp::MessageWorld::make(gradsync::Owner<mp::Transport>(new gradsync_fuzz::AttentiveTransport(network, rank)),
+    auto world = mp::MessageWorld::make(std::unique_ptr<mp::Transport>(new gradsync_fuzz::AttentiveTransport(network, rank)),
                                         gradsync::List<gradsync::collective::ProcessIdentity>(ranks.size()), size);
     auto engine = Shared<mp::MessageEngine>::make(world, ranks, rank, 0, Shared<mp::KnownMemory>::make(), std::chrono::milliseconds(1));
     // The others have said good-bye: nothing waits until they have heard of a failure.

@@ -67,6 +67,9 @@ else()
   run(${CMAKE_COMMAND} --build ${here})
   run(${here}/consumer)
   foreach(component IN LISTS COMPONENTS)
+    if(NOT EXISTS ${here}/consumer_${component})
+      continue() # its headers need no program to themselves
+    endif()
     run(${CMAKE_COMMAND} -E env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ${here}/consumer_${component})
     # The one program has Boost.MPI, and the other has not.
     file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${here}/consumer_${component} RESOLVED_DEPENDENCIES_VAR libraries UNRESOLVED_DEPENDENCIES_VAR unknown)

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include <gradsync/bucket/any_buckets.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/units.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/any_overlap.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 

@@ -5,6 +5,9 @@
 #include "../collective/messages/mpi_transport.hpp"
 #include "../core/backend.hpp"
 
+/// @file
+/// MpiBackend: the ranks are processes of an MPI job.
+
 namespace gradsync::inline v0_2 {
 
 using MpiOptions = ProcessOptions;  ///< the options of an MpiBackend
@@ -91,7 +94,7 @@ private:
         const auto transport = [&] {
             sends = true;
             const MPI_Comm used = given.use == MpiCommunicator::duplicate ? meeting.duplicate() : comm;
-            return Owner<message_passing::Transport>(
+            return std::unique_ptr<message_passing::Transport>(
                 new detail::MpiTransport(used, used == comm ? owner() : detail::mpi_owner(used), ranks.one_machine));
         };
         detail::Connection connection = detail::connect(meeting, ranks, options, detail::watch_processes, transport);

@@ -9,6 +9,9 @@
 #include "../collective/messages/tcp_transport.hpp"
 #endif
 
+/// @file
+/// TcpBackend: the ranks are processes that any launcher has started.
+
 namespace gradsync::inline v0_2 {
 
 using TcpOptions = ProcessOptions;  ///< the options of a TcpBackend

@@ -7,6 +7,9 @@
 #include "../kernel/host_buffer.hpp"
 #include "run_ranks.hpp"
 
+/// @file
+/// ThreadBackend: the ranks are threads of one process.
+
 namespace gradsync::inline v0_2 {
 
 namespace detail {

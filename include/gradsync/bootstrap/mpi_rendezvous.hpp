@@ -12,10 +12,10 @@
 
 #include <sched.h>
 #include <climits>
+#include <memory>
 
 #include "../core/math.hpp"
 #include "../core/shared.hpp"
-#include "../core/unique_handle.hpp"
 #include "rendezvous.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -97,8 +97,8 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     int found = 0;
     MPI_Comm_get_attr(comm, key, &holder, &found);
     if (found) return *static_cast<Holder*>(holder);
-    Owner<Holder> made(new Holder(gradsync::detail::Shared<int>::make(0)));
-    if (MPI_Comm_set_attr(comm, key, made.get()) != MPI_SUCCESS) return *made.get();
+    auto made = std::make_unique<Holder>(gradsync::detail::Shared<int>::make(0));
+    if (MPI_Comm_set_attr(comm, key, made.get()) != MPI_SUCCESS) return *made;
     return *made.release();
 }
 

@@ -14,6 +14,9 @@
 #include "../core/error.hpp"
 #include "../core/list.hpp"
 
+/// @file
+/// How ranks that know only their numbers find one another, before they have a backend.
+
 namespace gradsync::inline v0_2 {
 
 using Blob = std::vector<std::byte>;  ///< bytes that ranks exchange before they have a backend

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <memory>
 
 #include "../core/clock.hpp"
 #include "../core/list.hpp"
@@ -222,7 +223,7 @@ struct Question {
         const Socket answer(ends[0]);
         question->asker = Socket(ends[1]);
         const auto run = [](void* argument) -> void* {
-            const Owner<gradsync::detail::Shared<Question>> own(
+            const std::unique_ptr<gradsync::detail::Shared<Question>> own(
                 static_cast<gradsync::detail::Shared<Question>*>(argument));
             Question& asked = **own.get();
             asked.ask(0);
@@ -230,7 +231,7 @@ struct Question {
             asked.asker = {};
             return nullptr;
         };
-        Owner<gradsync::detail::Shared<Question>> share(new gradsync::detail::Shared<Question>(question));
+        std::unique_ptr<gradsync::detail::Shared<Question>> share(new gradsync::detail::Shared<Question>(question));
         pthread_t thread;
         if (::pthread_create(&thread, nullptr, run, share.get()) == 0) {
             (void)share.release();

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../core/reduce_op.hpp"
 #include "../core/shard_range.hpp"
+
+/// @file
+/// A call: what a rank says to the others about a collective that it has started.
 
 namespace gradsync::inline v0_2::collective {
 

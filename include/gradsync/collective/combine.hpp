@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../kernel/tables.hpp"
 #include "call.hpp"
 
 namespace gradsync::inline v0_2::collective {

@@ -64,7 +64,7 @@ std::string watch_processes(message_passing::MessageWorld& world, bootstrap::Any
 /// Adds messages between ranks that share no memory. `watch`: `watch_processes`, or null if the transport itself
 /// detects deaths. Collective.
 void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks,
-                  const ProcessOptions& options, Owner<message_passing::Transport> transport,
+                  const ProcessOptions& options, std::unique_ptr<message_passing::Transport> transport,
                   decltype(&watch_processes) watch);
 
 /// Connects ranks that are processes in the fastest way: shared memory on one machine, messages between machines.
@@ -256,7 +256,7 @@ GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, 
 }
 
 GRADSYNC_ONCE void add_messages(Connection& connection, bootstrap::AnyRendezvous meeting, const Placement& ranks,
-                                const ProcessOptions& options, Owner<message_passing::Transport> transport,
+                                const ProcessOptions& options, std::unique_ptr<message_passing::Transport> transport,
                                 decltype(&watch_processes) watch) {
     using namespace message_passing;
     auto local = connection.engine.as<shared_memory::ProcessEngine>();

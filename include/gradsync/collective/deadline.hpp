@@ -5,6 +5,9 @@
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 
+/// @file
+/// Time limits of waits.
+
 namespace gradsync::inline v0_2::collective {
 
 constexpr bool is_limit(std::chrono::nanoseconds timeout) noexcept {

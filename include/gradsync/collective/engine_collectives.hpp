@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../kernel/tables.hpp"
 #include "deadline.hpp"
 #include "member.hpp"
+
+/// @file
+/// The calls of a backend, over an engine that knows collectives by number.
 
 namespace gradsync::inline v0_2::detail {
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/unique_handle.hpp"
+#include <memory>
+
 #include "flight_recorder.hpp"
 #include "world.hpp"
 
@@ -114,7 +115,7 @@ public:
     /// Records this rank's collectives, for its errors; null unless asked for.
     FlightRecorder* flights() const noexcept { return flights_.get(); }
     void record_flights() {
-        if (!flights_) flights_ = Owner<FlightRecorder>(new FlightRecorder(own_world_rank()));
+        if (!flights_) flights_ = std::make_unique<FlightRecorder>(own_world_rank());
     }
 
 protected:
@@ -125,7 +126,7 @@ private:
     const int rank_;
     std::atomic<std::chrono::nanoseconds> timeout_;
     std::size_t numbers_ = 0;
-    Owner<FlightRecorder> flights_;
+    std::unique_ptr<FlightRecorder> flights_;
 };
 
 }  // namespace gradsync::inline v0_2::collective

@@ -14,6 +14,9 @@
 #include "../core/math.hpp"
 #include "../core/shared.hpp"
 
+/// @file
+/// A world: all ranks of a program that can fail together, and how they wake one another.
+
 namespace gradsync::inline v0_2::collective {
 
 inline void pause_briefly() noexcept {

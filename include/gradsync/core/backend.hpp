@@ -4,6 +4,8 @@
 #include "backend_abilities.hpp"
 #include "buffer_view.hpp"
 #include "clock.hpp"
+#include "list.hpp"
+#include "reduce_op.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "buffer_view.hpp"
+#include "list.hpp"
 
 namespace gradsync::inline v0_2 {
 

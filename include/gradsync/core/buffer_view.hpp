@@ -3,9 +3,8 @@
 
 #include <span>
 
-#include "../kernel/tables.hpp"
-#include "dtype.hpp"
 #include "error.hpp"
+#include "kernel_registry.hpp"
 
 namespace gradsync::inline v0_2 {
 

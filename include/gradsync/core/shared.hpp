@@ -37,8 +37,8 @@ struct SharedObject final : SharedCount {
     T object;
 };
 
-/// A std::shared_ptr with only the functions that this library uses. It compiles faster: std::shared_ptr has ninety
-/// functions per type, and `<memory>` includes `<ostream>`.
+/// A std::shared_ptr with only the functions that this library uses. It compiles faster, because std::shared_ptr has
+/// ninety functions per type, and it is safe in a forked child.
 template <class T>
 class Shared {
 public:

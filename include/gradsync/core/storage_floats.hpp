@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../kernel/isa.hpp"
+#include "always_inline.hpp"
 
 namespace gradsync::inline v0_2 {
 

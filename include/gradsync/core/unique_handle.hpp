@@ -22,22 +22,11 @@ public:
     }
 
     Handle get() const noexcept { return handle_; }
-    Handle operator->() const noexcept { return handle_; }
     explicit operator bool() const noexcept { return handle_ != none; }
     [[nodiscard]] Handle release() noexcept { return std::exchange(handle_, none); }
 
 private:
     Handle handle_ = none;
 };
-
-template <class T>
-void delete_object(T* object) noexcept {
-    delete object;
-}
-
-/// Owns an object that was made with `new`. It compiles faster than std::unique_ptr,
-/// and `<memory>` includes `<ostream>`.
-template <class T>
-using Owner = UniqueHandle<T*, &delete_object<T>>;
 
 }  // namespace gradsync::inline v0_2

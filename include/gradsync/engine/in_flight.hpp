@@ -20,7 +20,7 @@ public:
 
     /// The arguments passed by reference outlive this; `backend` is copied. `exchange` holds the collectives in flight.
     [[gnu::cold]] InFlight(const B& backend, const ReducerOptions& options, GradientHome<B>& home, Readiness& readiness,
-                           Owner<AnyExchange<B>> exchange)
+                           std::unique_ptr<AnyExchange<B>> exchange)
         : backend_(backend), options_(options), home_(home), readiness_(readiness), exchange_(std::move(exchange)) {}
     InFlight& operator=(InFlight&&) = delete;
 
@@ -269,7 +269,7 @@ private:
     GradientHome<B>& home_;
     const PlannedParameters<B>& planned_ = home_.planned();
     Readiness& readiness_;
-    Owner<AnyExchange<B>> exchange_;
+    std::unique_ptr<AnyExchange<B>> exchange_;
     DealtExchange<B> dealt_{home_.rounds(), exchange_->traits};
     AnyExchange<B>* const running_ =
         home_.rounds().dealt().several() ? &dealt_ : exchange_.get();  ///< reduces the buckets

@@ -92,7 +92,7 @@ struct Policies {
     AnyBuckets buckets;
     AnyOverlap overlap;
     std::string exchange_name;
-    Owner<AnyExchange<B>> exchange;
+    std::unique_ptr<AnyExchange<B>> exchange;
     /// The exchange is the first half of an all-reduce; the gathers are pending after `finish()`.
     bool decoupled = false;
     bool packs = false;  ///< the exchange wants many gradients per bucket, even if they are cheaper alone
@@ -103,9 +103,9 @@ struct Policies {
 template <class B, class Buckets, class Overlap, class X>
 Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
     constexpr bool decoupled = gathers_in_forward<Overlap>() && !ExchangeOver<X, B>::traits.scatters;
-    Owner<AnyExchange<B>> own(new ExchangeAs<ExchangeOver<X, B>, B>(std::move(exchange)));
+    std::unique_ptr<AnyExchange<B>> own(new ExchangeAs<ExchangeOver<X, B>, B>(std::move(exchange)));
     std::string name = own->describe();
-    if constexpr (decoupled) own = Owner<AnyExchange<B>>(new ExchangeAs<ReduceScatter, B>(ReduceScatter()));
+    if constexpr (decoupled) own = std::make_unique<ExchangeAs<ReduceScatter, B>>(ReduceScatter());
     return {std::move(buckets),
             {std::in_place, std::move(overlap)},
             std::move(name),

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 
+#include "options.hpp"
 #include "verification.hpp"
 
 /// Compares memory across ranks: threads must have models of their own, and all ranks must have the same weights.

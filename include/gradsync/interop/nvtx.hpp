@@ -9,6 +9,9 @@
 #include "../core/unique_handle.hpp"
 #include "../observe/observer.hpp"
 
+/// @file
+/// The steps of a Reducer as ranges in NVIDIA's tools.
+
 namespace gradsync::inline v0_2 {
 
 namespace detail {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/buffer_view.hpp"
+#include "../kernel/tables.hpp"
 
 /// @file
 /// Views of a raw pointer and a count. A pointer does not say which memory it points to, so the name of the function

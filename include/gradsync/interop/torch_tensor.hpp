@@ -11,6 +11,7 @@
 #endif
 
 #include "../core/parameter.hpp"
+#include "../kernel/tables.hpp"
 
 /// @file
 /// libtorch tensors as buffers, and as parameters with their `.grad()`. The dtype is read when a view is made.

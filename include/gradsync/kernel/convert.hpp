@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
 #include <cstring>
 
-#include "../core/dtype.hpp"
 #include "../core/error.hpp"
+#include "../core/kernel_registry.hpp"
 #include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/reduce_op.hpp"
+#include "isa.hpp"
 
 /// @file
 /// Bulk conversion between floating types, in host memory.
@@ -47,7 +47,7 @@ struct Reduction {
 /// 8-bit types go block by block through f32. The loops of f32 and of integers are called directly.
 ///
 /// A program compiles the tables of the types that it names: where a C++ type becomes a DType, `register_kernels`
-/// (tables.hpp) stores its table for `kernels_of`.
+/// (core/kernel_registry.hpp) stores its table for `kernels_of`.
 struct Kernels {
     void (*to_f32)(const void* from, float* to, std::size_t n) = nullptr;
     void (*from_f32)(const float* from, void* to, std::size_t n) = nullptr;
@@ -63,9 +63,6 @@ struct Kernels {
 };
 
 namespace detail {
-
-/// By dtype. All shared objects of a program share them, even with -fvisibility=hidden.
-[[gnu::visibility("default")]] inline std::atomic<const Kernels*> tables[dtype_count];
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void no_kernels(DType type) {
     using gradsync::detail::text;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../core/buffer_view.hpp"
+#include "tables.hpp"
 
 /// @file
 /// Passes over one rank's own gradients in host memory: copy, add, scale, clamp, sum of squares. They take floating

@@ -13,18 +13,13 @@
 /// Some functions in other headers are `template <class = void>`: they take long to compile, and only files that call
 /// them compile them.
 
+#include "../core/always_inline.hpp"
+
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #include <cpuid.h>
 #define GRADSYNC_X86_DISPATCH 1
 #else
 #define GRADSYNC_X86_DISPATCH 0
-#endif
-
-#if defined(__clang__)
-// Clang's check of indirect calls would keep an out-of-line copy, with instructions that not every processor has.
-#define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline, clang::no_sanitize("function")]] inline
-#else
-#define GRADSYNC_ALWAYS_INLINE [[gnu::always_inline]] inline
 #endif
 
 namespace gradsync::inline v0_2::kernel {

@@ -33,7 +33,7 @@ constexpr Kernels kernels_of_double() {
 
 }  // namespace detail
 
-/// The table of a floating type other than f32. Not inline, so that an explicit instantiation elsewhere can replace it.
+/// Not inline, so that an explicit instantiation elsewhere can replace it.
 template <DType type>
 const Kernels& table_of() noexcept {
     static constexpr Kernels table = [] {
@@ -45,35 +45,6 @@ const Kernels& table_of() noexcept {
         else return detail::kernels_of_double<double>();
     }();
     return table;
-}
-
-/// Compiles the loops of an element type into the program. Called where a C++ type becomes a DType.
-template <DType type>
-void register_kernels() noexcept {
-    if constexpr (is_floating(type) && type != DType::f32) {
-        std::atomic<const Kernels*>& table = detail::tables[static_cast<std::size_t>(type)];
-        if (table.load(std::memory_order_relaxed) == nullptr) table.store(&table_of<type>(), std::memory_order_relaxed);
-    }
-}
-
-/// The function above for a type known at run time. A constant expression, so that constants can hold it.
-template <class = void>
-constexpr auto registration_of(DType type) noexcept -> void (*)() noexcept {
-    switch (type) {
-        case DType::f16: return register_kernels<DType::f16>;
-        case DType::bf16: return register_kernels<DType::bf16>;
-        case DType::f64: return register_kernels<DType::f64>;
-        case DType::f8e4m3: return register_kernels<DType::f8e4m3>;
-        case DType::f8e5m2: return register_kernels<DType::f8e5m2>;
-        default: return register_kernels<DType::f32>;
-    }
-}
-
-/// The same for a type known at run time. Compiles the loops of all types, unless `type` is a constant and the compiler
-/// optimises. A template, so that only files that call it compile them.
-template <class = void>
-[[gnu::always_inline]] inline void register_kernels(DType type) noexcept {
-    registration_of(type)();
 }
 
 #ifdef GRADSYNC_COMPILED  // these are in a library, whose source defines GRADSYNC_EXTERN as nothing

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <memory>
+
 #include "../core/overlap_policy.hpp"
-#include "../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -60,7 +61,7 @@ private:
         P policy;
     };
 
-    Owner<Interface> policy_;
+    std::unique_ptr<Interface> policy_;
 };
 
 static_assert(OverlapPolicy<AnyOverlap>);

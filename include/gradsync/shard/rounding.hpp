@@ -3,6 +3,7 @@
 
 #include "../core/buffer_view.hpp"
 #include "../core/math.hpp"
+#include "../kernel/isa.hpp"
 
 namespace gradsync::inline v0_2 {
 

@@ -44,7 +44,7 @@ constexpr int ranks = 4;
 /// `in_turns`: no two ranks may be able to add up first. `wrap`: what is to stand between the engine and the network.
 template <class F>
 std::vector<gradsync_test::Report> on_machines(const std::vector<int>& machines, F&& f, bool in_turns = false,
-                                               gs::Owner<Transport> (*wrap)(gs::Owner<Transport>) = nullptr) {
+                                               std::unique_ptr<Transport> (*wrap)(std::unique_ptr<Transport>) = nullptr) {
     const std::uint16_t port = gradsync_test::free_port();
     const auto size = static_cast<int>(machines.size());
     return gradsync_test::forked(size, [&](int rank) -> std::string {
@@ -387,7 +387,7 @@ namespace {
 /// What ranks 0 and 2 contribute to each other's share goes where nobody asks for it.
 class LosesContributions final : public Transport {
 public:
-    explicit LosesContributions(gs::Owner<Transport> tcp) : tcp_(std::move(tcp)) {}
+    explicit LosesContributions(std::unique_ptr<Transport> tcp) : tcp_(std::move(tcp)) {}
     int rank() const noexcept override { return tcp_->rank(); }
     int size() const noexcept override { return tcp_->size(); }
     int last_stream() const noexcept override { return tcp_->last_stream(); }
@@ -408,7 +408,7 @@ public:
     bool ends_alone() const noexcept override { return true; }
 
 private:
-    gs::Owner<Transport> tcp_;
+    std::unique_ptr<Transport> tcp_;
 };
 
 }  // namespace
@@ -425,7 +425,7 @@ TEST_CASE("HierarchicalEngine: a rank that cannot tell who stopped leaves time t
             while (!engine.world().failed()) ::usleep(10'000);  // as if it was stopped by a signal
             return "";
         },
-        false, [](gs::Owner<Transport> tcp) { return gs::Owner<Transport>(new LosesContributions(std::move(tcp))); });
+        false, [](std::unique_ptr<Transport> tcp) { return std::unique_ptr<Transport>(new LosesContributions(std::move(tcp))); });
     for (const std::size_t r : {1u, 2u, 3u, 4u}) {
         INFO(reports[r].text);
         CHECK(reports[r].says("time limit reached, rank 0: "));

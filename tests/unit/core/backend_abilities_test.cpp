@@ -2,12 +2,12 @@
 // ctest: NOT_WITH thread
 #include <cstddef>
 
-#include <gradsync/backend/faulty.hpp>
-#include <gradsync/backend/simulated.hpp>
 #include <gradsync/backend/tcp.hpp>
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/clock.hpp>
 #include <gradsync/core/requirements.hpp>
+#include <gradsync/planning/faulty_backend.hpp>
+#include <gradsync/planning/simulated_backend.hpp>
 
 #include <doctest/doctest.h>
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include <gradsync/backend/simulated.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/gradsync.hpp>
-#include <gradsync/plan/calibrate.hpp>
+#include <gradsync/planning/calibrate.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
+#include <gradsync/planning/simulated_backend.hpp>
 
 #include "support/averaging_oracle.hpp"
 #include "support/plans.hpp"

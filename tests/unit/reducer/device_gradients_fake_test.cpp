@@ -4,9 +4,9 @@
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/backend/thread_backend.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/core/packed.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 
 #include <doctest/doctest.h>
 

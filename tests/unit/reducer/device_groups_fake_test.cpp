@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
 // The Reducer on device memory, over the fakes of support/fake: buckets whose collectives leave as one launch.
-#include <gradsync/backend/faulty.hpp>
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
@@ -10,6 +9,7 @@
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/planning/faulty_backend.hpp>
 
 #include <doctest/doctest.h>
 

@@ -9,11 +9,11 @@
 #include <thread>
 #include <vector>
 
-#include <gradsync/backend/simulated.hpp>
 #include <gradsync/gradsync.hpp>
-#include <gradsync/observe/summary.hpp>
 #include <gradsync/observe/timeline.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/planning/simulated_backend.hpp>
+#include <gradsync/planning/summary.hpp>
 
 #include "support/averaging_oracle.hpp"
 #include "support/ranks.hpp"

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include <gradsync/bucket/any_buckets.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/gradsync.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 #include <gradsync/shard/checkpoint.hpp>
 #include <gradsync/shard/hybrid.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>

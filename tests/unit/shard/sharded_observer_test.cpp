@@ -6,8 +6,8 @@
 #include <string>
 
 #include <gradsync/gradsync.hpp>
-#include <gradsync/observe/summary.hpp>
 #include <gradsync/observe/timeline.hpp>
+#include <gradsync/planning/summary.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 

@@ -25,7 +25,7 @@ public:
     /// are destroyed later: when another world is made or goes, and all other ranks have said good-bye to this one.
     /// A failed world is destroyed once the news of the failure has arrived, if its transport
     /// allows that; otherwise never.
-    static Shared<MessageWorld> make(Owner<Transport> transport, List<collective::ProcessIdentity> processes,
+    static Shared<MessageWorld> make(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes,
                                      int ranks_here, const World* twin = nullptr) {
         sweep();
         return Shared<MessageWorld>::of(new MessageWorld(std::move(transport), std::move(processes), ranks_here, twin),
@@ -149,8 +149,8 @@ public:
     }
 
 private:
-    [[gnu::cold]] MessageWorld(Owner<Transport> transport, List<collective::ProcessIdentity> processes, int ranks_here,
-                               const World* twin)
+    [[gnu::cold]] MessageWorld(std::unique_ptr<Transport> transport, List<collective::ProcessIdentity> processes,
+                               int ranks_here, const World* twin)
         : World(ranks_here, twin ? twin->shared_state() : Shared<State>::make(),
                 twin ? twin->shared_hooks() : Shared<collective::ProgressHooks>::make()),
           transport_(std::move(transport)),
@@ -301,7 +301,7 @@ private:
                                                sizeof incoming_, &incoming_bytes_);
     }
 
-    Owner<Transport> transport_;
+    std::unique_ptr<Transport> transport_;
     const List<collective::ProcessIdentity> processes_;
     const gradsync::detail::Maker maker_;
     Lifeline lifeline_;

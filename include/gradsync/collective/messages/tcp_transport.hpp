@@ -355,9 +355,9 @@ private:
 /// cannot be made within half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks.
 /// The other half is for telling one another: a rank that has all its connections waits for those that miss one, and
 /// must not give up before they say which. Collective.
-[[gnu::cold]] inline Owner<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous,
-                                                         std::chrono::nanoseconds timeout,
-                                                         const std::string& bind = {}) {
+[[gnu::cold]] inline std::unique_ptr<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous,
+                                                                   std::chrono::nanoseconds timeout,
+                                                                   const std::string& bind = {}) {
     const std::chrono::nanoseconds limit =
         gradsync::detail::smaller<std::chrono::nanoseconds>(timeout / 2, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
@@ -366,7 +366,7 @@ private:
         gradsync::detail::raise(Errc::peer_failed, what, {.operation = "connect_mesh", .rank = rank, .peer = peer});
     };
     List<net::Socket> sockets(at(size));
-    if (size == 1) return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
+    if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
 
     std::string problem;
     net::Reception reception = net::Reception::open(rendezvous, bind, problem);
@@ -407,7 +407,7 @@ private:
                       " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
                       "; look at the firewall and the network between their machines"),
                  other == rank ? r : other);
-    return Owner<Transport>(new TcpTransport(std::move(sockets), rank));
+    return std::make_unique<TcpTransport>(std::move(sockets), rank);
 }
 
 }  // namespace gradsync::inline v0_2::message_passing

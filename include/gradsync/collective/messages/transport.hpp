@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 
 #include "../../core/list.hpp"
 #include "../../core/text.hpp"
-#include "../../core/unique_handle.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 

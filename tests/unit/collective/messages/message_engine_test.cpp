@@ -36,7 +36,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-Shared<mp::MessageEngine> engine(gs::Owner<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
+Shared<mp::MessageEngine> engine(std::unique_ptr<mp::Transport> transport, std::chrono::nanoseconds limit = 30s,
                                  gs::List<gs::collective::ProcessIdentity> processes = {}) {
     const int rank = transport->rank(), size = transport->size();
     gs::List<int> ranks(static_cast<std::size_t>(size));
@@ -54,7 +54,7 @@ std::vector<std::string> run(const std::shared_ptr<LoopbackNetwork>& network, st
     std::atomic<int> there{0};
     for (int rank = 0; rank < network->size; ++rank)
         threads.emplace_back([&, rank] {
-            const auto own = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, rank)), limit,
+            const auto own = engine(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, rank)), limit,
                                     gs::List<gs::collective::ProcessIdentity>(static_cast<std::size_t>(network->size), process));
             for (++there; there < network->size;) std::this_thread::yield();  // they begin together
             try {
@@ -258,8 +258,8 @@ TEST_CASE("messages: what a rank has seen complete when it fails is complete for
         CAPTURE(count);
         const auto network = std::make_shared<LoopbackNetwork>(2);
         network->quick_bytes = 1000;
-        const auto zero = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0))),
-                   one = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 1)));
+        const auto zero = engine(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, 0))),
+                   one = engine(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, 1)));
         std::vector<float> own(count, 1.0f), others(count, 2.0f);
         const std::uint64_t number = zero->start(all_reduce(own.data(), count));
         one->wait(one->start(all_reduce(others.data(), count)));
@@ -275,7 +275,7 @@ TEST_CASE("messages: what came before the news of a failure is complete also whe
         CAPTURE(waits);
         const auto network = std::make_shared<LoopbackNetwork>(2);
         const auto world = [&](int rank) {
-            return mp::MessageWorld::make(gs::Owner<mp::Transport>(new LoopbackTransport(network, rank)),
+            return mp::MessageWorld::make(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, rank)),
                                           gs::List<gs::collective::ProcessIdentity>(2), 2);
         };
         const auto communicator = [](const auto& of, int rank, int number) {
@@ -299,7 +299,7 @@ TEST_CASE("messages: what came before the news of a failure is complete also whe
 TEST_CASE("messages: once a rank was told of a failure nothing is written into its buffers, whatever comes") {
     const auto network = std::make_shared<LoopbackNetwork>(3);
     std::vector<Shared<mp::MessageEngine>> ranks;
-    for (int r = 0; r < 3; ++r) ranks.push_back(engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, r))));
+    for (int r = 0; r < 3; ++r) ranks.push_back(engine(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, r))));
     std::vector<float> values{1, 2, 4};
     const std::uint64_t number = ranks[0]->start(all_reduce(&values[0], 1));
     ranks[2]->start(all_reduce(&values[2], 1));
@@ -379,7 +379,7 @@ TEST_CASE("messages: a rank that cannot tell who stopped leaves time to one that
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank)
         threads.emplace_back([&, rank] {
-            const auto own = engine(gs::Owner<mp::Transport>(new LosesContributions(network, rank)), rank == 0 ? 1500ms : 1000ms);
+            const auto own = engine(std::unique_ptr<mp::Transport>(new LosesContributions(network, rank)), rank == 0 ? 1500ms : 1000ms);
             std::vector<float> values(100'000);
             const std::uint64_t stuck = own->start(all_reduce(values.data(), values.size()));
             const auto stop = std::chrono::steady_clock::now() + 500ms;
@@ -522,7 +522,7 @@ TEST_CASE("messages: a rank that dies between its hello and what follows it is n
     auto gone = gs::collective::ProcessIdentity::own();
     const auto self = gone;
     gone.number = 1 << 30;  // no system has so many
-    const auto own = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0)), 30s, {self, gone});
+    const auto own = engine(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, 0)), 30s, {self, gone});
     std::vector<float> values(300);
     const Call call = all_reduce(values.data(), values.size());
     network->send(1, 0, 1, &call, sizeof call);  // its beginning is enough
@@ -654,7 +654,7 @@ TEST_CASE("messages: a process that is gone is named long before the limit, also
         auto gone = gs::collective::ProcessIdentity::own();
         const auto self = gone;
         gone.number = 1 << 30;  // no system has so many
-        const auto own = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0)), 30s, {self, gone});
+        const auto own = engine(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, 0)), 30s, {self, gone});
         network->broken = call_fails;
         const auto begun = std::chrono::steady_clock::now();
         float x = 1;
@@ -675,7 +675,7 @@ TEST_CASE("messages: a process that is gone is named long before the limit, also
 TEST_CASE("messages: a thread that the transport does not let in gets its reason; a handle may go there") {
     auto* const transport = new LockedTransport;
     auto& closed = transport->closed;
-    auto own = engine(gs::Owner<mp::Transport>(transport));
+    auto own = engine(std::unique_ptr<mp::Transport>(transport));
     float x = 1;
     const std::uint64_t n = own->start(all_reduce(&x, 1));
     closed = true;
@@ -724,7 +724,7 @@ TEST_CASE("messages: a hello that is no call, or is too short, is an error that 
         CAPTURE(one.what);
         CAPTURE(one.bytes);
         const auto network = std::make_shared<LoopbackNetwork>(2);
-        const auto zero = engine(gs::Owner<mp::Transport>(new LoopbackTransport(network, 0)), 10s);
+        const auto zero = engine(std::unique_ptr<mp::Transport>(new LoopbackTransport(network, 0)), 10s);
         const std::uint64_t number = zero->start(all_reduce(data.data(), data.size()));
         Call call = all_reduce(nullptr, data.size());
         one.change(call);

@@ -30,7 +30,7 @@ using gradsync_test::LoopbackTransport;
 
 gradsync::collective::Shared<MessageWorld> world(const std::shared_ptr<LoopbackNetwork>& network, int rank) {
     gradsync::List<gradsync::collective::ProcessIdentity> processes(static_cast<std::size_t>(network->size));
-    return MessageWorld::make(gradsync::Owner<gradsync::message_passing::Transport>(new LoopbackTransport(network, rank)),
+    return MessageWorld::make(std::unique_ptr<gradsync::message_passing::Transport>(new LoopbackTransport(network, rank)),
                               std::move(processes), network->size);
 }
 
@@ -133,7 +133,7 @@ TEST_CASE("message_world: news of a failure is read even if its sender ends at o
         gradsync::List<net::Socket> sockets(2);
         sockets[static_cast<std::size_t>(1 - rank)] = connection(rank, port);
         const auto own = MessageWorld::make(
-            gradsync::Owner<gradsync::message_passing::Transport>(new gradsync::message_passing::TcpTransport(std::move(sockets), rank)),
+            std::unique_ptr<gradsync::message_passing::Transport>(new gradsync::message_passing::TcpTransport(std::move(sockets), rank)),
             gradsync::List<gradsync::collective::ProcessIdentity>(2), 2);
         std::vector<std::byte> data(200'000);
         const auto send = [&](std::size_t bytes) {

@@ -15,7 +15,7 @@
 
 #include "../collective/failures.hpp"
 #include "../collective/messages/transport.hpp"
-#include "../plan/cost_model.hpp"
+#include "cost_model.hpp"
 
 namespace gradsync::inline v0_2::simulation {
 

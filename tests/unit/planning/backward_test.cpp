@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/plan/backward.hpp>
+#include <gradsync/planning/backward.hpp>
 
 #include <doctest/doctest.h>
 
@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include <gradsync/plan/partition.hpp>
+#include <gradsync/planning/partition.hpp>
 
 #include "support/ranks.hpp"
 

@@ -6,7 +6,7 @@
 
 #include "../collective/process.hpp"
 #include "../core/backend.hpp"
-#include "timeline.hpp"
+#include "../observe/timeline.hpp"
 
 namespace gradsync::inline v0_2 {
 

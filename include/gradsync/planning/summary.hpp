@@ -3,7 +3,7 @@
 
 #include <cstdarg>
 
-#include "timeline.hpp"
+#include "../observe/timeline.hpp"
 
 namespace gradsync::inline v0_2 {
 

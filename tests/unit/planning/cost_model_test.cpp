@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
-#include <gradsync/plan/cost_model.hpp>
+#include <gradsync/planning/cost_model.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
-#include <gradsync/bucket/optimal.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
 
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@
 
 #include <gradsync/bucket/flat.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
-#include <gradsync/plan/partition.hpp>
+#include <gradsync/planning/partition.hpp>
 
 #include "support/plans.hpp"
 #include "support/ranks.hpp"
@@ -25,7 +25,7 @@ using gradsync::plan::ReadyGradient;
 
 namespace {
 
-struct Case {
+struct Drawn {
     std::vector<ParameterInfo> parameters;
     std::vector<double> ready;  // by parameter; they become ready in order of registration
     CallCost cost;
@@ -43,10 +43,10 @@ struct Case {
     }
 };
 
-Case random_case(std::mt19937_64& random, std::size_t count, std::size_t kinds) {
+Drawn draw(std::mt19937_64& random, std::size_t count, std::size_t kinds) {
     const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
     constexpr DType dtypes[] = {DType::f32, DType::bf16, DType::f64};
-    Case c;
+    Drawn c;
     c.cost = {static_cast<double>(below(40)), static_cast<double>(1 + below(8)) / 16};
     double ready = 0;
     const std::size_t gap = std::size_t{1} << below(7), size = std::size_t{1} << below(7);
@@ -58,7 +58,7 @@ Case random_case(std::mt19937_64& random, std::size_t count, std::size_t kinds) 
 }
 
 /// All ways to cut every kind into runs, each launched in the order of its last gradients, which is the best order.
-double least_of_all(const Case& c) {
+double least_of_all(const Drawn& c) {
     const std::size_t n = c.parameters.size();
     double least = std::numeric_limits<double>::infinity();
     for (std::uint32_t closes = 0; closes < (1u << n); ++closes) {
@@ -89,7 +89,7 @@ TEST_CASE("OptimalBuckets: no way to cut one, two or three kinds is through earl
     std::mt19937_64 random(21);
     for (const std::size_t kinds : {1u, 2u, 3u})
         for (int repeat = 0; repeat < 1000; ++repeat) {
-            const Case c = random_case(random, 1 + random() % 9, kinds);
+            const Drawn c = draw(random, 1 + random() % 9, kinds);
             INFO(kinds, " kinds, case ", repeat);
             REQUIRE(c.finish(OptimalBuckets(c.cost, c.ready)) == doctest::Approx(least_of_all(c)).epsilon(1e-12));
         }
@@ -99,7 +99,7 @@ TEST_CASE("OptimalBuckets is never later than capped, square-root, flat or per-p
     std::mt19937_64 random(22);
     for (const std::size_t kinds : {1u, 2u, 3u})
         for (int repeat = 0; repeat < 60; ++repeat) {
-            const Case c = random_case(random, 80, kinds);
+            const Drawn c = draw(random, 80, kinds);
             const double least = c.finish(OptimalBuckets(c.cost, c.ready)) * (1 - 1e-12);
             std::size_t total = 0;
             for (const ParameterInfo& p : c.parameters) total += p.bytes();
@@ -116,7 +116,7 @@ TEST_CASE("OptimalBuckets makes the best common cuts for very many gradients of 
     double worst = 1;
     for (int repeat = 0; repeat < 300; ++repeat) {
         const std::size_t kinds = 2 + random() % 2;
-        const Case c = random_case(random, 1 + random() % 30, kinds);
+        const Drawn c = draw(random, 1 + random() % 30, kinds);
         plan::KindedGradients all{c.gradients(), {}, dtype_count};
         for (const ParameterInfo& p : c.parameters) all.kinds.push_back(static_cast<std::size_t>(p.dtype));
 

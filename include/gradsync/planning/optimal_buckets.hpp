@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../plan/partition.hpp"
-#include "size_capped.hpp"
+#include "../bucket/size_capped.hpp"
+#include "partition.hpp"
 
 namespace gradsync::inline v0_2 {
 
 /// The buckets whose communication finishes earliest, for gradients that become ready at known times and collectives of
-/// known cost. Dynamic programming finds the optimum (see plan/partition.hpp); there is no size to choose.
+/// known cost. Dynamic programming finds the optimum (see planning/partition.hpp); there is no size to choose.
 ///
 /// Times are by parameter, in seconds from an origin at or before the first, and the same on all ranks. The cost is
 /// that of an all-reduce of n bytes; `plan::calibrate` measures it. Without times the policy plans as SizeCappedBuckets

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // What goes wrong on a backend of faults is what would go wrong without it: each failure has its name on every rank, and ranks that are
 // merely late change nothing.
-#include <gradsync/backend/faulty.hpp>
+#include <gradsync/planning/faulty_backend.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-#include <gradsync/plan/calibrate.hpp>
+#include <gradsync/planning/calibrate.hpp>
 
 #include <doctest/doctest.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include <gradsync/observe/summary.hpp>
+#include <gradsync/planning/summary.hpp>
 
 using namespace gradsync;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../backend/run_ranks.hpp"
 #include "../collective/engine_collectives.hpp"
 #include "../core/backend.hpp"
-#include "../simulation/engine.hpp"
-#include "run_ranks.hpp"
+#include "simulation_engine.hpp"
 
 namespace gradsync::inline v0_2 {
 

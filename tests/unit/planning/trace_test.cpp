@@ -9,7 +9,7 @@
 
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/core/error.hpp>
-#include <gradsync/observe/trace.hpp>
+#include <gradsync/planning/trace.hpp>
 
 #include "support/ranks.hpp"
 
@@ -61,7 +61,7 @@ TEST_CASE("names are quoted, and spans of several threads lie in lanes of their 
     timeline.begin(Activity::copy, 1, at_time(1));
     timeline.end(Activity::copy, 0, at_time(2));
     timeline.end(Activity::copy, 1, at_time(3));
-    const std::string text = detail::trace_events(timeline, 0, at_time(0));
+    const std::string text = gradsync::detail::trace_events(timeline, 0, at_time(0));
     CHECK(text.find(R"("copy a\"b\\c\u000a","pid":0,"tid":1,)") != std::string::npos);
     CHECK(text.find(R"("copy gradient 1","pid":0,"tid":5,)") != std::string::npos);
 }
@@ -73,7 +73,7 @@ TEST_CASE("what nests shares a lane, and what was under way is shown") {
     timeline.add_scope("other thread", at_time(15), at_time(25));
     timeline.begin(Activity::collective, 3, at_time(16));
     timeline.begin(Activity::finish, Observer::no_index, at_time(17));
-    const std::string text = detail::trace_events(timeline, 0, at_time(0));
+    const std::string text = gradsync::detail::trace_events(timeline, 0, at_time(0));
     CHECK(text.find(R"("name":"outer","pid":0,"tid":0,)") != std::string::npos);
     CHECK(text.find(R"("name":"inner","pid":0,"tid":0,)") != std::string::npos);
     CHECK(text.find(R"("name":"other thread","pid":0,"tid":4,)") != std::string::npos);
@@ -86,7 +86,7 @@ TEST_CASE("names that are no UTF-8 are written as such") {
     Timeline timeline;
     timeline.plan({}, {}, std::vector<std::string_view>{"\xc3\xa9\xff\xc3"});
     timeline.ready(0, at_time(0));
-    CHECK(detail::trace_events(timeline, 0, at_time(0)).find("\"\xc3\xa9??\"") != std::string::npos);
+    CHECK(gradsync::detail::trace_events(timeline, 0, at_time(0)).find("\"\xc3\xa9??\"") != std::string::npos);
 }
 
 TEST_CASE("a trace that cannot be written is an error that says where") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
-#include <gradsync/plan/batch.hpp>
+#include <gradsync/planning/batch.hpp>
 
 #include <doctest/doctest.h>
 

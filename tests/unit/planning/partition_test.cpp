@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
-#include <gradsync/plan/partition.hpp>
+#include <gradsync/planning/partition.hpp>
 
 #include <doctest/doctest.h>
 

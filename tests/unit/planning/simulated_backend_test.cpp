@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
 // The threads of a simulation take turns.
-#include <gradsync/backend/simulated.hpp>
+#include <gradsync/planning/simulated_backend.hpp>
 
 #include <doctest/doctest.h>
 
@@ -13,12 +13,12 @@
 
 #include <gradsync/bucket/any_buckets.hpp>
 #include <gradsync/bucket/flat.hpp>
-#include <gradsync/bucket/optimal.hpp>
 #include <gradsync/bucket/per_parameter.hpp>
 #include <gradsync/overlap/any_overlap.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
-#include <gradsync/plan/calibrate.hpp>
-#include <gradsync/plan/scaling.hpp>
+#include <gradsync/planning/calibrate.hpp>
+#include <gradsync/planning/optimal_buckets.hpp>
+#include <gradsync/planning/scaling.hpp>
 #include <gradsync/reducer.hpp>
 
 #include "support/plans.hpp"
@@ -29,8 +29,8 @@ using doctest::Approx;
 
 namespace {
 
-constexpr plan::Link slow{1e-5, 1e-9}, fast{1e-6, 1e-11};
-constexpr plan::Cluster four{.ranks = 4, .between = slow};
+constexpr plan::Link slow_link{1e-5, 1e-9}, fast_link{1e-6, 1e-11};
+constexpr plan::Cluster four{.ranks = 4, .between = slow_link};
 
 double all_reduce_seconds(const plan::Cluster& cluster, double bytes, plan::Algorithm algorithm = plan::Algorithm::ring) {
     return plan::collective_cost(plan::Collective::all_reduce, algorithm, cluster).seconds(bytes);
@@ -126,7 +126,7 @@ TEST_CASE("compute goes on beside a collective; test() says by this rank's clock
 }
 
 TEST_CASE("a link carries one collective at a time; nodes have links of their own") {
-    const plan::Cluster cluster{.ranks = 4, .ranks_per_node = 2, .between = slow, .within = fast};
+    const plan::Cluster cluster{.ranks = 4, .ranks_per_node = 2, .between = slow_link, .within = fast_link};
     const SimulatedRun run = run_simulated({.cluster = cluster}, [&](SimulatedBackend comm) {
         SimulatedBackend node = comm.split(comm.rank() / 2, comm.rank());
         SimulatedBackend pair = comm.split(comm.rank() % 2, comm.rank());
@@ -142,8 +142,8 @@ TEST_CASE("a link carries one collective at a time; nodes have links of their ow
     for (const auto& record : run.collectives)
         if (record.bytes == 400'000) large.push_back(record);
     REQUIRE(large.size() == 4);
-    const double within = all_reduce_seconds({.ranks = 2, .ranks_per_node = 2, .within = fast}, 4e5);
-    const double between = all_reduce_seconds({.ranks = 2, .between = slow}, 4e5);
+    const double within = all_reduce_seconds({.ranks = 2, .ranks_per_node = 2, .within = fast_link}, 4e5);
+    const double between = all_reduce_seconds({.ranks = 2, .between = slow_link}, 4e5);
     CHECK(large[0].start == large[1].start);  // the two nodes at once
     CHECK(large[1].end - large[1].start == Approx(within));
     CHECK(large[2].ready == large[3].ready);  // two groups over the same links
@@ -156,7 +156,7 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
         const Backward backward(seed, 60);
         const auto gradients = backward.gradients();
         const plan::StepTimes compute{.backward = gradients.front().ready};
-        const SimulatedCluster cluster{.cluster = {.ranks = 6, .ranks_per_node = 2, .between = slow, .within = fast},
+        const SimulatedCluster cluster{.cluster = {.ranks = 6, .ranks_per_node = 2, .between = slow_link, .within = fast_link},
                                        .algorithm = plan::Algorithm::hierarchical,
                                        .moves_buckets = false};
         const plan::CallCost cost = plan::collective_cost(plan::Collective::all_reduce, cluster.algorithm, cluster.cluster);
@@ -184,7 +184,7 @@ TEST_CASE("a step of a real Reducer takes what the forecast says, for every poli
 TEST_CASE("a simulation with the same seed repeats exactly, with stragglers and jitter too; another seed gives another run") {
     const Backward backward(7, 40);
     const auto run = [&](std::uint64_t seed) {
-        SimulatedCluster cluster{.cluster = {.ranks = 16, .ranks_per_node = 4, .between = slow, .within = fast},
+        SimulatedCluster cluster{.cluster = {.ranks = 16, .ranks_per_node = 4, .between = slow_link, .within = fast_link},
                                  .stragglers = {{3, 1.5}},
                                  .jitter = 0.2,
                                  .seed = seed,
@@ -206,7 +206,7 @@ TEST_CASE("a simulation with the same seed repeats exactly, with stragglers and 
 
 TEST_CASE("a straggler delays every rank") {
     const Backward backward(8, 40);
-    const plan::Cluster cluster{.ranks = 8, .between = fast};
+    const plan::Cluster cluster{.ranks = 8, .between = fast_link};
     const double even = backward.step({.cluster = cluster, .moves_buckets = false}, Flat{});
     const double held_up = backward.step({.cluster = cluster, .stragglers = {{5, 2}}, .moves_buckets = false}, Flat{});
     CHECK(held_up - even == Approx(backward.gradients().front().ready).epsilon(1e-6));
@@ -229,12 +229,12 @@ TEST_CASE("a simulation that moves buckets gives the values of threads") {
     };
     std::vector<std::vector<float>> threads, simulated;
     run_threads(3, [&](ThreadBackend comm) { train(comm, threads); });
-    run_simulated({.cluster = {.ranks = 3, .between = slow}}, [&](SimulatedBackend comm) { train(comm, simulated); });
+    run_simulated({.cluster = {.ranks = 3, .between = slow_link}}, [&](SimulatedBackend comm) { train(comm, simulated); });
     CHECK(threads == simulated);
 }
 
 TEST_CASE("calibrate finds the cost model again") {
-    const plan::Cluster cluster{.ranks = 8, .ranks_per_node = 4, .between = slow, .within = fast, .call_overhead = 3e-6};
+    const plan::Cluster cluster{.ranks = 8, .ranks_per_node = 4, .between = slow_link, .within = fast_link, .call_overhead = 3e-6};
     const SimulatedCluster options{.cluster = cluster, .algorithm = plan::Algorithm::hierarchical, .moves_buckets = false};
     const plan::CallCost truth = plan::collective_cost(plan::Collective::all_reduce, options.algorithm, cluster);
     run_simulated(options, [&](SimulatedBackend comm) {
@@ -248,7 +248,7 @@ TEST_CASE("calibrate finds the cost model again") {
 
 TEST_CASE("SimulatedBackend runs a real Reducer on each of a thousand ranks") {
     const Backward backward(10, 30);
-    const SimulatedCluster cluster{.cluster = {.ranks = 1024, .ranks_per_node = 8, .between = slow, .within = fast},
+    const SimulatedCluster cluster{.cluster = {.ranks = 1024, .ranks_per_node = 8, .between = slow_link, .within = fast_link},
                                    .algorithm = plan::Algorithm::hierarchical,
                                    .moves_buckets = false};
     CHECK(backward.step(cluster, SizeCappedBuckets(1 << 20)) > backward.gradients().front().ready);
@@ -273,7 +273,7 @@ TEST_CASE("waits are limited in virtual time") {
     CHECK(long_call.is(Errc::timeout));
     CHECK_MESSAGE(long_call.says("though every rank started it"), long_call.text);
     const auto deadlock = outcome_of([] {
-        run_simulated({.cluster = {.ranks = 2, .between = slow}}, [](SimulatedBackend comm) {
+        run_simulated({.cluster = {.ranks = 2, .between = slow_link}}, [](SimulatedBackend comm) {
             SimulatedBackend twin = comm.duplicate();
             (comm.rank() == 0 ? comm : twin).barrier().wait();
         });

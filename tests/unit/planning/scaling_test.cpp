@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: NOT_WITH thread
-#include <gradsync/plan/scaling.hpp>
+#include <gradsync/planning/scaling.hpp>
 
 #include <doctest/doctest.h>
 
 #include <optional>
 #include <vector>
 
-#include <gradsync/plan/partition.hpp>
+#include <gradsync/planning/partition.hpp>
 
 using namespace gradsync::plan;
 using doctest::Approx;

@@ -6,6 +6,9 @@
 #include "../core/error.hpp"
 #include "../core/math.hpp"
 
+/// @file
+/// Arithmetic of plans whose inputs a user may mistype: it throws instead of wrapping around.
+
 namespace gradsync::inline v0_2::plan {
 
 namespace detail {
