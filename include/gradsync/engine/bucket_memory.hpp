@@ -43,8 +43,8 @@ private:
 };
 
 /// The memory of buckets, of gradients or of values, zeroed at first. Buckets form units, and a unit has memory while
-/// it has a slot; its buckets lie there side by side. Buckets that are ranges of the trainer's memory need no slot. Call
-/// it from one thread at a time.
+/// it has a slot; its buckets lie there side by side. Buckets that are ranges of the trainer's memory need no slot.
+/// Call it from one thread at a time.
 template <Backend B>
 class BucketMemory {
 public:
@@ -106,8 +106,6 @@ public:
 
     /// The memory that collectives read and write; none while the unit has no slot.
     const List<BufferView>& buckets() const noexcept { return buckets_; }
-    BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
-    bool has_memory(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
     /// The bucket of trainable parameter i, and its part of the bucket.
     std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
     BufferView parameter(std::size_t i) const noexcept {
@@ -121,10 +119,7 @@ public:
         if (bucket.data != nullptr) view.data = static_cast<std::byte*>(bucket.data) + written_[i].offset;
         return view;
     }
-    /// The same part in image `number`.
-    BufferView image(BufferView view, std::size_t number) const noexcept {
-        return shifted(view, number * image_bytes_);
-    }
+    /// The distance between the images of an array.
     std::size_t image_bytes() const noexcept { return image_bytes_; }
 
     /// Gives unit u the smallest slot that is large enough; of equal ones a free one, or else the one released first.
@@ -239,6 +234,12 @@ private:
     std::size_t image_bytes_ = 0, bytes_ = 0;
     std::uint64_t releases_ = 0;
 };
+
+/// The same part of a bucket in image `number`.
+template <Backend B>
+BufferView image_of(const BucketMemory<B>& memory, BufferView view, std::size_t number) noexcept {
+    return shifted(view, number * memory.image_bytes());
+}
 
 /// This rank's shards of the buckets, if gradients are sharded: the running sums over a step's micro-batches. Each
 /// reduction adds to them.

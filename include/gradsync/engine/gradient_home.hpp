@@ -54,7 +54,7 @@ public:
         for (const std::size_t i : planned_.order())
             // Borrowed gradients stay in the trainer's memory: their buckets hold only sums of micro-batches.
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < rounds_.images(); ++k)
-                passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
+                passes_.copy(image_of(storage_, storage_.parameter(i), k), image_of(storage, storage.parameter(i), k));
         storage_ = std::move(storage);
         allocate_shards(backend);
         prepare();
@@ -94,7 +94,9 @@ public:
     /// For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
-        if (storage_.has_memory(b) || storage_.take(b, true, !more && B::memory_space != MemorySpace::host))
+        if (const BufferView bucket = storage_.buckets()[b];
+            bucket.data != nullptr || bucket.count == 0 ||
+            storage_.take(b, true, !more && B::memory_space != MemorySpace::host))
             return true;
         if constexpr (B::memory_space == MemorySpace::host)
             if (more) return storage_.place_outside(b), true;
@@ -132,7 +134,7 @@ public:
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
     [[gnu::noinline]] void clear(std::size_t i) {
         for (std::size_t image = 0; image < rounds_.images(); ++image)
-            passes_.clear(storage_.image(storage_.parameter(i), image));
+            passes_.clear(image_of(storage_, storage_.parameter(i), image));
     }
 
     /// Moves the borrowed gradient i, in bucket b, to another memory. Returns false if it cannot leave an arena of
@@ -151,7 +153,7 @@ public:
     /// the bucket was, they are copied to memory of its own.
     BufferView marked_bucket(std::size_t b) {
         if (some_left_.load(std::memory_order_relaxed)) move_out(b);
-        return storage_.bucket(b);
+        return storage_.buckets()[b];
     }
 
     // ---------------------------------------------------------------------------------------------- out of the buckets
@@ -165,7 +167,7 @@ public:
 
 private:
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
-    BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.bucket(b), size_, rank_); }
+    BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.buckets()[b], size_, rank_); }
 
     Row row_of(std::size_t i) const noexcept {
         const BufferView gradient = planned_[i].gradient;
@@ -199,7 +201,7 @@ private:
     }
     /// Place 0 of the sums of gradient i.
     BufferView first_sum(std::size_t i) const noexcept {
-        return sums_.apart() ? sums_apart_[i] : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
+        return sums_.apart() ? sums_apart_[i] : image_of(storage_, storage_.parameter(i), sums_.in_place() ? 1 : 0);
     }
 
     [[gnu::cold]] BucketMemory<B> make_storage(B& backend) const {

@@ -298,7 +298,7 @@ private:
         const bool skips = options_.non_finite == NonFinite::skip && (agreement_.wait(), readiness_.used().back() != 0);
         for (std::size_t b = 0; b < buckets; ++b) {
             in_flight_.complete(b);
-            if (skips) passes_of(backend_).clear(home_.storage().bucket(b));
+            if (skips) passes_of(backend_).clear(home_.storage().buckets()[b]);
             if (!agree && !scatters_ && !decoupled_) home_.hand_out(b, every);
         }
         if (decoupled_) {
@@ -343,7 +343,7 @@ private:
         statistics_.last = in_flight_.take_statistics(statistics_.buckets);
         if (decoupled_ && backend_.size() > 1) {  // the gathers are in flight
             for (std::size_t b = 0; b < planned_.plan().size(); ++b)
-                statistics_.last.bytes += home_.storage().bucket(b).bytes();
+                statistics_.last.bytes += home_.storage().buckets()[b].bytes();
             statistics_.last.collectives += planned_.plan().size();
         }
         statistics_.last.skipped = skips ? 1 : 0;

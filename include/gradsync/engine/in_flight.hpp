@@ -37,7 +37,7 @@ public:
         running_->adopt_plan(backend_, home_.storage().layout(), plan, planned_.infos(), planned_.parameters());
         if (watch_.observer() == nullptr) return;
         List<std::size_t> bytes;
-        for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(home_.storage().bucket(b).bytes());
+        for (std::size_t b = 0; b < plan.size(); ++b) bytes.push_back(home_.storage().buckets()[b].bytes());
         List<std::string_view> names;
         for (const ParameterView& p : planned_.parameters()) names.push_back(p.name);
         watch_.observer()->plan(plan, bytes, names);
@@ -103,7 +103,7 @@ public:
         typename LaunchGroups<B>::OpenGroup group(groups_, backend_, LaunchOrder::reverse);
         for (std::size_t b = times_.size(); b-- > 0;) {
             group.before(b);
-            gathers.start(b, home_.storage().bucket(b), tag(b));
+            gathers.start(b, home_.storage().buckets()[b], tag(b));
             group.after(b);
         }
     }
@@ -164,7 +164,7 @@ public:
                 return std::chrono::duration<double>(at - times_[0].launch).count();
             };
             for (std::size_t b = 0; b < times_.size(); ++b) {
-                const BufferView bucket = home_.storage().bucket(b);
+                const BufferView bucket = home_.storage().buckets()[b];
                 buckets[b] = {bucket.bytes(), since_first(times_[b].launch), since_first(times_[b].end)};
                 const Traffic traffic = running_->traffic(backend_, b, bucket);
                 step.bytes += traffic.bytes;

@@ -22,7 +22,7 @@ public:
             ends_.clear();
             std::size_t first = 0, bytes = 0;
             for (std::size_t b = 0; b < home.planned().plan().size(); ++b) {
-                const std::size_t own = home.storage().bucket(b).bytes();
+                const std::size_t own = home.storage().buckets()[b].bytes();
                 if (home.pooled() || b - first == max_buckets || bytes + own > backend.group_bytes()) {
                     while (ends_.size() < b) ends_.push_back(b);
                     first = b;

@@ -7,6 +7,8 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// The sums of micro-batches that are still to be completed lie in places of one size, one after the other.
+
 inline BufferView shifted(BufferView view, std::size_t bytes) noexcept {
     view.data = static_cast<std::byte*>(view.data) + bytes;
     return view;

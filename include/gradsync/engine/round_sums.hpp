@@ -37,13 +37,13 @@ public:
     /// The memory of bucket b in which sum k of the current ones is reduced. It holds this rank's contribution, if it
     /// has one.
     BufferView memory(std::size_t b, std::size_t k) const noexcept {
-        const BufferView bucket = storage_.bucket(b);
+        const BufferView bucket = storage_.buckets()[b];
         if (pooled()) return bucket;
         const ListView<const DealtSum> now = dealt_.now();
-        if (!has_spare(k)) return own_.root(now[k].round, storage_.image(bucket, own_.in_place() ? 1 : 0), bucket);
+        if (!has_spare(k)) return own_.root(now[k].round, image_of(storage_, bucket, own_.in_place() ? 1 : 0), bucket);
         std::size_t before = 0;
         for (std::size_t i = 0; i < k; ++i) before += std::size_t{has_spare(i)};
-        return storage_.image(bucket, images() - spares() + before);
+        return image_of(storage_, bucket, images() - spares() + before);
     }
     /// The memory of the result of sum k: the whole bucket, or this rank's shard.
     BufferView result(std::size_t b, std::size_t k) const noexcept {
@@ -67,7 +67,7 @@ private:
     [[gnu::cold, gnu::noinline]] void add_up_all(std::size_t b) {
         inputs_.resize(additions_.size());
         for (std::size_t k = 0; k < inputs_.size(); ++k) inputs_[k] = result(b, k).data;
-        const BufferView bucket = storage_.bucket(b), to = halves_ ? shard_of(bucket, size_, rank_) : bucket;
+        const BufferView bucket = storage_.buckets()[b], to = halves_ ? shard_of(bucket, size_, rank_) : bucket;
         const bool averages = options_.averaging == Averaging::mean;
         const double factor = averages ? 1.0 / static_cast<double>(options_.micro_batches) : 1;
         kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor, additions_});

@@ -277,7 +277,7 @@ protected:
     bool is_whole(std::size_t i) const noexcept { return !costs_.empty() && costs_[i] != 0; }
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept {
-        return shard_of(values_.bucket(b), backend_.size(), backend_.rank());
+        return shard_of(values_.buckets()[b], backend_.size(), backend_.rank());
     }
     /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights,
     /// it does so only for parameters i with `used(i)` true; the others keep theirs.
@@ -285,9 +285,9 @@ protected:
     void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
         state_.round(passes_of(backend_), b, 0, own_values(b), optimizer_, used);
         state_.note_rounded(b, own_values(b));
-        gathers_.start(b, values_.bucket(b), tag);
+        gathers_.start(b, values_.buckets()[b], tag);
         if (backend_.size() == 1) return;
-        step_.bytes += values_.bucket(b).bytes();
+        step_.bytes += values_.buckets()[b].bytes();
         ++step_.collectives;
     }
 

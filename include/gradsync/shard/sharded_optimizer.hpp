@@ -313,7 +313,7 @@ private:
         this->inside_.run(gradient_scale / this->divisor(), [&] { this->reduce(); });
         for (std::size_t b = 0; b < plan().size(); ++b) {
             this->state_.note_rounded(b, this->own_values(b));
-            this->step_.bytes += values_.bucket(b).bytes();
+            this->step_.bytes += values_.buckets()[b].bytes();
         }
         return true;
     }

@@ -28,7 +28,7 @@ public:
             rank_ = backend.rank(), size_ = backend.size();
             std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
-                shared = backend.shares(engine.home().storage().bucket(b)) && backend.shares(values_.bucket(b));
+                shared = backend.shares(engine.home().storage().buckets()[b]) && backend.shares(values_.buckets()[b]);
             possible_ = true;
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
             steps_ = List<Step>(buckets);
@@ -74,7 +74,8 @@ public:
                                    Contribution contribution) {
             if constexpr (abilities_of<B>.steps_inside) {
                 if (steps_->inside_)
-                    return backend.reduce_step(bucket, steps_->values_.bucket(b), op, contribution, steps_->steps_[b]);
+                    return backend.reduce_step(bucket, steps_->values_.buckets()[b], op, contribution,
+                                               steps_->steps_[b]);
             }
             return ReduceScatter::start(backend, b, bucket, op, contribution);
         }
@@ -98,7 +99,7 @@ private:
     };
 
     void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) {
-        const BufferView whole = values_.bucket(b), own = whole.subview(range.first, range.size());
+        const BufferView whole = values_.buckets()[b], own = whole.subview(range.first, range.size());
         const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
         const auto all = [](std::size_t) { return true; };
         if constexpr (abilities_of<B>.steps_inside) {
