@@ -28,6 +28,7 @@ struct ParameterView {
     BufferView value = {};                ///< the weights; required by `broadcast_parameters` and for sharding
     BufferView gradient = {};             ///< data may be null if gradients live in the buckets
     std::vector<std::size_t> shape = {};  ///< for verification; empty: one dimension
+    bool row_major = true;                ///< false: the elements lie in another order than that of `shape`
     bool requires_grad = true;            ///< false: frozen, takes no part in synchronisation
     std::uint32_t uses = 1;               ///< the gradient is ready at the uses-th mark (tied weights)
     bool may_be_empty = false;            ///< true: the gradient may have 0 elements
@@ -50,6 +51,7 @@ inline constexpr std::uint32_t max_uses = std::uint32_t{1} << 20;
 /// | `value(t)` | the weights, in the same form | none: `broadcast_parameters` throws |
 /// | `name(t)` | `std::string` | the index |
 /// | `shape(t)` | a range of integers | one dimension |
+/// | `row_major(t)` | `bool`: whether the elements lie in the order of `shape`, the last index running fastest | true |
 /// | `requires_grad(t)` | `bool` | true |
 /// | `uses(t)` | how often the gradient is marked ready in one backward | 1 |
 /// | `may_be_empty(t)` | `bool`: whether the gradient may have 0 elements | false |
@@ -202,6 +204,7 @@ ParameterView parameter_view(T& t) {
             if constexpr (requires { Traits::value(t); }) view.value = buffer(Traits::value(t));
             if constexpr (requires { Traits::name(t); }) view.name = Traits::name(t);
             if constexpr (requires { Traits::shape(t); }) view.shape = detail::extents(Traits::shape(t));
+            if constexpr (requires { Traits::row_major(t); }) view.row_major = Traits::row_major(t);
             if constexpr (requires { Traits::requires_grad(t); }) view.requires_grad = Traits::requires_grad(t);
             if constexpr (requires { Traits::uses(t); }) view.uses = static_cast<std::uint32_t>(Traits::uses(t));
             if constexpr (requires { Traits::may_be_empty(t); }) view.may_be_empty = Traits::may_be_empty(t);
@@ -230,8 +233,12 @@ ParameterView parameter(std::string name, Value&& value, Gradient&& gradient, Ex
     using Traits = buffer_traits<std::remove_cvref_t<Value>>;
     if constexpr (requires { Traits::shape(value); })
         if (shape.extents.empty()) shape = Traits::shape(value);
-    ParameterView view{
-        .name = std::move(name), .value = buffer(std::forward<Value>(value)), .shape = std::move(shape.extents)};
+    bool row_major = true;
+    if constexpr (requires { Traits::row_major(value); }) row_major = Traits::row_major(value);
+    ParameterView view{.name = std::move(name),
+                       .value = buffer(std::forward<Value>(value)),
+                       .shape = std::move(shape.extents),
+                       .row_major = row_major};
     detail::set_gradient(view, std::forward<Gradient>(gradient));
     return view;
 }

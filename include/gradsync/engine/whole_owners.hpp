@@ -11,9 +11,9 @@ struct WholeCosts {
     bool joins_buckets = false;  ///< may buckets become larger, so that less of them is padding?
 };
 
-/// Gives each whole parameter an owner, the same on all ranks. In each bucket the largest parameter comes first, and
-/// goes to the rank that has the fewest elements of the bucket (Graham, "Bounds on multiprocessing timing anomalies",
-/// 1969). Ranks that have equally many are told apart by the cost of all that they own so far.
+/// Gives each whole parameter an owner, the same on all ranks. In each bucket the largest parameter comes first (Graham,
+/// "Bounds on multiprocessing timing anomalies", 1969). Of the ranks whose slot has room for it, it goes to the one
+/// with the least cost so far; if none has room, to the rank that has the fewest elements of the bucket.
 class WholeOwners {
 public:
     explicit WholeOwners(const WholeCosts& whole) : whole_(whole), owners_(whole.costs.size(), 0) {}
@@ -27,31 +27,29 @@ public:
     /// order. If buckets may become larger, a bucket of whole parameters is joined with the next ones until at most a
     /// tenth is added as padding.
     [[gnu::cold]] BucketPlan deal(const BucketPlan& plan, ListView<const ParameterInfo> infos, int size) {
-        List<List<std::size_t>> buckets;
-        List<std::size_t> open;
-        const auto is_full = [&] {
+        List<List<std::size_t>> buckets, open;  // open: one of each kind, or none
+        const auto kind = [&](ListView<const std::size_t> bucket) { return infos[bucket[0]].kind(); };
+        const auto is_full = [&](ListView<const std::size_t> bucket) {
             List<double> spent(static_cast<std::size_t>(size), 0);
-            const std::size_t padded = deal(open, infos, spent);
+            const std::size_t padded = deal(bucket, infos, spent);
             std::size_t elements = 0;
-            for (const std::size_t i : open) elements += BucketLayout::in_lines_of(infos[i]);
+            for (const std::size_t i : bucket) elements += BucketLayout::in_lines_of(infos[i]);
             return padded - elements <= elements / 10;
         };
         for (std::size_t b = 0; b < plan.size(); ++b) {
-            const std::span<const std::size_t> bucket = plan.bucket(b);
+            List<std::size_t> bucket(plan.bucket(b));
             const bool joins = whole_.joins_buckets && infos[bucket.front()].whole;
-            if (joins && !open.empty() && infos[open.front()].kind() != infos[bucket.front()].kind())
-                buckets.push_back(std::exchange(open, {}));
-            List<std::size_t>& to = joins ? open : (buckets.push_back({}), buckets.back());
-            for (const std::size_t i : bucket) to.push_back(i);
-            if (joins && is_full()) buckets.push_back(std::exchange(open, {}));
+            for (List<std::size_t>& other : open)
+                if (kind(other) == kind(bucket)) bucket = joined(std::move(other), bucket);
+            open.erase_if([](const List<std::size_t>& other) { return other.empty(); });
+            (joins && !is_full(bucket) ? open : buckets).push_back(std::move(bucket));
         }
-        // What is left is joined with whole buckets before it, which leaves those empty.
-        for (std::size_t b = buckets.size(); !open.empty() && b-- > 0 && !is_full();)
-            if (infos[buckets[b].front()].kind() == infos[open.front()].kind()) {
-                for (const std::size_t i : open) buckets[b].push_back(i);
-                open = std::exchange(buckets[b], {});
-            }
-        buckets.push_back(std::move(open));
+        // What is left is joined with buckets before it, which leaves those empty.
+        for (List<std::size_t>& left : open) {
+            for (std::size_t b = buckets.size(); b-- > 0 && !is_full(left);)
+                if (!buckets[b].empty() && kind(buckets[b]) == kind(left)) left = joined(std::move(buckets[b]), left);
+            buckets.push_back(std::move(left));
+        }
 
         List<double> spent(static_cast<std::size_t>(size), 0);
         BucketPlan dealt;
@@ -67,21 +65,33 @@ public:
     }
 
 private:
+    static List<std::size_t> joined(List<std::size_t> first, ListView<const std::size_t> second) {
+        for (const std::size_t i : second) first.push_back(i);
+        return first;
+    }
+
     /// Deals one bucket. Adds the costs to `spent`, and returns the elements of the padded bucket.
     std::size_t deal(ListView<const std::size_t> bucket, ListView<const ParameterInfo> infos, List<double>& spent) {
-        List<std::size_t> largest_first, filled(spent.size(), 0);
-        for (const std::size_t i : bucket) largest_first.push_back(i);
+        const auto elements = [&](std::size_t i) { return BucketLayout::in_lines_of(infos[i]); };
+        List<std::size_t> largest_first(bucket), filled(spent.size(), 0);
         sort_by(largest_first, [&](std::size_t i, std::size_t j) {
             return infos[i].count != infos[j].count ? infos[i].count > infos[j].count : i < j;
         });
-        std::size_t slot = 0;
+        std::size_t all = 0, slot = 0;
+        for (const std::size_t i : bucket) all += elements(i);
+        const std::size_t room = larger(divide_up(all, spent.size()), elements(largest_first.front()));
         for (const std::size_t i : largest_first) {
+            const auto before = [&](std::size_t r, std::size_t other) {
+                const bool fits = filled[r] + elements(i) <= room, other_fits = filled[other] + elements(i) <= room;
+                if (fits != other_fits) return fits;
+                return fits && spent[r] != spent[other] ? spent[r] < spent[other] : filled[r] < filled[other];
+            };
             std::size_t best = 0;
             for (std::size_t r = 1; r < filled.size(); ++r)
-                if (filled[r] < filled[best] || (filled[r] == filled[best] && spent[r] < spent[best])) best = r;
+                if (before(r, best)) best = r;
             owners_[i] = static_cast<int>(best);
             spent[best] += whole_.costs[i];
-            slot = larger(slot, filled[best] += BucketLayout::in_lines_of(infos[i]));
+            slot = larger(slot, filled[best] += elements(i));
         }
         return slot * filled.size();
     }

@@ -37,6 +37,8 @@ struct buffer_traits<T> {
         else return std::array{static_cast<std::size_t>(t.rows()), static_cast<std::size_t>(t.cols())};
     }
 
+    static constexpr bool row_major(const T&) noexcept { return T::IsRowMajor || T::IsVectorAtCompileTime; }
+
     /// The view is read-only if Eigen gives a pointer to const. Throws Error(invalid_argument)
     /// if a block or map has gaps.
     template <class Dense>

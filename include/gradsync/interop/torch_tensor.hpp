@@ -42,6 +42,7 @@ struct buffer_traits<at::Tensor> {
     }
 
     static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }
+    static bool row_major(const at::Tensor& t) { return t.is_contiguous(); }
 
 private:
     static DType dtype(const at::Tensor& t) {
@@ -87,6 +88,7 @@ struct parameter_traits<at::Tensor> {
     static BufferView gradient(const at::Tensor& t) { return t.grad().defined() ? buffer(t.grad()) : BufferView{}; }
     static BufferView value(const at::Tensor& t) { return buffer(t); }
     static at::IntArrayRef shape(const at::Tensor& t) { return t.sizes(); }
+    static bool row_major(const at::Tensor& t) { return t.is_contiguous(); }
     static bool requires_grad(const at::Tensor& t) { return t.requires_grad(); }
     static bool may_be_empty(const at::Tensor&) { return true; }  // a 0 in a shape is intended
 };

@@ -37,6 +37,10 @@ consteval bool require_optimizer() {
         static_assert(
             !requires(O& optimizer, const RoundingSlice& slice) { optimizer.round(slice); },
             "gradsync: round(RoundingSlice) is for host memory; on devices the library rounds weights, to nearest");
+        static_assert(
+            !requires(O& optimizer, const OptimizerMatrix<float>& matrix) { optimizer.step(matrix); },
+            "gradsync: step(OptimizerMatrix) is for host memory; on devices pass WholeParameters, and step the slices "
+            "that begin at element 0");
     }
     return true;
 }
@@ -47,10 +51,6 @@ const char* refusal_of_f64(const ParameterView& p) {
     if constexpr (space == MemorySpace::host) {
         if constexpr (!requires(O& optimizer, const OptimizerSlice<double>& slice) { optimizer.step(slice); })
             if (p.value.dtype == DType::f64) return "is f64, and the optimizer has no step(OptimizerSlice<double>)";
-        if constexpr (MatrixOptimizer<O>)
-            if constexpr (!requires(O& optimizer, const OptimizerMatrix<double>& matrix) { optimizer.step(matrix); })
-                if (p.value.dtype == DType::f64)
-                    return "is f64, and the optimizer has no step(OptimizerMatrix<double>)";
     } else if constexpr (requires { O::takes_f64; }) {
         if (!O::takes_f64 && (p.value.dtype == DType::f64 || p.gradient.dtype == DType::f64))
             return "has weights or gradients in f64, which the optimizer does not take; use f32, or an optimizer of "
@@ -119,14 +119,9 @@ public:
     void step_matrices(const O& optimizer, const List<ParameterView>& parameters, const List<double>& costs) {
         parameters_ = &parameters;
         costs_ = costs;
-        std::size_t bytes = 0;
-        for (const ShardSlice& slice : slices_) {
-            if (!is_whole(slice.parameter)) continue;
-            const std::size_t elements = optimizer.scratch_count(parameters[slice.parameter].shape);
-            const std::size_t width = size_of(array(slice, 0).dtype);
-            bytes = larger(bytes, in_lines(elements * width) + slice.count * width);
-        }
-        scratch_ = kernel::HostBuffer(bytes);
+        for (const ShardSlice& slice : slices_)
+            if (is_whole(slice.parameter))
+                scratch_of(optimizer.scratch_count(shape_of(slice)) * size_of(array(slice, 0).dtype));
     }
 
     std::size_t array_count() const noexcept { return arrays_; }
@@ -309,14 +304,22 @@ private:
         }
     }
     bool is_whole(std::size_t i) const noexcept { return i < costs_.size() && costs_[i] != 0; }
+    std::span<const std::size_t> shape_of(const ShardSlice& slice) const noexcept {
+        return (*parameters_)[slice.parameter].shape;
+    }
+    /// Scratch memory, which grows if an optimizer's settings change.
+    std::byte* scratch_of(std::size_t bytes) const {
+        if (bytes > scratch_.bytes()) scratch_ = kernel::HostBuffer(bytes);
+        return static_cast<std::byte*>(scratch_.data());
+    }
     template <class T, class O>
     void step_whole(const ShardSlice& slice, ConstBufferView gradient, double gradient_scale, O& optimizer) const {
-        const std::vector<std::size_t>& shape = (*parameters_)[slice.parameter].shape;
-        const std::span scratch(static_cast<T*>(scratch_.data()), optimizer.scratch_count(shape));
-        if (gradient.dtype != dtype_of<T>) {
-            const BufferView converted(
-                reinterpret_cast<T*>(static_cast<std::byte*>(scratch_.data()) + in_lines(scratch.size_bytes())),
-                slice.count);
+        const std::span<const std::size_t> shape = shape_of(slice);
+        const std::size_t count = optimizer.scratch_count(shape), behind = in_lines(count * sizeof(T));
+        const bool converts = gradient.dtype != dtype_of<T>;
+        std::byte* const scratch = scratch_of(behind + (converts ? slice.count * sizeof(T) : 0));
+        if (converts) {
+            const BufferView converted(reinterpret_cast<T*>(scratch + behind), slice.count);
             kernel::copy(gradient, converted);
             gradient = converted;
         }
@@ -329,7 +332,7 @@ private:
                                           .gradient = {static_cast<const T*>(gradient.data), slice.count},
                                           .gradient_scale = gradient_scale,
                                           .state = {state, arrays_ - 1},
-                                          .scratch = scratch});
+                                          .scratch = {reinterpret_cast<T*>(scratch), count}});
     }
 
     List<ShardSlice> slices_;  ///< of this rank, in the order of the buckets
@@ -341,7 +344,7 @@ private:
     // For whole parameters.
     const List<ParameterView>* parameters_ = nullptr;
     ListView<const double> costs_;
-    kernel::HostBuffer scratch_;
+    mutable kernel::HostBuffer scratch_;  ///< of no meaning between steps
     Arrays<PassesOf<B>> masters_, states_;
     List<DeviceSlice> device_slices_;  ///< slices of a step, kept so that a step allocates nothing
     List<void*> device_arrays_;

@@ -18,18 +18,20 @@ inline double newton_schulz_cost(const ParameterView& p) {
     return rows < columns ? columns * rows * rows : rows * columns * columns;
 }
 
-/// A shard policy: a parameter with a cost is not cut, but has one owner, a rank that holds and steps all of it. Ranks
-/// get as equal costs as they can. Pass it to ShardedOptimizer or ShardedParameters. A MatrixOptimizer has it by
-/// default; other optimizers then get whole parameters as slices that begin at element 0.
+/// A shard policy: a parameter with a cost is not cut, but has one owner, a rank that holds and steps all of it. Owners
+/// are dealt so that buckets need little padding, and where that leaves a choice, so that ranks have equal costs. Pass
+/// it to ShardedOptimizer or ShardedParameters. A MatrixOptimizer has it by default; other optimizers then get whole
+/// parameters as slices that begin at element 0.
 ///
 ///     gs::ShardedOptimizer sharded(comm, model.parameters(), Muon{...}, gs::WholeParameters([](const auto& p) {
 ///         return p.name == "embedding" ? 0 : gs::newton_schulz_cost(p);
 ///     }));
 ///
 /// Every bucket of whole parameters has a slot of one size for each rank. What a slot does not need is padding: it is
-/// reduced and gathered, too. A ShardedOptimizer joins such buckets until padding adds at most a tenth; with n ranks
-/// the model should have several times n matrices. The units of ShardedParameters are not joined: give each unit
-/// several layers. Gradients of whole parameters are copied into their buckets, even if they lie side by side.
+/// reduced and gathered, too. A ShardedOptimizer joins such buckets, beyond the cap of the bucket policy, until padding
+/// adds at most a tenth; a model with fewer matrices than ranks becomes one bucket. The units of ShardedParameters are
+/// not joined: give each unit several layers. Gradients of whole parameters are copied into their buckets, even if they
+/// lie side by side.
 class WholeParameters {
 public:
     static constexpr bool keeps_whole = true;  ///< Internal.
@@ -66,15 +68,32 @@ namespace detail {
 }
 
 /// The same for the optimizer and the arguments of a sharded object; none if neither asks for whole parameters. Also
-/// throws if the optimizer steps matrices, and no parameter is whole or has a shape of a matrix.
+/// throws if the optimizer steps matrices, and a whole parameter, or every parameter, has no shape of a matrix.
 template <class O, class B, class... Arguments>
 List<double> costs_of_whole(const List<ParameterView>& parameters, const char* face, int rank,
                             Arguments&... arguments) {
     List<double> costs;
     if constexpr (MatrixOptimizer<O> || ((role_of<Arguments, B>() == Role::shards) || ...)) {
         costs = costs_of(parameters, choose<WholeParameters, Role::shards, B>(arguments...), face, rank);
-        bool any = !MatrixOptimizer<O> || costs.empty();
-        for (std::size_t i = 0; i < costs.size(); ++i) any = any || costs[i] != 0 || parameters[i].shape.size() > 1;
+        if (!MatrixOptimizer<O>) return costs;
+        bool any = costs.empty();
+        for (std::size_t i = 0; i < costs.size(); ++i) {
+            const ParameterView& p = parameters[i];
+            any = any || p.shape.size() > 1;
+            if constexpr (!requires(O& optimizer, const OptimizerMatrix<double>& matrix) { optimizer.step(matrix); })
+                if (costs[i] != 0 && p.value.dtype == DType::f64)
+                    refuse_on(rank, face,
+                              text("parameter '", p.name, "' is f64, and the optimizer has no ",
+                                   "step(OptimizerMatrix<double>); give it one, or the parameter a cost of 0"),
+                              p.name);
+            if (costs[i] != 0 && (p.shape.size() < 2 || !p.row_major))
+                refuse_on(rank, face,
+                          text("parameter '", p.name, "' is to be stepped as a matrix, but ",
+                               p.shape.size() < 2 ? "has no shape of two dimensions; give it one, or a cost of 0"
+                                                  : "does not lie row by row; register it with the shape that its "
+                                                    "memory has row by row, or give it a cost of 0"),
+                          p.name);
+        }
         if (!any)
             refuse_on(rank, face,
                       "the optimizer steps matrices, but no parameter is one; give them shapes of two dimensions, as "
@@ -94,11 +113,12 @@ inline std::string describe_whole(const List<double>& costs) {
 /// How evenly a model's whole parameters are dealt.
 struct WholeBalance {
     std::size_t buckets = 0;  ///< of whole parameters
+    std::size_t bytes = 0;    ///< of the largest of these, with padding
     double padding = 0;       ///< elements of padding, as a fraction of the elements of whole parameters
     double imbalance = 0;     ///< how much more than the mean the busiest rank's cost is, as a fraction
 };
 
-/// What `ranks` ranks of a ShardedOptimizer with these parameters and policies will have. Reads no memory of the
+/// What `ranks` ranks of a ShardedOptimizer with these parameters and policies, and default options, will have. Reads no memory of the
 /// parameters. Throws Error(invalid_argument) as the ShardedOptimizer does, and unless `ranks` is positive.
 template <BucketPolicy Buckets>
 WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks, const WholeParameters& whole,
@@ -114,8 +134,11 @@ WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks,
     }
     const BucketPlan plan = owners.deal(buckets.plan(infos, order), infos, ranks);
     const detail::BucketLayout layout(plan, infos, owners.owners(), ranks);
-    std::size_t padded = 0, elements = 0;
-    for (const std::size_t count : layout.counts) padded += count;
+    std::size_t padded = 0, elements = 0, bytes = 0;
+    for (std::size_t b = 0; b < plan.size(); ++b) {
+        padded += layout.counts[b];
+        bytes = detail::larger(bytes, layout.counts[b] * size_of(infos[plan.bucket(b).front()].dtype));
+    }
     List<double> spent(static_cast<std::size_t>(ranks), 0);
     double all = 0, most = 0;
     for (const std::size_t i : order) {
@@ -123,8 +146,9 @@ WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks,
         all += owners.cost(i);
         most = detail::larger(most, spent[static_cast<std::size_t>(owners.owners()[i])] += owners.cost(i));
     }
-    if (order.empty()) return {};
-    return {plan.size(), static_cast<double>(padded) / static_cast<double>(elements) - 1, most * ranks / all - 1};
+    if (elements == 0) return {};
+    return {plan.size(), bytes, static_cast<double>(padded) / static_cast<double>(elements) - 1,
+            most * ranks / all - 1};
 }
 
 }  // namespace gradsync::inline v0_2

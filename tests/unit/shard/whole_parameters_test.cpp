@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <map>
@@ -17,7 +18,9 @@
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
 #include <gradsync/shard/checkpoint.hpp>
+#include <gradsync/shard/hybrid.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 #include <gradsync/shard/sharded_parameters.hpp>
 
@@ -255,20 +258,31 @@ TEST_CASE("an optimizer of matrices gives the same weights on every number of ra
 
 namespace {
 
-/// The padded elements of a bucket, and its owners: each next largest parameter goes where least lies, and least was spent.
+/// The padded elements of a bucket, and its owners: the next largest parameter goes where least was spent, of the ranks that have room for it;
+/// if none has, where least lies.
 std::size_t oracle_of_bucket(const std::vector<std::size_t>& bucket, const List<ParameterInfo>& infos, const std::vector<double>& costs,
                              std::vector<double>& spent, std::map<std::size_t, std::size_t>& owners) {
+    const auto padded = [&](std::size_t i) {
+        const std::size_t line = 64 / size_of(infos[i].dtype);
+        return (infos[i].count + line - 1) / line * line;
+    };
     auto largest_first = bucket;
     std::sort(largest_first.begin(), largest_first.end(),
               [&](std::size_t i, std::size_t j) { return std::pair(infos[j].count, i) < std::pair(infos[i].count, j); });
+    std::size_t all = 0;
+    for (const std::size_t i : bucket) all += padded(i);
+    const std::size_t room = std::max((all + spent.size() - 1) / spent.size(), padded(largest_first[0]));
     std::vector<std::size_t> filled(spent.size());
     for (const std::size_t i : largest_first) {
-        std::vector<std::tuple<std::size_t, double, std::size_t>> ranks;
-        for (std::size_t r = 0; r < spent.size(); ++r) ranks.emplace_back(filled[r], spent[r], r);
-        const std::size_t owner = std::get<2>(*std::min_element(ranks.begin(), ranks.end()));
+        std::vector<std::tuple<bool, double, std::size_t, std::size_t>> ranks;
+        for (std::size_t r = 0; r < spent.size(); ++r) {
+            const bool fits = filled[r] + padded(i) <= room;
+            ranks.emplace_back(!fits, fits ? spent[r] : 0.0, filled[r], r);
+        }
+        const std::size_t owner = std::get<3>(*std::min_element(ranks.begin(), ranks.end()));
         owners[i] = owner;
         spent[owner] += costs[i];
-        filled[owner] += (infos[i].count + 15) / 16 * 16;
+        filled[owner] += padded(i);
     }
     return *std::max_element(filled.begin(), filled.end()) * spent.size();
 }
@@ -280,11 +294,13 @@ TEST_CASE("WholeOwners: plans, owners and places are those of a plain oracle, fo
     const auto below = [&](std::size_t n) { return random() % n; };
     for (int repeat = 0; repeat < 300; ++repeat) {
         const std::size_t parameters = 1 + below(60), ranks = 2 + below(7);
+        const bool two_types = below(2) == 0;
         List<ParameterInfo> infos(parameters);
         detail::WholeCosts whole{.costs = List<double>(parameters), .joins_buckets = below(3) != 0};
         std::vector<double> costs(parameters);
         for (std::size_t i = 0; i < parameters; ++i) {
             infos[i].count = below(4) == 0 ? 1 + below(3000) : 64 * (1 + below(4));
+            infos[i].dtype = two_types && below(2) == 0 ? DType::bf16 : DType::f32;
             infos[i].whole = below(3) != 0;
             whole.costs[i] = costs[i] = infos[i].whole ? static_cast<double>(1 + below(5)) : 0;
         }
@@ -299,7 +315,7 @@ TEST_CASE("WholeOwners: plans, owners and places are those of a plain oracle, fo
         std::vector<double> spent(ranks);
         std::map<std::size_t, std::size_t> expected_owners;
         std::vector<int> seen(parameters);
-        std::size_t padded = 0, elements = 0;
+        std::map<DType, std::size_t> padded, elements, whole_buckets;
         for (std::size_t b = 0; b < plan.size(); ++b) {
             const std::vector<std::size_t> bucket(plan.bucket(b).begin(), plan.bucket(b).end());
             for (const std::size_t i : bucket) {
@@ -312,23 +328,25 @@ TEST_CASE("WholeOwners: plans, owners and places are those of a plain oracle, fo
             }
             const std::size_t all = oracle_of_bucket(bucket, infos, costs, spent, expected_owners);
             CHECK(layout.counts[b] == all);
-            padded += all;
+            const DType dtype = infos[bucket.front()].dtype;
+            const std::size_t line = 64 / size_of(dtype);
+            padded[dtype] += all;
+            ++whole_buckets[dtype];
             std::vector<std::pair<std::size_t, std::size_t>> places;
             for (const std::size_t i : bucket) {
-                elements += (infos[i].count + 15) / 16 * 16;
+                elements[dtype] += (infos[i].count + line - 1) / line * line;
                 CHECK(static_cast<std::size_t>(owners.owners()[i]) == expected_owners[i]);
                 const ElementRange shard = shard_range(all, static_cast<int>(ranks), owners.owners()[i]);
                 CHECK((shard.first <= layout.offsets[i] && layout.offsets[i] + infos[i].count <= shard.last));
-                CHECK(layout.offsets[i] % 16 == 0);
+                CHECK(layout.offsets[i] % line == 0);
                 places.emplace_back(layout.offsets[i], layout.offsets[i] + infos[i].count);
             }
             CHECK(std::is_sorted(places.begin(), places.end()));
             for (std::size_t k = 1; k < places.size(); ++k) CHECK(places[k - 1].second <= places[k].first);
         }
         CHECK(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }));
-        std::size_t whole_buckets = 0;
-        for (std::size_t b = 0; b < plan.size(); ++b) whole_buckets += infos[plan.bucket(b).front()].whole ? 1 : 0;
-        if (whole.joins_buckets && whole_buckets > 1) CHECK(padded - elements <= elements / 10);
+        for (const auto& [dtype, count] : whole_buckets)
+            if (whole.joins_buckets && count > 1) CHECK(padded[dtype] - elements[dtype] <= elements[dtype] / 10);
         if (!whole.joins_buckets) CHECK(plan.size() == given.size());
     }
 }
@@ -352,8 +370,10 @@ TEST_CASE("of n ranks, each holds a share of the momentum that padding and imbal
 }
 
 TEST_CASE("whole parameters keep their momentum when buckets are planned again, and when a job goes on with other ranks") {
-    std::mt19937_64 random(62);
-    const Model model = random_model(random);
+    Model model;
+    for (int layer = 0; layer < 6; ++layer)
+        for (const std::vector<std::size_t>& shape : {std::vector<std::size_t>{12, 10}, {7}, {20, 12}, {10, 20}})
+            model.shapes.push_back(shape);
     const auto expected = weights_of_one(model);
     const TemporaryDirectory folder;
     for (const int first : {1, 3})
@@ -361,6 +381,7 @@ TEST_CASE("whole parameters keep their momentum when buckets are planned again, 
             CAPTURE(first);
             CAPTURE(second);
             std::string text;
+            std::atomic<int> planned_again{0};
             const auto half = [&](int ranks, int from, int to, const char* load, const char* save, bool compares) {
                 text += findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                     auto tensors = model.tensors();
@@ -381,7 +402,7 @@ TEST_CASE("whole parameters keep their momentum when buckets are planned again, 
                         }
                         sharded.finish();
                         sharded.step();
-                        (void)sharded.rebuild_buckets();
+                        planned_again += sharded.rebuild_buckets();
                     }
                     if (save != nullptr) save_shards(folder.path() / save, sharded);
                     if (compares) finding.check(first_difference(expected, weights(sharded)).empty(), "weights");
@@ -390,17 +411,18 @@ TEST_CASE("whole parameters keep their momentum when buckets are planned again, 
             half(first, 0, 2, nullptr, "two", false);
             half(second, 2, steps, "two", nullptr, true);
             CHECK(text == "");
+            CHECK(planned_again >= second);
         }
 }
 
 TEST_CASE("gradients in a type of few bits are widened as a whole before an optimizer steps the matrix") {
-    // Gradients that every rank has alike, so that no sum is rounded.
+    // Gradients that every rank has alike, so that no sum is rounded. In stage 1 they come as bf16, in stage 2 as f32.
     std::vector<Bytes> expected;
-    for (const int ranks : {1, 2, 4}) {
+    const auto train = [&]<class Stage>(int ranks, Stage stage) {
         CAPTURE(ranks);
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
                   auto tensors = Model{.dtype = DType::bf16, .shapes = {{120, 70}, {9}, {40, 3}}}.tensors();
-                  ShardedOptimizer sharded(comm, tensors, Orthogonal{}, Zero2{});
+                  ShardedOptimizer sharded(comm, tensors, Orthogonal{}, stage);
                   for (int step = 0; step < 2; ++step) {
                       for (std::size_t i = 3; i-- > 0;) {
                           write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), 0, step, i);
@@ -409,10 +431,61 @@ TEST_CASE("gradients in a type of few bits are widened as a whole before an opti
                       sharded.finish();
                       sharded.step();
                   }
-                  if (ranks == 1) expected = weights(sharded);
+                  if (expected.empty()) expected = weights(sharded);
                   finding.check(first_difference(expected, weights(sharded)).empty(), "weights");
               }) == "");
+    };
+    for (const int ranks : {1, 2, 4}) {
+        train(ranks, Zero1{});
+        train(ranks, Zero2{});
     }
+}
+
+TEST_CASE("whole parameters may be frozen at first, live in buckets that are gathered under the next forward, and have replicas") {
+    Model model{.shapes = {{30, 20}, {50}, {20, 30}, {30, 20}, {7}, {20, 20}}};
+    const auto step = [](auto& sharded, int number, std::size_t first) {
+        for (std::size_t i = sharded.parameters().size(); i-- > first;) {
+            write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), 0, number, i);
+            sharded.mark_ready(i);
+        }
+        sharded.finish();
+        sharded.step();
+        sharded.flush();
+    };
+    std::vector<Bytes> expected;
+    for (const int ranks : {1, 2, 4})
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto tensors = model.tensors();
+                  tensors[0].requires_grad = false;
+                  ShardedOptimizer sharded(comm, tensors, Orthogonal{}, ShardingOptions{.parameters = ParameterStorage::in_buckets},
+                                           OverlapForward{});
+                  step(sharded, 0, 1);
+                  const std::size_t first[] = {0};
+                  sharded.unfreeze(first);
+                  step(sharded, 1, 0);
+                  step(sharded, 2, 0);
+                  if (expected.empty()) expected = weights(sharded);
+                  finding.check(first_difference(expected, weights(sharded)).empty(), "weights");
+                  std::vector<int> owners(model.shapes.size());
+                  finding.check(look_at_shards(sharded, model, owners).empty(), "cut");
+              }) == "");
+
+    std::vector<Bytes> of_one;
+    for (const int ranks : {1, 4})
+        CHECK(findings(ranks, [&](ThreadBackend world, Finding& finding) {
+                  auto tensors = model.tensors();
+                  const auto run = [&](ThreadBackend comm, auto... exchange) {
+                      ShardedOptimizer sharded(comm, tensors, Orthogonal{}, Zero2{}, exchange...);
+                      for (int number = 0; number < 3; ++number) step(sharded, number, 0);
+                      if (of_one.empty()) of_one = weights(sharded);
+                      finding.check(first_difference(of_one, weights(sharded)).empty(), "weights");
+                      std::vector<int> owners(model.shapes.size());
+                      finding.check(look_at_shards(sharded, model, owners).empty(), "cut");
+                  };
+                  if (ranks == 1) return run(world);
+                  auto [group, replicas] = hybrid_groups(world, 2);
+                  run(group, HybridReduceScatter(replicas));
+              }) == "");
 }
 
 TEST_CASE("an optimizer of slices gets whole parameters with WholeParameters") {
@@ -445,6 +518,28 @@ TEST_CASE("whole parameters that make no sense are refused") {
         return text;
     };
     CHECK(refusal(Orthogonal{}).find("no parameter is one; give them shapes of two dimensions") != std::string::npos);
+    const WholeParameters all([](const ParameterView&) { return 1; });
+    CHECK(refusal(Orthogonal{}, all).find("parameter 'p0' is to be stepped as a matrix, but has no shape of two dimensions") !=
+          std::string::npos);
+    run_threads(1, [&](ThreadBackend comm) {
+        auto tensors = Model{.shapes = {{30, 20}}}.tensors();
+        auto views = views_of(tensors);
+        views[0].row_major = false;
+        CHECK_THROWS_WITH_AS(ShardedOptimizer(comm, views, Orthogonal{}),
+                             doctest::Contains("'p0' is to be stepped as a matrix, but does not lie row by row"), Error);
+        ShardedOptimizer(comm, views, Sgd{}, all);
+    });
+    struct OnlySingle : Orthogonal {
+        void step(const OptimizerSlice<double>&) const {}
+        void step(const OptimizerSlice<float>&) const {}
+        void step(const OptimizerMatrix<float>&) const {}
+    };
+    run_threads(1, [&](ThreadBackend comm) {
+        auto tensors = Model{.dtype = DType::f64, .shapes = {{30, 20}, {5}}}.tensors();
+        CHECK_THROWS_WITH_AS(ShardedOptimizer(comm, tensors, OnlySingle{}), doctest::Contains("no step(OptimizerMatrix<double>)"), Error);
+        ShardedOptimizer(comm, tensors, OnlySingle{}, WholeParameters([](const ParameterView&) { return 0; }));
+    });
+
     CHECK(refusal(Sgd{}, WholeParameters([](const ParameterView&) { return -1; })).find("must be 0 or more, not -1") != std::string::npos);
     CHECK(refusal(Sgd{}, WholeParameters([](const ParameterView&) { return std::nan(""); })).find("must be 0 or more") !=
           std::string::npos);
