@@ -7,8 +7,8 @@
 
 /// @file
 /// A program compiles the loops of the element types of which it makes views, and of no others. A view is vocabulary
-/// and knows no loop, so it only registers the table of its type here. kernel/tables.hpp defines the tables. Every
-/// header that computes includes it; a file that does not needs another file that makes views of the same types.
+/// and knows no loop, so it only registers the table of its type here. kernel/tables.hpp defines the tables; every
+/// header that computes includes it.
 
 namespace gradsync::inline v0_2::kernel {
 
