@@ -22,15 +22,15 @@ void prepare_for(Job& job, bool speaks) {
     typename Model::Config config;
     o.model_config(config);
     job.reading = config.reading();
-    if (!o.load_weights.empty()) {
+    if (o.resume && !std::filesystem::exists(std::filesystem::symlink_status(checkpoint_file(o.checkpoint)))) {
+        if (speaks) std::fprintf(stderr, "gradsync_train: there is no checkpoint in %s yet; beginning anew\n", o.checkpoint.c_str());
+        o.resume = false;
+    }
+    if (!o.resume && !o.load_weights.empty()) {  // a checkpoint has its own
         auto weights = std::make_unique<SafeWeights>(o.load_weights);
         config.sequences = 1;  // only its parameters are wanted
         weights->match(Model(config).parameters());
         job.weights = std::move(weights);
-    }
-    if (o.resume && !std::filesystem::exists(std::filesystem::symlink_status(checkpoint_file(o.checkpoint)))) {
-        if (speaks) std::fprintf(stderr, "gradsync_train: there is no checkpoint in %s yet; beginning anew\n", o.checkpoint.c_str());
-        o.resume = false;
     }
     if (!o.resume) return check_text(o, job.reading, job.text);
     job.checkpoint = std::make_unique<Checkpoint const>(o.checkpoint);

@@ -48,10 +48,6 @@ void complete(Options& o) {
     if (o.independent && (!o.checkpoint.empty() || !o.save_weights.empty() || o.sample > 0)) {
         throw UsageError("--independent runs are for timing only; leave out --checkpoint, --save-weights and --sample");
     }
-    if (o.resume && !o.load_weights.empty()) {
-        throw UsageError(
-            "--load-weights begins a run, and --resume goes on with one, whose weights its checkpoint has; leave out one of them");
-    }
     if (o.shard != "none" && o.gradients == "borrowed") {
         throw UsageError("--gradients borrowed is for --shard none; the gradients that are sharded live in buckets");
     }

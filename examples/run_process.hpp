@@ -41,14 +41,17 @@ std::optional<int> end_together(R& ranks, F&& f) {
 template <gs::Rendezvous R>
 void expect_same_start(R& ranks, const Job& job) {
     const std::uint64_t digest = job.checkpoint ? job.checkpoint->digest() : job.weights ? job.weights->digest() : 0;
-    if (gs::bootstrap::exchange(ranks, digest).front() == digest) return;
+    const std::uint64_t first = gs::bootstrap::exchange(ranks, digest).front();
+    if (first == digest) return;
     if (job.weights)
         throw UsageError("--load-weights: rank " + std::to_string(ranks.rank()) + " finds other weights in " +
                          job.options.load_weights.string() + " than rank 0; copy the same files to all machines");
+    const std::string folder = " in " + job.options.checkpoint.string();
     throw UsageError("--resume: rank " + std::to_string(ranks.rank()) + " finds " +
-                     (job.checkpoint ? "another checkpoint (after step " + std::to_string(job.checkpoint->progress().steps) + ") in " +
-                                           job.options.checkpoint.string() + " than rank 0"
-                                     : "no checkpoint in " + job.options.checkpoint.string() + ", and rank 0 finds one") +
+                     (!job.checkpoint ? "no checkpoint" + folder + ", and rank 0 finds one"
+                      : first == 0    ? "a checkpoint" + folder + ", and rank 0 finds none"
+                                   : "another checkpoint (after step " + std::to_string(job.checkpoint->progress().steps) + ")" + folder +
+                                         " than rank 0") +
                      "; copy one of them to all machines");
 }
 

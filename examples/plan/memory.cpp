@@ -70,10 +70,12 @@ void deal_matrices(const Matrices& matrices, std::uint64_t devices, gradsync::DT
     }
     const gradsync::WholeBalance balance =
         gradsync::whole_balance(views, static_cast<int>(devices), gradsync::WholeParameters(), gradsync::SizeCappedBuckets());
-    a.json["whole_matrices"] = {{"buckets", balance.buckets}, {"padding", balance.padding}, {"imbalance", balance.imbalance}};
+    a.json["whole_matrices"] = {
+        {"buckets", balance.buckets}, {"bucket_bytes", balance.bytes}, {"padding", balance.padding}, {"imbalance", balance.imbalance}};
     table.notes.push_back("Matrices that are not cut (for Muon, stages 1 and 2): " + grouped(balance.buckets) +
-                          (balance.buckets == 1 ? " bucket, " : " buckets, ") + digits(100 * balance.padding, 2) +
-                          " % of padding; the busiest device has " + digits(100 * balance.imbalance, 2) + " % more work than the mean.");
+                          (balance.buckets == 1 ? " bucket" : " buckets") + " of up to " + binary_bytes(balance.bytes) + ", " +
+                          digits(100 * balance.padding, 2) + " % of padding; the busiest device has " + digits(100 * balance.imbalance, 2) +
+                          " % more work than the mean.");
 }
 
 Answer answer(const Flags& f) {

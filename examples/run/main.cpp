@@ -117,6 +117,14 @@ int wait_for(pid_t supervisor, const sigset_t& signals) {
     }
 }
 
+/// Standard descriptors that are closed would be taken by pipes. Rank 0 has no claim on the input of a terminal that another job has.
+void prepare_descriptors() {
+    for (int number = 0; number < 3; ++number)
+        if (::fcntl(number, F_GETFD) < 0) (void)!::open("/dev/null", number == 0 ? O_RDONLY : O_WRONLY);
+    if (::isatty(STDIN_FILENO) != 0 && ::tcgetpgrp(STDIN_FILENO) != ::getpgrp())
+        if (const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC); nothing >= 0) ::dup2(nothing, STDIN_FILENO);
+}
+
 Options parse(int argc, char** argv) {
     Options o;
     CLI::App app{
@@ -163,6 +171,8 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     using namespace gradsync_run;
+    prepare_descriptors();
+    ::signal(SIGCHLD, SIG_DFL);  // else the system would tell of no child's end
     const Options options = parse(argc, argv);
     ::signal(SIGPIPE, SIG_IGN);
     const sigset_t signals = passed_on();

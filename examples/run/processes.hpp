@@ -55,14 +55,15 @@ inline std::pair<Descriptor, Descriptor> make_pipe() {
     return {Descriptor{ends[0]}, Descriptor{ends[1]}};
 }
 
-/// Writes everything, unless nobody reads it any more.
-inline void write_all(int descriptor, std::string_view text) {
+/// Writes everything. Returns false, and sets `errno`, if that fails.
+inline bool write_all(int descriptor, std::string_view text) {
     while (!text.empty()) {
         const ssize_t n = ::write(descriptor, text.data(), text.size());
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return;
+        if (n < 0) return false;
         text.remove_prefix(static_cast<std::size_t>(n));
     }
+    return true;
 }
 
 /// Orphans of its descendants become children of this process, so that none is lost.

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -62,6 +63,15 @@ std::optional<cpu_set_t> cores_of(int r, int n) {
     return own;
 }
 
+/// Each rank takes a few descriptors. Returns the limit before.
+rlimit raise_limit_of_descriptors() {
+    rlimit before{};
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit most{before.rlim_max, before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &most);
+    return before;
+}
+
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// "rank 1", "ranks 0, 2"
@@ -80,6 +90,8 @@ std::string rounded(double seconds) {
 class Start {
 public:
     Start(const Options& options, unsigned number, Events events) : options_{options}, number_{number}, events_{events} {
+        if (options.bind_cores && !cores_of(0, options.ranks))
+            throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
         const std::uint16_t port = free_port();
         const std::string token = fresh_token();
         ranks_.resize(static_cast<std::size_t>(options.ranks));
@@ -103,8 +115,8 @@ public:
             if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
         }
         kill_descendants();  // they may keep the streams open
-        for (Rank& rank : ranks_)
-            for (Stream& stream : rank.streams) drain(stream);
+        const auto is_open = [](const Rank& rank) { return std::ranges::any_of(rank.streams, &Stream::is_open); };
+        while ((std::ranges::any_of(ranks_, is_open) || out_.has_something() || err_.has_something()) && !asked_again_) wait_for_events();
         return outcome();
     }
 
@@ -125,6 +137,7 @@ private:
             ::sigprocmask(SIG_SETMASK, &none, nullptr);
             // A shell lets its background jobs ignore interrupts; what the launcher gets, ranks are to get, too.
             for (const int signal : {SIGPIPE, SIGINT, SIGQUIT}) ::signal(signal, SIG_DFL);
+            ::setrlimit(RLIMIT_NOFILE, &descriptors_);
             ::dup2(out_end.get(), STDOUT_FILENO);
             ::dup2(err_end.get(), STDERR_FILENO);
             if (r != 0)
@@ -149,8 +162,8 @@ private:
         epoll_event event{.events = EPOLLIN, .data = {.u32 = static_cast<std::uint32_t>(r)}};
         if (rank.handle) ::epoll_ctl(ends_.get(), EPOLL_CTL_ADD, rank.handle.get(), &event);
         const std::string prefix = options_.prefix ? "[" + std::to_string(r) + "] " : "";
-        rank.streams.emplace_back(std::move(out), STDOUT_FILENO, prefix, log_of(r, "out"));
-        rank.streams.emplace_back(std::move(err), STDERR_FILENO, prefix, log_of(r, "err"));
+        rank.streams.emplace_back(std::move(out), out_, prefix, log_of(r, "out"));
+        rank.streams.emplace_back(std::move(err), err_, prefix, log_of(r, "err"));
     }
 
     Descriptor log_of(int r, const char* stream) const {
@@ -170,15 +183,18 @@ private:
 
     void wait_for_events() {
         std::vector<pollfd> waiting{{events_.signals, POLLIN, 0}, {events_.lifeline, POLLIN, 0}};
+        for (const Sink* sink : {&out_, &err_})
+            if (sink->has_something()) waiting.push_back({sink->descriptor(), POLLOUT, 0});
+        const std::size_t first_stream = waiting.size();
         std::vector<Stream*> streams;
         for (Rank& rank : ranks_)
             for (Stream& stream : rank.streams)
-                if (stream.is_open()) {
+                if (stream.may_read()) {
                     waiting.push_back({stream.descriptor(), POLLIN, 0});
                     streams.push_back(&stream);
                 }
         int milliseconds = -1;
-        if (next_signal_at_) {
+        if (next_signal_at_ && !all_ended()) {
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next_signal_at_ - Clock::now()).count();
             milliseconds = static_cast<int>(std::clamp<long long>(left, 0, 60'000));
         }
@@ -187,11 +203,13 @@ private:
             kill_descendants();
             ::_exit(128 + SIGKILL);
         }
-        for (std::size_t i = 0; i < streams.size(); ++i)
-            if (waiting[i + 2].revents != 0) streams[i]->read();
         signalfd_siginfo signal{};
         while (waiting[0].revents != 0 && ::read(events_.signals, &signal, sizeof signal) == sizeof signal)
             take_signal(static_cast<int>(signal.ssi_signo));
+        for (std::size_t i = 0; i < streams.size(); ++i)
+            if (waiting[first_stream + i].revents != 0) streams[i]->read();
+        out_.write();
+        err_.write();
     }
 
     void take_signal(int signal) {
@@ -200,11 +218,17 @@ private:
         for (const Rank& rank : ranks_)
             if (!rank.end) ::kill(rank.process, signal == SIGTSTP ? SIGSTOP : signal);
         if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP && signal != SIGQUIT) return;
-        // Programs that are asked to terminate may have something to save. Who types an interrupt does not want to wait; who asks a second
-        // time not at all.
-        const bool again = std::exchange(asked_, true);
+        // The same request may come by several ways: from a terminal, a shell and the launcher.
+        const auto now = Clock::now();
+        const bool again = asked_ && now - *asked_ > std::chrono::seconds(1);
+        if (asked_ && !again) return;
+        // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
+        // waited enough.
+        if (!asked_) failed_before_ = first_failed_.has_value();
+        asked_ = now;
+        asked_again_ = again;
         next_signal_ = again || signal == SIGTERM ? SIGKILL : SIGTERM;
-        next_signal_at_ = Clock::now() + (again ? std::chrono::milliseconds(0) : signal == SIGTERM ? grace() : std::chrono::seconds(5));
+        next_signal_at_ = now + (again ? std::chrono::milliseconds(0) : signal == SIGTERM ? grace() : std::chrono::seconds(5));
     }
 
     /// Who has ended. epoll tells of handles in the order in which they became readable, however late this process looks; waitpid tells
@@ -217,9 +241,15 @@ private:
             Rank& rank = ranks_[ended[static_cast<std::size_t>(k)].data.u32];
             if (!rank.end && ::waitpid(rank.process, &status, WNOHANG) == rank.process) note_end(rank, status);
         }
-        for (pid_t process; (process = ::waitpid(-1, &status, WNOHANG)) > 0;)  // orphans; and ranks, on systems without such handles
-            if (const auto rank = std::ranges::find(ranks_, process, &Rank::process); rank != ranks_.end() && !rank->end)
-                note_end(*rank, status);
+        // Orphans; and ranks, on systems without such handles. A rank that has ended since then waits for the next look.
+        siginfo_t next{};
+        while (::waitid(P_ALL, 0, &next, WEXITED | WNOHANG | WNOWAIT) == 0 && next.si_pid != 0) {
+            const auto rank = std::ranges::find(ranks_, next.si_pid, &Rank::process);
+            if (rank != ranks_.end() && rank->handle) break;
+            if (::waitpid(next.si_pid, &status, WNOHANG) != next.si_pid) break;
+            if (rank != ranks_.end() && !rank->end) note_end(*rank, status);
+            next = {};
+        }
     }
     void note_end(Rank& rank, int status) {
         rank.end = status;
@@ -242,20 +272,12 @@ private:
         next_signal_at_ = Clock::now() + std::chrono::seconds(5);
     }
 
-    static void drain(Stream& stream) {
-        while (stream.is_open()) {
-            pollfd waiting{stream.descriptor(), POLLIN, 0};
-            if (::poll(&waiting, 1, 0) <= 0) stream.close();
-            else stream.read();
-        }
-    }
-
     Outcome outcome() const {
-        Outcome result{.asked = asked_, .seconds = seconds_since(begin_)};
+        Outcome result{.asked = asked_.has_value(), .seconds = seconds_since(begin_)};
         if (!first_failed_) return result;
         const Rank& first = ranks_[static_cast<std::size_t>(*first_failed_)];
         result.status = exit_status(*first.end);
-        if (asked_) return result;
+        if (asked_ && !failed_before_) return result;
         result.account.push_back("rank " + std::to_string(*first_failed_) + " failed first: it " + describe_end(*first.end) + " after " +
                                  rounded(*first.failed_after) + " s" + said_by(first));
         // The others by how they ended, with the words of one: all have printed theirs.
@@ -287,6 +309,7 @@ private:
     bool was_pressed(int rank) const { return std::ranges::find(pressed_, rank) != pressed_.end(); }
     std::chrono::milliseconds grace() const { return std::chrono::milliseconds(static_cast<long long>(options_.grace * 1000)); }
 
+    const rlimit descriptors_ = raise_limit_of_descriptors();
     const Options& options_;
     unsigned number_;
     Events events_;
@@ -294,7 +317,9 @@ private:
     std::vector<Rank> ranks_;
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;
-    bool asked_ = false;
+    std::optional<Clock::time_point> asked_;  // when a signal asked for the end
+    bool asked_again_ = false, failed_before_ = false;
+    Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
     int next_signal_ = SIGTERM;  // for ranks that are left at `next_signal_at_`
     std::optional<Clock::time_point> next_signal_at_;
     std::vector<int> pressed_;

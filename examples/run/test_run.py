@@ -105,6 +105,7 @@ class Output(RunTest):
 
     def test_cores_of_ones_own(self):
         cores = sorted(os.sched_getaffinity(0))
+        self.assertIn("fewer cores than ranks", self.call("-n", len(cores) + 1, "--bind", "--", "true").stderr)
         done = self.call("-n", len(cores), "--bind", *self.script("echo $(sed -n 's/^Cpus_allowed_list:\\t//p' /proc/self/status)"))
         self.assertEqual(sorted(int(line.split()[1]) for line in done.stdout.splitlines()), cores)
 
@@ -163,7 +164,7 @@ class Ends(RunTest):
             self.assertFalse(alive(process))
 
     def test_nothing_outlives_a_launcher_that_is_killed(self):
-        for victim in ("launcher", "supervisor", "both groups"):
+        for victim in ("launcher", "supervisor", "both"):
             for p in self.folder.iterdir():
                 p.unlink()
             launcher = self.begin("-n", 2, *self.script(self.SESSIONS.format(self.folder) + "sleep 1000"))
@@ -175,7 +176,9 @@ class Ends(RunTest):
                 os.kill(supervisor, signal.SIGKILL)
                 self.assertEqual(launcher.wait(LIMIT), 137)
             else:
-                os.killpg(launcher.pid, signal.SIGKILL)
+                os.kill(supervisor, signal.SIGKILL)
+                launcher.kill()
+                processes = self.numbers_in("child*", 2)  # nobody is left to look for theirs
             for process in [supervisor, *processes]:
                 self.assertTrue(until(lambda: not alive(process)), (victim, process))
 
@@ -225,10 +228,41 @@ class Ends(RunTest):
         launcher = self.begin("-n", 2, *self.script("trap '' INT TERM; echo $$ > {0}/stubborn$RANK; while :; do sleep 0.02; done".format(self.folder)))
         self.numbers_in("stubborn*", 2)
         launcher.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        time.sleep(1.5)
         self.assertIsNone(launcher.poll())
         launcher.send_signal(signal.SIGINT)
         self.assertEqual(launcher.wait(LIMIT), 137)
+
+    def test_a_request_that_comes_twice_at_once_is_one(self):
+        launcher = self.begin("-n", 2, *self.script("trap 'sleep 0.5; echo saved > {0}/saved$RANK; exit 0' TERM; "
+                                                    "echo $$ > {0}/ready$RANK; while :; do sleep 0.02; done".format(self.folder)))
+        self.numbers_in("ready*", 2)
+        for process in (launcher.pid, self.supervisor_of(launcher)):  # as systemd does it
+            os.kill(process, signal.SIGTERM)
+        self.assertEqual(launcher.wait(LIMIT), 0)
+        self.assertEqual(len(list(self.folder.glob("saved*"))), 2)
+
+    def test_signals_are_heard_while_nobody_reads_the_output(self):
+        launcher = self.begin("-n", 2, *self.script("echo $$ > {0}/ready$RANK; exec yes 'a line that fills the pipe'".format(self.folder)))
+        self.numbers_in("ready*", 2)
+        time.sleep(1)
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(1.5)
+        launcher.send_signal(signal.SIGINT)
+        self.assertIn(launcher.wait(LIMIT), (130, 137))
+
+    def test_what_failed_before_an_interrupt_is_said(self):
+        launcher = self.begin("-n", 2, *self.script("[ $RANK = 1 ] && {{ echo the disk is full >&2; exit 9; }}; echo $$ > {0}/ready$RANK; exec sleep 1000".format(self.folder)))
+        self.numbers_in("ready*", 1)
+        self.assertTrue(until(lambda: "disk" in launcher.stderr.readline()))
+        time.sleep(0.2)
+        launcher.send_signal(signal.SIGINT)
+        self.assertEqual(launcher.wait(LIMIT), 9)
+        self.assertIn("rank 1 failed first", launcher.stderr.read())
+
+    def test_it_runs_where_ends_of_children_are_ignored(self):
+        done = self.call("-n", 2, "--", "true", preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertEqual(done.returncode, 0)
 
 
 class Restarts(RunTest):

@@ -842,7 +842,11 @@ class Weights(TrainerTest):
         self.refused("says something else of 'a'", *MLP, "--load-weights", self.parts)
 
     def test_flags(self):
-        self.refused(("--load-weights", "--resume"), *MLP, "--load-weights", self.file, "--resume", "--checkpoint", self.folder / "run")
+        # With --resume they are for the first start only.
+        self.train(*MLP, "--save-weights", self.file)
+        again = [*MLP, "--load-weights", self.file, "--resume", "--checkpoint", self.folder / "run"]
+        self.train(*again, "--stop-after", 2)
+        self.assertEqual(self.digest(*again), self.digest(*MLP, "--load-weights", self.file))
         self.refused("--save-weights", *MLP, "--save-weights", self.file, "--independent")
         self.refused(("--save-weights", "/does/not/exist"), *MLP, "--save-weights", "/does/not/exist/w.safetensors")
         self.refused(("--save-weights", self.text), *MLP, "--save-weights", pathlib.Path(self.text) / "folder")

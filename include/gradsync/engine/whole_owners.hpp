@@ -13,7 +13,8 @@ struct WholeCosts {
 
 /// Gives each whole parameter an owner, the same on all ranks. In each bucket the largest parameter comes first (Graham,
 /// "Bounds on multiprocessing timing anomalies", 1969). Of the ranks whose slot has room for it, it goes to the one
-/// with the least cost so far; if none has room, to the rank that has the fewest elements of the bucket.
+/// with the least cost so far; if none has room, to the rank that has the fewest elements of the bucket, and of these
+/// to the one with the least cost.
 class WholeOwners {
 public:
     explicit WholeOwners(const WholeCosts& whole) : whole_(whole), owners_(whole.costs.size(), 0) {}
@@ -84,7 +85,8 @@ private:
             const auto before = [&](std::size_t r, std::size_t other) {
                 const bool fits = filled[r] + elements(i) <= room, other_fits = filled[other] + elements(i) <= room;
                 if (fits != other_fits) return fits;
-                return fits && spent[r] != spent[other] ? spent[r] < spent[other] : filled[r] < filled[other];
+                if (fits && spent[r] != spent[other]) return spent[r] < spent[other];
+                return filled[r] != filled[other] ? filled[r] < filled[other] : spent[r] < spent[other];
             };
             std::size_t best = 0;
             for (std::size_t r = 1; r < filled.size(); ++r)

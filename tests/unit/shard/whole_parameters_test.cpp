@@ -259,7 +259,7 @@ TEST_CASE("an optimizer of matrices gives the same weights on every number of ra
 namespace {
 
 /// The padded elements of a bucket, and its owners: the next largest parameter goes where least was spent, of the ranks that have room for it;
-/// if none has, where least lies.
+/// if none has, where least lies, and of these where least was spent.
 std::size_t oracle_of_bucket(const std::vector<std::size_t>& bucket, const List<ParameterInfo>& infos, const std::vector<double>& costs,
                              std::vector<double>& spent, std::map<std::size_t, std::size_t>& owners) {
     const auto padded = [&](std::size_t i) {
@@ -274,12 +274,12 @@ std::size_t oracle_of_bucket(const std::vector<std::size_t>& bucket, const List<
     const std::size_t room = std::max((all + spent.size() - 1) / spent.size(), padded(largest_first[0]));
     std::vector<std::size_t> filled(spent.size());
     for (const std::size_t i : largest_first) {
-        std::vector<std::tuple<bool, double, std::size_t, std::size_t>> ranks;
+        std::vector<std::tuple<bool, double, std::size_t, double, std::size_t>> ranks;
         for (std::size_t r = 0; r < spent.size(); ++r) {
             const bool fits = filled[r] + padded(i) <= room;
-            ranks.emplace_back(!fits, fits ? spent[r] : 0.0, filled[r], r);
+            ranks.emplace_back(!fits, fits ? spent[r] : 0.0, filled[r], spent[r], r);
         }
-        const std::size_t owner = std::get<3>(*std::min_element(ranks.begin(), ranks.end()));
+        const std::size_t owner = std::get<4>(*std::min_element(ranks.begin(), ranks.end()));
         owners[i] = owner;
         spent[owner] += costs[i];
         filled[owner] += padded(i);
