@@ -12,9 +12,9 @@ struct WholeCosts {
 };
 
 /// Gives each whole parameter an owner, the same on all ranks. In each bucket the largest parameter comes first
-/// (Graham, "Bounds on multiprocessing timing anomalies", 1969). Of the ranks whose slot has room for it, it goes to the
-/// one with the least cost so far; if none has room, to the rank that has the fewest elements of the bucket, and of
-/// these to the one with the least cost.
+/// (Graham, "Bounds on multiprocessing timing anomalies", 1969). Of the ranks whose slot has room for it, it goes to
+/// the one with the least cost so far; if none has room, to the rank that has the fewest elements of the bucket, and
+/// of these to the one with the least cost.
 class WholeOwners {
 public:
     explicit WholeOwners(const WholeCosts& whole) : whole_(whole), owners_(whole.costs.size(), 0) {}

@@ -118,8 +118,8 @@ struct WholeBalance {
     double imbalance = 0;     ///< how much more than the mean the busiest rank's cost is, as a fraction
 };
 
-/// What `ranks` ranks of a ShardedOptimizer with these parameters and policies, and default options, will have. Reads no
-/// memory of the parameters. Throws Error(invalid_argument) as the ShardedOptimizer does, and unless `ranks` is
+/// What `ranks` ranks of a ShardedOptimizer with these parameters and policies, and default options, will have. Reads
+/// no memory of the parameters. Throws Error(invalid_argument) as the ShardedOptimizer does, and unless `ranks` is
 /// positive.
 template <BucketPolicy Buckets>
 WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks, const WholeParameters& whole,
