@@ -5,9 +5,7 @@
 #include "../core/shared.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_layout.hpp"
-#include "dealt_sums.hpp"
 #include "micro_batch_sums.hpp"
-#include "options.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -238,64 +236,6 @@ private:
     List<std::uint8_t> stays_open_;  ///< by unit; see SlotNeeds
     std::size_t image_bytes_ = 0, bytes_ = 0;
     std::uint64_t releases_ = 0;
-};
-
-/// This rank's shards of the buckets, if gradients are sharded: the running sums over a step's micro-batches. Each
-/// reduction adds to them.
-template <Backend B>
-class GradientShards {
-public:
-    GradientShards(B& backend, const ReducerOptions& options)
-        : passes_(passes_of(backend)),
-          factor_(options.averaging == Averaging::mean && options.micro_batches != 0
-                      ? 1.0 / static_cast<double>(options.micro_batches)
-                      : 1),
-          low_factor_(factor_ * larger(sum_divisor(options, DType::f16, backend.size()), 1.0)),
-          sums_(backend, 0) {}
-
-    /// Allocates for the `buckets`, which are reduced as `sums` says. No sum exists yet. Collective.
-    [[gnu::cold]] void allocate(B& backend, ListView<const BufferView> buckets, const DealtSums& sums) {
-        const DealtSums::Needs needs = sums.needs();
-        leaves_ = sums.leaves();
-        counts_.resize(buckets.size());
-        List<BufferView> shards(buckets.size()), parts(buckets.size());
-        for (std::size_t b = 0; b < buckets.size(); ++b) {
-            // Rank 0's size, because every rank must allocate the same number of bytes.
-            const std::size_t largest = shard_range(buckets[b].count, backend.size(), 0).size();
-            parts[b] = typed_view(nullptr, largest, buckets[b].dtype, B::memory_space);
-            shards[b] = typed_view(nullptr, largest, accumulator_of(buckets[b].dtype), B::memory_space);
-            counts_[b] = shard_range(buckets[b].count, backend.size(), backend.rank()).size();
-        }
-        shards_ = Arrays<B>(backend, std::move(shards), needs.places);
-        parts_ = Arrays<B>(backend, std::move(parts), needs.parts);
-        sums_.reset(buckets.size());
-        sums_.set_stride(shards_.image_bytes());
-    }
-    std::size_t bytes() const noexcept { return shards_.bytes() + parts_.bytes(); }
-
-    BufferView operator[](std::size_t b) const noexcept { return shards_[b].subview(0, counts_[b]); }
-    /// The memory for this rank's shard of sum k of bucket b, if a round has several sums.
-    BufferView part(std::size_t k, std::size_t b) const noexcept { return parts_.image(b, k).subview(0, counts_[b]); }
-
-    /// Adds the next sum, over `leaves` of `DealtSums::leaves()`, to the shard of bucket b. The last sum of a step
-    /// completes the shard.
-    void add(std::size_t b, BufferView sum, std::size_t leaves) {
-        const BufferView shard = (*this)[b];
-        if (leaves_ == 0) return sums_.push_in_a_row(b, sum, shard);
-        if (sums_.leaves(b) + leaves != leaves_) return sums_.push(b, sum, shard, leaves);
-        sums_.fold(b, sum, shard, shard);
-        const double factor = is_low_precision(sum.dtype) ? low_factor_ : factor_;
-        if (factor != 1) passes_.scale(shard, factor);
-    }
-    void forget() noexcept { sums_.forget(); }
-
-private:
-    [[no_unique_address]] PassesOf<B> passes_;
-    const double factor_, low_factor_;  ///< of a step's sum, by the type in which the sums travel
-    Arrays<B> shards_, parts_;          ///< by place or part, and bucket
-    List<std::size_t> counts_;          ///< of this rank's shard, by bucket
-    std::size_t leaves_ = 0;
-    SumStacks<B> sums_;  ///< by bucket
 };
 
 }  // namespace gradsync::inline v0_2::detail

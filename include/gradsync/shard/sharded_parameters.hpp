@@ -253,7 +253,7 @@ private:
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
-        this->lay_out_values(this->value_buckets(), this->buckets_.count(),
+        this->lay_out_values(this->buckets_.count(),
                              [&](std::size_t b) { return this->buckets_.unit_of(plan().bucket(b).front()); });
         slot_bytes_ = 0;
         for (std::size_t u = 0; u < unit_count(); ++u) slot_bytes_ = detail::larger(slot_bytes_, values_[u].bytes);
