@@ -41,8 +41,8 @@ private:
 };
 
 /// The memory of buckets, of gradients or of values, zeroed at first. Buckets form units, and a unit has memory while
-/// it has a slot; its buckets lie there side by side. Buckets that are ranges of the trainer's memory need no slot. Call
-/// it from one thread at a time.
+/// it has a slot; its buckets lie there side by side. Buckets that are ranges of the trainer's memory need no slot. Not
+/// thread-safe.
 template <Backend B>
 class BucketMemory {
 public:
@@ -98,14 +98,12 @@ public:
 
     Unit& operator[](std::size_t u) noexcept { return units_[u]; }
     const Unit& operator[](std::size_t u) const noexcept { return units_[u]; }
-    std::size_t size() const noexcept { return units_.size(); }
     const BucketLayout& layout() const noexcept { return layout_; }
     std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
 
     /// The memory that collectives read and write; none while the unit has no slot.
     const List<BufferView>& buckets() const noexcept { return buckets_; }
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
-    bool has_memory(std::size_t b) const noexcept { return buckets_[b].data != nullptr || buckets_[b].count == 0; }
     /// The bucket of trainable parameter i, and its part of the bucket.
     std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
     BufferView parameter(std::size_t i) const noexcept {
@@ -151,10 +149,12 @@ public:
         }
         return true;
     }
-    /// The same, if need be with a new slot of `bytes`. Collective.
-    void place(B& backend, std::size_t u, bool keep, std::size_t bytes) {
+    /// The same, if need be with a new slot of `bytes`. `source`: the backend, which makes it collective; or HostPasses,
+    /// whose memory is a little slower between processes, because it has to be copied.
+    template <class Source>
+    void place(Source&& source, std::size_t u, bool keep, std::size_t bytes) {
         if (take(u, keep)) return;
-        add_slots(backend, {bytes});
+        add_slots(source, {bytes});
         take(u, keep);
     }
     /// Takes unit u's slot away.
@@ -171,15 +171,7 @@ public:
         if (units_[u].users != 0 && --units_[u].users == 0) units_[u].released = ++releases_;
     }
 
-    /// Gives unit u a new slot outside the backend's memory. It is a little slower between processes, because it has to
-    /// be copied.
-    void place_outside(std::size_t u)
-        requires(B::memory_space == MemorySpace::host)
-    {
-        add_slots(HostPasses(), {units_[u].bytes});
-        take(u, true);
-    }
-    /// Moves bucket b from the trainer's memory to such memory.
+    /// Moves bucket b from the trainer's memory to that of HostPasses.
     void detach(std::size_t b)
         requires(B::memory_space == MemorySpace::host)
     {

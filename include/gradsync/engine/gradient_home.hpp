@@ -87,10 +87,10 @@ public:
     /// For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
-        if (storage_.has_memory(b) || storage_.take(b, true, !more && B::memory_space != MemorySpace::host))
-            return true;
+        if (storage_.bucket(b).data != nullptr || storage_.bucket(b).count == 0) return true;
+        if (storage_.take(b, true, !more && B::memory_space != MemorySpace::host)) return true;
         if constexpr (B::memory_space == MemorySpace::host)
-            if (more) return storage_.place_outside(b), true;
+            if (more) return storage_.place(HostPasses(), b, true, storage_[b].bytes), true;
         return false;
     }
     /// Call when bucket b is reduced. Adds up its sums, or adds them to this rank's shard and frees the slot.

@@ -211,7 +211,7 @@ public:
     void flush() {
         guard_.check_usable("flush");
         guard_.run([&] {
-            for (std::size_t u = 0; u < values_.size(); ++u) wait(values_[u]);
+            for (std::size_t u = 0; u < this->buckets_.count(); ++u) wait(values_[u]);
         });
     }
     std::size_t unit_count() const noexcept { return given_units_.count(); }  ///< Returns the number of units.
@@ -261,7 +261,7 @@ private:
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
                 detail::passes_of(backend_).copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
-        if (values_.size() > unit_count()) values_[unit_count()].users = 1;
+        if (this->buckets_.count() > unit_count()) values_[unit_count()].users = 1;
         renew_values();
     }
 
@@ -312,7 +312,7 @@ private:
                 if (p.requires_grad) p.value.data = nullptr;
             give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
         }
-        for (std::size_t u = 0; u < values_.size(); ++u) {
+        for (std::size_t u = 0; u < this->buckets_.count(); ++u) {
             Unit& unit = values_[u];
             wait(unit);
             if (unit.users == 0) {
