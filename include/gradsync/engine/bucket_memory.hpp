@@ -149,8 +149,8 @@ public:
         }
         return true;
     }
-    /// The same, if need be with a new slot of `bytes`. `source`: the backend, which makes it collective; or HostPasses,
-    /// whose memory is a little slower between processes, because it has to be copied.
+    /// The same, if need be with a new slot of `bytes`. `source`: the backend, which makes it collective; or
+    /// HostPasses, whose memory is a little slower between processes, because it has to be copied.
     template <class Source>
     void place(Source&& source, std::size_t u, bool keep, std::size_t bytes) {
         if (take(u, keep)) return;
