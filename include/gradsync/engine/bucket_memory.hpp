@@ -62,10 +62,21 @@ public:
     template <class UnitOf>
     [[gnu::cold]] BucketMemory(const BucketPlan& plan, BucketLayout layout, ListView<const ParameterInfo> infos,
                                List<BufferView> buckets, std::size_t units, UnitOf&& unit_of)
-        : layout_(std::move(layout)), buckets_(std::move(buckets)), units_(units), places_(infos.size()) {
-        for (std::size_t b = 0; b < plan.size(); ++b) {
-            for (std::size_t i : plan.bucket(b)) places_[i] = {b, infos[i].count};
-            if (buckets_[b].data != nullptr) continue;
+        : plan_(plan),
+          layout_(std::move(layout)),
+          buckets_(std::move(buckets)),
+          units_(units),
+          bucket_of_(infos.size()),
+          parameters_(infos.size()) {
+        for (std::size_t b = 0; b < plan_.size(); ++b) {
+            for (std::size_t i : plan_.bucket(b)) {
+                bucket_of_[i] = b;
+                parameters_[i] = typed_view(nullptr, infos[i].count, buckets_[b].dtype, B::memory_space);
+            }
+            if (buckets_[b].data != nullptr) {
+                move(b, static_cast<std::byte*>(buckets_[b].data));
+                continue;
+            }
             Unit& unit = units_[unit_of(b)];
             unit.buckets.push_back(b);
             unit.bytes += in_lines(buckets_[b].bytes());
@@ -74,9 +85,9 @@ public:
 
     /// Gradient i has another type than its bucket, and is written behind it, in the slot of the bucket's unit.
     [[gnu::cold]] void write_behind(std::size_t i, DType dtype) {
-        Unit& unit = units_[places_[i].bucket];
-        written_.resize(places_.size());
-        written_[i] = {typed_view(nullptr, places_[i].count, dtype, B::memory_space), unit.bytes};
+        Unit& unit = units_[bucket_of_[i]];
+        written_.resize(parameters_.size());
+        written_[i] = {typed_view(nullptr, parameters_[i].count, dtype, B::memory_space), unit.bytes};
         unit.bytes += in_lines(written_[i].view.bytes());
     }
     /// Gives the only unit memory for `images` copies; views show the first one. Collective.
@@ -105,14 +116,12 @@ public:
     const List<BufferView>& buckets() const noexcept { return buckets_; }
     BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// The bucket of trainable parameter i, and its part of the bucket.
-    std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
-    BufferView parameter(std::size_t i) const noexcept {
-        return buckets_[places_[i].bucket].subview(layout_.offsets[i], places_[i].count);
-    }
+    std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
+    BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
     /// The memory to write gradient i to, if it does not live with the trainer.
     BufferView written(std::size_t i) const noexcept {
         if (written_.empty() || written_[i].offset == none) return parameter(i);
-        const BufferView bucket = buckets_[places_[i].bucket];
+        const BufferView bucket = buckets_[bucket_of_[i]];
         BufferView view = written_[i].view;
         if (bucket.data != nullptr) view.data = static_cast<std::byte*>(bucket.data) + written_[i].offset;
         return view;
@@ -144,7 +153,7 @@ public:
         units_[u].slot = static_cast<std::size_t>(best - slots_.data());
         std::byte* next = best->data;
         for (const std::size_t b : units_[u].buckets) {
-            buckets_[b].data = next;
+            move(b, next);
             next += in_lines(buckets_[b].bytes());
         }
         return true;
@@ -163,7 +172,7 @@ public:
         if (unit.slot == none) return;
         slots_[unit.slot].unit = none;
         unit.slot = none;
-        for (const std::size_t b : unit.buckets) buckets_[b].data = nullptr;
+        for (const std::size_t b : unit.buckets) move(b, nullptr);
     }
     /// Ends a use. A released unit keeps its slot until another one needs it, so that a unit that is used again soon
     /// need not be gathered again.
@@ -176,14 +185,15 @@ public:
         requires(B::memory_space == MemorySpace::host)
     {
         add_slots(HostPasses(), {in_lines(buckets_[b].bytes())});
-        buckets_[b].data = slots_.back().data;
+        move(b, slots_.back().data);
     }
-    /// Moves bucket b, which is one gradient of the trainer.
-    void rebind(std::size_t b, BufferView gradient) noexcept { buckets_[b] = gradient; }
+    /// Moves bucket b to memory of the trainer.
+    void rebind(std::size_t b, BufferView range) noexcept { move(b, static_cast<std::byte*>(range.data)); }
     /// Uses the memory of another rank, which is a thread of this process.
     [[gnu::cold]] void share(const BucketMemory& other) {
         slots_ = other.slots_;  // and shares their memory
         buckets_ = other.buckets_;
+        parameters_ = other.parameters_;
         bytes_ = 0;
     }
 
@@ -196,14 +206,16 @@ private:
         std::size_t bytes = 0;
         std::size_t unit = none;
     };
-    struct Place {
-        std::size_t bucket = 0, count = 0;
-    };
     struct Written {
         BufferView view = {};       ///< without memory
         std::size_t offset = none;  ///< in bytes, from the start of the bucket; `none` if it is written in its place
     };
 
+    void move(std::size_t b, std::byte* data) noexcept {
+        buckets_[b].data = data;
+        for (const std::size_t i : plan_.bucket(b))
+            parameters_[i].data = data == nullptr ? nullptr : data + layout_.offsets[i] * size_of(parameters_[i].dtype);
+    }
     /// Makes slots, in one allocation.
     template <class Source>
     [[gnu::cold]] void add_slots(Source&& source, const List<std::size_t>& sizes) {
@@ -219,11 +231,13 @@ private:
         bytes_ += total;
     }
 
+    BucketPlan plan_;
     BucketLayout layout_;
     List<BufferView> buckets_;
     List<Unit> units_;
     List<Slot> slots_;
-    List<Place> places_;             ///< by parameter
+    List<std::size_t> bucket_of_;    ///< by parameter
+    List<BufferView> parameters_;    ///< their parts of the buckets
     List<Written> written_;          ///< by parameter, if some are written behind their bucket
     List<std::uint8_t> stays_open_;  ///< by unit; see SlotNeeds
     std::size_t image_bytes_ = 0, bytes_ = 0;

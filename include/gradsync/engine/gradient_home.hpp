@@ -157,7 +157,6 @@ private:
 
     Row row_of(std::size_t i) const noexcept {
         const BufferView gradient = planned_[i].gradient;
-        if (!planned_[i].requires_grad) return {gradient, gradient.bytes(), true, true};
         const bool copied = live_here() ? storage_.parameter(i).dtype != storage_.written(i).dtype
                                         : storage_.parameter(i).data != gradient.data;
         return {gradient, gradient.bytes(), copied, copied || sums_.in_place()};
