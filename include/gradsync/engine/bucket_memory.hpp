@@ -5,9 +5,7 @@
 #include "../core/shared.hpp"
 #include "../kernel/passes.hpp"
 #include "bucket_layout.hpp"
-#include "dealt_sums.hpp"
 #include "micro_batch_sums.hpp"
-#include "options.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
@@ -43,8 +41,8 @@ private:
 };
 
 /// The memory of buckets, of gradients or of values, zeroed at first. Buckets form units, and a unit has memory while
-/// it has a slot; its buckets lie there side by side. Buckets that are ranges of the trainer's memory need no slot.
-/// Call it from one thread at a time.
+/// it has a slot; its buckets lie there side by side. Buckets that are ranges of the trainer's memory need no slot. Not
+/// thread-safe.
 template <Backend B>
 class BucketMemory {
 public:
@@ -64,10 +62,21 @@ public:
     template <class UnitOf>
     [[gnu::cold]] BucketMemory(const BucketPlan& plan, BucketLayout layout, ListView<const ParameterInfo> infos,
                                List<BufferView> buckets, std::size_t units, UnitOf&& unit_of)
-        : layout_(std::move(layout)), buckets_(std::move(buckets)), units_(units), places_(infos.size()) {
-        for (std::size_t b = 0; b < plan.size(); ++b) {
-            for (std::size_t i : plan.bucket(b)) places_[i] = {b, infos[i].count};
-            if (buckets_[b].data != nullptr) continue;
+        : plan_(plan),
+          layout_(std::move(layout)),
+          buckets_(std::move(buckets)),
+          units_(units),
+          bucket_of_(infos.size()),
+          parameters_(infos.size()) {
+        for (std::size_t b = 0; b < plan_.size(); ++b) {
+            for (std::size_t i : plan_.bucket(b)) {
+                bucket_of_[i] = b;
+                parameters_[i] = typed_view(nullptr, infos[i].count, buckets_[b].dtype, B::memory_space);
+            }
+            if (buckets_[b].data != nullptr) {
+                move(b, static_cast<std::byte*>(buckets_[b].data));
+                continue;
+            }
             Unit& unit = units_[unit_of(b)];
             unit.buckets.push_back(b);
             unit.bytes += in_lines(buckets_[b].bytes());
@@ -76,9 +85,9 @@ public:
 
     /// Gradient i has another type than its bucket, and is written behind it, in the slot of the bucket's unit.
     [[gnu::cold]] void write_behind(std::size_t i, DType dtype) {
-        Unit& unit = units_[places_[i].bucket];
-        written_.resize(places_.size());
-        written_[i] = {typed_view(nullptr, places_[i].count, dtype, B::memory_space), unit.bytes};
+        Unit& unit = units_[bucket_of_[i]];
+        written_.resize(parameters_.size());
+        written_[i] = {typed_view(nullptr, parameters_[i].count, dtype, B::memory_space), unit.bytes};
         unit.bytes += in_lines(written_[i].view.bytes());
     }
     /// Gives the only unit memory for `images` copies; views show the first one. Collective.
@@ -100,21 +109,19 @@ public:
 
     Unit& operator[](std::size_t u) noexcept { return units_[u]; }
     const Unit& operator[](std::size_t u) const noexcept { return units_[u]; }
-    std::size_t size() const noexcept { return units_.size(); }
     const BucketLayout& layout() const noexcept { return layout_; }
     std::size_t bytes() const noexcept { return bytes_; }  ///< of allocated memory
 
     /// The memory that collectives read and write; none while the unit has no slot.
     const List<BufferView>& buckets() const noexcept { return buckets_; }
+    BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// The bucket of trainable parameter i, and its part of the bucket.
-    std::size_t bucket_of(std::size_t i) const noexcept { return places_[i].bucket; }
-    BufferView parameter(std::size_t i) const noexcept {
-        return buckets_[places_[i].bucket].subview(layout_.offsets[i], places_[i].count);
-    }
+    std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
+    BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }
     /// The memory to write gradient i to, if it does not live with the trainer.
     BufferView written(std::size_t i) const noexcept {
         if (written_.empty() || written_[i].offset == none) return parameter(i);
-        const BufferView bucket = buckets_[places_[i].bucket];
+        const BufferView bucket = buckets_[bucket_of_[i]];
         BufferView view = written_[i].view;
         if (bucket.data != nullptr) view.data = static_cast<std::byte*>(bucket.data) + written_[i].offset;
         return view;
@@ -143,15 +150,17 @@ public:
         units_[u].slot = static_cast<std::size_t>(best - slots_.data());
         std::byte* next = best->data;
         for (const std::size_t b : units_[u].buckets) {
-            buckets_[b].data = next;
+            move(b, next);
             next += in_lines(buckets_[b].bytes());
         }
         return true;
     }
-    /// The same, if need be with a new slot of `bytes`. Collective.
-    void place(B& backend, std::size_t u, bool keep, std::size_t bytes) {
+    /// The same, if need be with a new slot of `bytes`. `source`: the backend, which makes it collective; or
+    /// HostPasses, whose memory is a little slower between processes, because it has to be copied.
+    template <class Source>
+    void place(Source&& source, std::size_t u, bool keep, std::size_t bytes) {
         if (take(u, keep)) return;
-        add_slots(backend, {bytes});
+        add_slots(source, {bytes});
         take(u, keep);
     }
     /// Takes unit u's slot away.
@@ -160,7 +169,7 @@ public:
         if (unit.slot == none) return;
         slots_[unit.slot].unit = none;
         unit.slot = none;
-        for (const std::size_t b : unit.buckets) buckets_[b].data = nullptr;
+        for (const std::size_t b : unit.buckets) move(b, nullptr);
     }
     /// Ends a use. A released unit keeps its slot until another one needs it, so that a unit that is used again soon
     /// need not be gathered again.
@@ -168,27 +177,20 @@ public:
         if (units_[u].users != 0 && --units_[u].users == 0) units_[u].released = ++releases_;
     }
 
-    /// Gives unit u a new slot outside the backend's memory. It is a little slower between processes, because it has to
-    /// be copied.
-    void place_outside(std::size_t u)
-        requires(B::memory_space == MemorySpace::host)
-    {
-        add_slots(HostPasses(), {units_[u].bytes});
-        take(u, true);
-    }
-    /// Moves bucket b from the trainer's memory to such memory.
+    /// Moves bucket b from the trainer's memory to that of HostPasses.
     void detach(std::size_t b)
         requires(B::memory_space == MemorySpace::host)
     {
         add_slots(HostPasses(), {in_lines(buckets_[b].bytes())});
-        buckets_[b].data = slots_.back().data;
+        move(b, slots_.back().data);
     }
-    /// Moves bucket b, which is one gradient of the trainer.
-    void rebind(std::size_t b, BufferView gradient) noexcept { buckets_[b] = gradient; }
+    /// Moves bucket b to memory of the trainer.
+    void rebind(std::size_t b, BufferView range) noexcept { move(b, static_cast<std::byte*>(range.data)); }
     /// Uses the memory of another rank, which is a thread of this process.
     [[gnu::cold]] void share(const BucketMemory& other) {
         slots_ = other.slots_;  // and shares their memory
         buckets_ = other.buckets_;
+        parameters_ = other.parameters_;
         bytes_ = 0;
     }
 
@@ -201,14 +203,16 @@ private:
         std::size_t bytes = 0;
         std::size_t unit = none;
     };
-    struct Place {
-        std::size_t bucket = 0, count = 0;
-    };
     struct Written {
         BufferView view = {};       ///< without memory
         std::size_t offset = none;  ///< in bytes, from the start of the bucket; `none` if it is written in its place
     };
 
+    void move(std::size_t b, std::byte* data) noexcept {
+        buckets_[b].data = data;
+        for (const std::size_t i : plan_.bucket(b))
+            parameters_[i].data = data == nullptr ? nullptr : data + layout_.offsets[i] * size_of(parameters_[i].dtype);
+    }
     /// Makes slots, in one allocation.
     template <class Source>
     [[gnu::cold]] void add_slots(Source&& source, const List<std::size_t>& sizes) {
@@ -224,11 +228,13 @@ private:
         bytes_ += total;
     }
 
+    BucketPlan plan_;
     BucketLayout layout_;
     List<BufferView> buckets_;
     List<Unit> units_;
     List<Slot> slots_;
-    List<Place> places_;             ///< by parameter
+    List<std::size_t> bucket_of_;    ///< by parameter
+    List<BufferView> parameters_;    ///< their parts of the buckets
     List<Written> written_;          ///< by parameter, if some are written behind their bucket
     List<std::uint8_t> stays_open_;  ///< by unit; see SlotNeeds
     std::size_t image_bytes_ = 0, bytes_ = 0;
@@ -240,63 +246,5 @@ template <Backend B>
 BufferView image_of(const BucketMemory<B>& memory, BufferView view, std::size_t number) noexcept {
     return shifted(view, number * memory.image_bytes());
 }
-
-/// This rank's shards of the buckets, if gradients are sharded: the running sums over a step's micro-batches. Each
-/// reduction adds to them.
-template <Backend B>
-class GradientShards {
-public:
-    GradientShards(B& backend, const ReducerOptions& options)
-        : passes_(passes_of(backend)),
-          factor_(options.averaging == Averaging::mean && options.micro_batches != 0
-                      ? 1.0 / static_cast<double>(options.micro_batches)
-                      : 1),
-          low_factor_(factor_ * larger(sum_divisor(options, DType::f16, backend.size()), 1.0)),
-          sums_(backend, 0) {}
-
-    /// Allocates for the `buckets`, which are reduced as `sums` says. No sum exists yet. Collective.
-    [[gnu::cold]] void allocate(B& backend, ListView<const BufferView> buckets, const DealtSums& sums) {
-        const DealtSums::Needs needs = sums.needs();
-        leaves_ = sums.leaves();
-        counts_.resize(buckets.size());
-        List<BufferView> shards(buckets.size()), parts(buckets.size());
-        for (std::size_t b = 0; b < buckets.size(); ++b) {
-            // Rank 0's size, because every rank must allocate the same number of bytes.
-            const std::size_t largest = shard_range(buckets[b].count, backend.size(), 0).size();
-            parts[b] = typed_view(nullptr, largest, buckets[b].dtype, B::memory_space);
-            shards[b] = typed_view(nullptr, largest, accumulator_of(buckets[b].dtype), B::memory_space);
-            counts_[b] = shard_range(buckets[b].count, backend.size(), backend.rank()).size();
-        }
-        shards_ = Arrays<B>(backend, std::move(shards), needs.places);
-        parts_ = Arrays<B>(backend, std::move(parts), needs.parts);
-        sums_.reset(buckets.size());
-        sums_.set_stride(shards_.image_bytes());
-    }
-    std::size_t bytes() const noexcept { return shards_.bytes() + parts_.bytes(); }
-
-    BufferView operator[](std::size_t b) const noexcept { return shards_[b].subview(0, counts_[b]); }
-    /// The memory for this rank's shard of sum k of bucket b, if a round has several sums.
-    BufferView part(std::size_t k, std::size_t b) const noexcept { return parts_.image(b, k).subview(0, counts_[b]); }
-
-    /// Adds the next sum, over `leaves` of `DealtSums::leaves()`, to the shard of bucket b. The last sum of a step
-    /// completes the shard.
-    void add(std::size_t b, BufferView sum, std::size_t leaves) {
-        const BufferView shard = (*this)[b];
-        if (leaves_ == 0) return sums_.push_in_a_row(b, sum, shard);
-        if (sums_.leaves(b) + leaves != leaves_) return sums_.push(b, sum, shard, leaves);
-        sums_.fold(b, sum, shard, shard);
-        const double factor = is_low_precision(sum.dtype) ? low_factor_ : factor_;
-        if (factor != 1) passes_.scale(shard, factor);
-    }
-    void forget() noexcept { sums_.forget(); }
-
-private:
-    [[no_unique_address]] PassesOf<B> passes_;
-    const double factor_, low_factor_;  ///< of a step's sum, by the type in which the sums travel
-    Arrays<B> shards_, parts_;          ///< by place or part, and bucket
-    List<std::size_t> counts_;          ///< of this rank's shard, by bucket
-    std::size_t leaves_ = 0;
-    SumStacks<B> sums_;  ///< by bucket
-};
 
 }  // namespace gradsync::inline v0_2::detail

@@ -25,19 +25,17 @@ public:
     [[gnu::cold]] GradientHome(B& backend, List<ParameterView> parameters, const ReducerOptions& options,
                                const AnyBuckets& policy, const Policies<B>& policies)
         : options_(options),
-          size_(backend.size()),
           rank_(backend.rank()),
           planned_(backend, std::move(parameters), options, policy, policies),
           rounds_(backend, options, policies.sums && B::memory_space == MemorySpace::host,
-                  policies.exchange->traits.scatters, storage_, sums_, shards_),
-          shards_(backend, options),
+                  policies.exchange->traits.scatters, storage_, sums_),
           sums_(backend, planned_.size(), place_of_sums(), rounds_.deal(), rounds_.dealt().several() && !pooled()),
           passes_(passes_of(backend)) {}
 
     /// Allocates the buckets. Call it first, once all ranks are known to have the same plan. Collective.
     [[gnu::cold]] void allocate(B& backend) {
         storage_ = make_storage(backend);
-        allocate_shards(backend);
+        rounds_.allocate(backend);
         if (sums_.apart()) {
             List<BufferView> sums;
             for (const ParameterInfo& info : planned_.infos())
@@ -56,7 +54,7 @@ public:
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < rounds_.images(); ++k)
                 passes_.copy(image_of(storage_, storage_.parameter(i), k), image_of(storage, storage.parameter(i), k));
         storage_ = std::move(storage);
-        allocate_shards(backend);
+        rounds_.allocate(backend);
         prepare();
         return true;
     }
@@ -71,19 +69,14 @@ public:
         return live_here() && planned_[i].requires_grad ? storage_.written(i) : planned_[i].gradient;
     }
     /// This rank's shard of bucket b, once its collective is complete.
-    BufferView shard(std::size_t b) const noexcept { return pooled() ? shards_[b] : own_part(b); }
+    BufferView shard(std::size_t b) const noexcept { return rounds_.shard(b); }
     /// Bytes of memory that the library owns.
-    std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + shards_.bytes(); }
+    std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + rounds_.bytes(); }
 
     // -------------------------------------------------------------------------------------------- sums over the ranks
 
     const RoundSums<B>& rounds() const noexcept { return rounds_; }
-    /// Ends a round of micro-batches, one per rank. With `ends_step` the step is over, and its shards are no longer
-    /// needed.
-    void end_round(bool ends_step) {
-        if (ends_step) shards_.forget();
-        rounds_.set_round(ends_step ? 0 : rounds_.dealt().round() + 1);
-    }
+    void end_round(bool ends_step) { rounds_.end_round(ends_step); }
 
     // ------------------------------------------------------------------------ the memory of buckets, while needed
 
@@ -94,22 +87,16 @@ public:
     /// For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
-        if (const BufferView bucket = storage_.buckets()[b];
-            bucket.data != nullptr || bucket.count == 0 ||
-            storage_.take(b, true, !more && B::memory_space != MemorySpace::host))
-            return true;
+        if (storage_.bucket(b).data != nullptr || storage_.bucket(b).count == 0) return true;
+        if (storage_.take(b, true, !more && B::memory_space != MemorySpace::host)) return true;
         if constexpr (B::memory_space == MemorySpace::host)
-            if (more) return storage_.place_outside(b), true;
+            if (more) return storage_.place(HostPasses(), b, true, storage_[b].bytes), true;
         return false;
     }
-    /// Call when bucket b is reduced. Adds up its sums, if there are several. Pooled gradients: adds to this rank's
-    /// shard and frees the slot.
+    /// Call when bucket b is reduced. Adds up its sums, or adds them to this rank's shard and frees the slot.
     void land(std::size_t b) {
-        if (!pooled()) return rounds_.add_up(b);
-        const DealtSums& dealt = rounds_.dealt();
-        if (rounds_.deal().micro_batches == 0) shards_.add(b, own_part(b), 0);
-        for (std::size_t k = 0; k < dealt.now().size(); ++k)
-            shards_.add(b, rounds_.result(b, k), dealt.now()[k].leaves);
+        rounds_.add_up(b);
+        if (!pooled()) return;
         std::lock_guard lock(slots_);
         storage_.displace(b);
     }
@@ -167,11 +154,9 @@ public:
 
 private:
     bool live_here() const noexcept { return options_.gradients != GradientStorage::borrowed; }
-    BufferView own_part(std::size_t b) const noexcept { return shard_of(storage_.buckets()[b], size_, rank_); }
 
     Row row_of(std::size_t i) const noexcept {
         const BufferView gradient = planned_[i].gradient;
-        if (!planned_[i].requires_grad) return {gradient, gradient.bytes(), true, true};
         const bool copied = live_here() ? storage_.parameter(i).dtype != storage_.written(i).dtype
                                         : storage_.parameter(i).data != gradient.data;
         return {gradient, gradient.bytes(), copied, copied || sums_.in_place()};
@@ -235,17 +220,13 @@ private:
         }
         return storage;
     }
-    [[gnu::cold]] void allocate_shards(B& backend) {
-        if (pooled()) shards_.allocate(backend, storage_.buckets(), rounds_.dealt());
-    }
 
     const ReducerOptions& options_;
-    const int size_, rank_;
+    const int rank_;
     PlannedParameters<B> planned_;
     BucketMemory<B> storage_;
     std::mutex slots_;
     RoundSums<B> rounds_;
-    GradientShards<B> shards_;  ///< if gradients are pooled
     MicroBatchSums<B> sums_;
     Arrays<B> sums_apart_;  ///< by place and parameter
     [[no_unique_address]] PassesOf<B> passes_;

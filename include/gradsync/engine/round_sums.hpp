@@ -3,32 +3,59 @@
 
 #include "../kernel/reduce.hpp"
 #include "bucket_memory.hpp"
+#include "dealt_sums.hpp"
+#include "options.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
 /// The sums over ranks that a step is made of: which there are (`dealt()`), the memory in which each is reduced, and
-/// their addition. Most steps have one sum for each bucket, and its memory is the bucket.
+/// their addition. Most steps have one sum for each bucket, and its memory is the bucket. Sums of pooled gradients are
+/// added to this rank's shards, which stay during a step.
 template <Backend B>
 class RoundSums {
 public:
-    /// The references outlive this. `own`: this rank's sums of its micro-batches. `shards`: what is reduced of pooled
-    /// gradients. `several`: may a round be split into sums? `halves`: does the exchange end with this rank's shards?
-    RoundSums(const B& backend, const ReducerOptions& options, bool several, bool halves,
-              const BucketMemory<B>& storage, const MicroBatchSums<B>& own, const GradientShards<B>& shards)
+    /// The references outlive this. `own`: this rank's sums of its micro-batches. `several`: may a round be split into
+    /// sums? `halves`: does the exchange end with this rank's shards?
+    RoundSums(B& backend, const ReducerOptions& options, bool several, bool halves, const BucketMemory<B>& storage,
+              const MicroBatchSums<B>& own)
         : options_(options),
           halves_(halves),
           size_(backend.size()),
           rank_(backend.rank()),
           storage_(storage),
           own_(own),
-          shards_(shards),
-          dealt_(deal_of(options, size_), several && has_several_sums(options, size_)) {
+          dealt_(deal_of(options, size_), several && has_several_sums(options, size_)),
+          passes_(passes_of(backend)),
+          sums_(backend, 0) {
         if (!pooled() && dealt_.several()) additions_ = dealt_.needs().additions;
     }
 
+    /// Allocates the shards of pooled gradients, once their buckets are laid out. No sum exists yet. Collective.
+    [[gnu::cold]] void allocate(B& backend) {
+        if (!pooled()) return;
+        const DealtSums::Needs needs = dealt_.needs();
+        List<BufferView> shards, parts;
+        for (const BufferView& bucket : storage_.buckets()) {
+            // Rank 0's size, because every rank must allocate the same number of bytes.
+            const std::size_t largest = shard_range(bucket.count, size_, 0).size();
+            shards.push_back(typed_view(nullptr, largest, accumulator_of(bucket.dtype), B::memory_space));
+            parts.push_back(typed_view(nullptr, largest, bucket.dtype, B::memory_space));
+        }
+        sums_.reset(shards.size());
+        shards_ = Arrays<B>(backend, std::move(shards), needs.places);
+        parts_ = Arrays<B>(backend, std::move(parts), needs.parts);
+        sums_.set_stride(shards_.image_bytes());
+    }
+    std::size_t bytes() const noexcept { return shards_.bytes() + parts_.bytes(); }
+
     const Deal& deal() const noexcept { return dealt_.deal(); }
     const DealtSums& dealt() const noexcept { return dealt_; }
-    void set_round(std::size_t round) { dealt_.set_round(round); }
+    /// Ends a round of micro-batches, one per rank. With `ends_step` the step is over, and its shards are no longer
+    /// needed.
+    void end_round(bool ends_step) {
+        if (ends_step) sums_.forget();
+        dealt_.set_round(ends_step ? 0 : dealt_.round() + 1);
+    }
 
     /// The number of copies of each bucket's memory; more than one if sums of micro-batches have the slot's type.
     std::size_t images() const noexcept {
@@ -47,16 +74,24 @@ public:
     }
     /// The memory of the result of sum k: the whole bucket, or this rank's shard.
     BufferView result(std::size_t b, std::size_t k) const noexcept {
-        if (pooled() && dealt_.now().size() > 1) return shards_.part(k, b);
+        if (pooled() && dealt_.now().size() > 1) return own_part(b, parts_.image(b, k));
         return halves_ ? shard_of(memory(b, k), size_, rank_) : memory(b, k);
     }
-    /// Adds up the sums of bucket b, if there are several and none is added to the shards.
+    /// This rank's shard of bucket b, once its collectives are complete.
+    BufferView shard(std::size_t b) const noexcept {
+        return pooled() ? own_part(b, shards_[b]) : shard_of(storage_.bucket(b), size_, rank_);
+    }
+    /// Call when bucket b is reduced. Adds up its sums, if there are several, or adds them to the shard.
     void add_up(std::size_t b) {
-        if (!additions_.empty()) add_up_all(b);
+        if (pooled()) add_to_shard(b);
+        else if (!additions_.empty()) add_up_all(b);
     }
 
 private:
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
+    BufferView own_part(std::size_t b, BufferView largest) const noexcept {
+        return largest.subview(0, shard_range(storage_.bucket(b).count, size_, rank_).size());
+    }
     std::size_t spares() const noexcept { return own_.leaves_roots() ? dealt_.now().size() - deal().rounds() : 0; }
     /// Sums of other ranks use spare memory, except the first of a round without a sum of this rank.
     bool has_spare(std::size_t k) const noexcept {
@@ -64,13 +99,32 @@ private:
         const bool is_first = k == 0 || now[k - 1].round != now[k].round;
         return !now[k].has(rank_) && (!is_first || now[k].round < own_.roots());
     }
+    /// The factor of a step's sum, if micro-batches are counted.
+    double factor() const noexcept {
+        return options_.averaging == Averaging::mean ? 1.0 / static_cast<double>(options_.micro_batches) : 1;
+    }
     [[gnu::cold, gnu::noinline]] void add_up_all(std::size_t b) {
         inputs_.resize(additions_.size());
         for (std::size_t k = 0; k < inputs_.size(); ++k) inputs_[k] = result(b, k).data;
-        const BufferView bucket = storage_.buckets()[b], to = halves_ ? shard_of(bucket, size_, rank_) : bucket;
-        const bool averages = options_.averaging == Averaging::mean;
-        const double factor = averages ? 1.0 / static_cast<double>(options_.micro_batches) : 1;
-        kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor, additions_});
+        const BufferView bucket = storage_.bucket(b), to = halves_ ? shard_of(bucket, size_, rank_) : bucket;
+        kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor(), additions_});
+    }
+    /// The last sum of a step completes the shard.
+    void add_to_shard(std::size_t b) {
+        const BufferView shard = this->shard(b);
+        if (options_.micro_batches == 0)
+            return sums_.push_in_a_row(b, shard_of(storage_.bucket(b), size_, rank_), shard);
+        for (std::size_t k = 0; k < dealt_.now().size(); ++k) {
+            const BufferView sum = result(b, k);
+            const std::size_t leaves = dealt_.now()[k].leaves;
+            if (sums_.leaves(b) + leaves != dealt_.leaves()) {
+                sums_.push(b, sum, shard, leaves);
+                continue;
+            }
+            sums_.fold(b, sum, shard, shard);
+            const double total = factor() * larger(sum_divisor(options_, sum.dtype, size_), 1.0);
+            if (total != 1) passes_.scale(shard, total);
+        }
     }
 
     const ReducerOptions& options_;
@@ -78,10 +132,12 @@ private:
     const int size_, rank_;
     const BucketMemory<B>& storage_;
     const MicroBatchSums<B>& own_;
-    const GradientShards<B>& shards_;
     DealtSums dealt_;
     List<std::uint8_t> additions_;  ///< by sum, if there are several: see kernel::Reduction::sums
     List<const void*> inputs_;
+    [[no_unique_address]] PassesOf<B> passes_;
+    Arrays<B> shards_, parts_;  ///< of pooled gradients, by place or sum, and bucket
+    SumStacks<B> sums_;         ///< of pooled gradients, by bucket
 };
 
 }  // namespace gradsync::inline v0_2::detail

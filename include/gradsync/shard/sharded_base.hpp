@@ -255,19 +255,18 @@ protected:
         });
     }
 
-    /// The buckets of the values, without memory, in the layout of the gradients.
-    List<BufferView> value_buckets() const {
-        return detail::value_buckets<B>(plan(), layout(), parameters_, Derived::name, backend_.rank());
-    }
-    const BucketLayout& layout() const noexcept { return engine_->home().storage().layout(); }
-    /// Lays out the values; units have no memory yet. `unit_of`: see BucketMemory.
-    void lay_out_values(List<BufferView> buckets, std::size_t units, auto&& unit_of) {
-        values_ =
-            BucketMemory<B>(plan(), layout(), engine_->home().planned().infos(), std::move(buckets), units, unit_of);
+    /// Lays out the values like the gradients; units have no memory yet. `unit_of`: see BucketMemory. `borrows`: use
+    /// the trainer's memory where possible; collective then.
+    void lay_out_values(std::size_t units, auto&& unit_of, bool borrows = false) {
+        const GradientHome<B>& home = engine_->home();
+        const BucketLayout& layout = home.storage().layout();
+        List<BufferView> buckets = value_buckets<B>(plan(), layout, parameters_, Derived::name, backend_.rank());
+        if (borrows) borrow_values(backend_, plan(), layout, parameters_, buckets);
+        values_ = BucketMemory<B>(plan(), layout, home.planned().infos(), std::move(buckets), units, unit_of);
     }
     /// Allocates the state of the current plan, after its values. `weights`: see ShardState. Collective.
     void make_state(List<BufferView> weights = {}) {
-        state_ = ShardState<B>(backend_, plan(), layout(), engine_->home().planned().infos(), values_.buckets(),
+        state_ = ShardState<B>(backend_, plan(), values_.layout(), engine_->home().planned().infos(), values_.buckets(),
                                std::move(weights), optimizer_.state_count());
         if constexpr (MatrixOptimizer<O>) state_.step_matrices(optimizer_, parameters_, costs_);
         gathers_.resize(plan().size());

@@ -342,9 +342,8 @@ private:
 
     /// Allocates values and state for the current plan. Collective.
     void make_state() {
-        List<BufferView> buckets = this->value_buckets();
-        if (!in_buckets()) detail::borrow_values(backend_, plan(), this->layout(), parameters_, buckets);
-        this->lay_out_values(std::move(buckets), 1, [](std::size_t) { return std::size_t{0}; });
+        this->lay_out_values(
+            1, [](std::size_t) { return std::size_t{0}; }, !in_buckets());
         values_.place_images(backend_, 1);
         if (shared()) detail::share_values(backend_, values_, name);
         List<BufferView> weights(parameters_.size());

@@ -212,7 +212,7 @@ public:
     void flush() {
         guard_.check_usable("flush");
         guard_.run([&] {
-            for (std::size_t u = 0; u < values_.size(); ++u) wait(values_[u]);
+            for (std::size_t u = 0; u < this->buckets_.count(); ++u) wait(values_[u]);
         });
     }
     std::size_t unit_count() const noexcept { return given_units_.count(); }  ///< Returns the number of units.
@@ -254,7 +254,7 @@ private:
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
-        this->lay_out_values(this->value_buckets(), this->buckets_.count(),
+        this->lay_out_values(this->buckets_.count(),
                              [&](std::size_t b) { return this->buckets_.unit_of(plan().bucket(b).front()); });
         slot_bytes_ = 0;
         for (std::size_t u = 0; u < unit_count(); ++u) slot_bytes_ = detail::larger(slot_bytes_, values_[u].bytes);
@@ -262,7 +262,7 @@ private:
         for (const detail::ShardSlice& slice : this->state_.slices())
             if (const BufferView value = parameters_[slice.parameter].value; value.data != nullptr)
                 detail::passes_of(backend_).copy(value.subview(slice.first, slice.count), this->state_.array(slice, 0));
-        if (values_.size() > unit_count()) values_[unit_count()].users = 1;
+        if (this->buckets_.count() > unit_count()) values_[unit_count()].users = 1;
         renew_values();
     }
 
@@ -313,7 +313,7 @@ private:
                 if (p.requires_grad) p.value.data = nullptr;
             give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
         }
-        for (std::size_t u = 0; u < values_.size(); ++u) {
+        for (std::size_t u = 0; u < this->buckets_.count(); ++u) {
             Unit& unit = values_[u];
             wait(unit);
             if (unit.users == 0) {
