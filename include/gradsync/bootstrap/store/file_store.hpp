@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <dirent.h>
+
+#include "../../core/math.hpp"
+#include "../../core/open_file.hpp"
+#include "store.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// A Store in a folder that all processes see: of one machine, or in a file system that machines share. The folder must
+/// exist, and only its owner may be able to write into it; whoever makes it removes it.
+///
+/// Each name is a file. A file appears with its whole content or not at all, because it is written under a name of its
+/// own, and then linked to its place, which the system does for one writer only. Over NFS, mount with `hard` (the
+/// default): calls then wait for a server that is away, without a time limit.
+class FileStore {
+public:
+    /// Throws Error(storage) if there is no such folder, and Error(invalid_argument) if it belongs to another user or
+    /// others may write into it.
+    explicit FileStore(std::string folder) : folder_(std::move(folder)) {
+        struct stat about {};
+        if (::stat(folder_.c_str(), &about) != 0) fail("cannot be opened", std::strerror(errno));
+        if (!S_ISDIR(about.st_mode)) fail("cannot be opened", "it is no folder");
+        if (about.st_uid != ::geteuid() || (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+            bootstrap::raise(
+                Errc::invalid_argument,
+                bootstrap::text("the store ", folder_,
+                                " belongs to another user, or others may write into it; choose a folder of your own"),
+                {.operation = "store"});
+    }
+
+    /// See the concept `Store`.
+    Blob create(std::string_view name, std::span<const std::byte> bytes) {
+        bootstrap::check_entry(name, bytes.size(), "create");
+        if (auto there = read(name)) return *std::move(there);
+        const std::string own = bootstrap::text(folder_, "/.", bootstrap::random_token());
+        const bool is_first = write(own, bytes) && link(own, path(name));
+        const int error = errno;
+        ::unlink(own.c_str());
+        if (is_first) return Blob(bytes.begin(), bytes.end());
+        if (error == EEXIST)
+            if (auto there = read(name)) return *std::move(there);
+        fail("cannot take a name", std::strerror(error));
+    }
+    std::optional<Blob> read(std::string_view name) {
+        bootstrap::check_entry(name, 0, "read");
+        const std::string file_name = path(name);
+        std::FILE* const file = detail::open_file(file_name, O_RDONLY | O_NOFOLLOW, "rb");
+        if (file == nullptr && errno == ENOENT) return std::nullopt;
+        if (file == nullptr) fail("cannot be read", detail::open_problem());
+        Header header;
+        Blob bytes;
+        bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
+                    header.bytes <= largest_blob;
+        if (good) {
+            bytes.resize(header.bytes);
+            good = bytes.empty() || std::fread(bytes.data(), bytes.size(), 1, file) == 1;
+        }
+        std::fclose(file);
+        if (!good || header.digest != detail::fnv1a(bytes.data(), bytes.size()))
+            fail("holds invalid data",
+                 bootstrap::text("file ", file_name, " is none of its own; let nothing else write into the folder"));
+        return bytes;
+    }
+    std::vector<std::string> names(std::string_view prefix) {
+        std::vector<std::string> found;
+        DIR* const folder = ::opendir(folder_.c_str());
+        if (folder == nullptr) fail("cannot be read", std::strerror(errno));
+        while (const dirent* const entry = ::readdir(folder)) {
+            std::string name = entry->d_name;
+            for (char& c : name) c = c == separator ? '/' : c;
+            if (name[0] != '.' && name.starts_with(prefix)) found.push_back(std::move(name));
+        }
+        ::closedir(folder);
+        detail::sort_by(found, [](const std::string& one, const std::string& other) { return one < other; });
+        return found;
+    }
+
+private:
+    struct Header {
+        std::uint64_t magic = 0x31726f7473736467u;
+        std::uint64_t bytes = 0;
+        std::uint64_t digest = 0;  ///< of the bytes
+    };
+    static constexpr char separator = '+';  ///< stands for '/' in a file's name
+
+    std::string path(std::string_view name) const {
+        std::string file = bootstrap::text(folder_, "/", name);
+        for (std::size_t i = folder_.size() + 1; i < file.size(); ++i) file[i] = file[i] == '/' ? separator : file[i];
+        return file;
+    }
+
+    /// Returns false, with `errno`, if the file is not on the disk as a whole.
+    static bool write(const std::string& name, std::span<const std::byte> bytes) noexcept {
+        std::FILE* const file = detail::open_file(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, "wb", 0600);
+        if (file == nullptr) return false;
+        const Header header{.bytes = bytes.size(), .digest = detail::fnv1a(bytes.data(), bytes.size())};
+        const bool written = std::fwrite(&header, sizeof header, 1, file) == 1 &&
+                             (bytes.empty() || std::fwrite(bytes.data(), bytes.size(), 1, file) == 1) &&
+                             std::fflush(file) == 0 && ::fsync(::fileno(file)) == 0;
+        const int error = errno;
+        const bool closed = std::fclose(file) == 0;
+        if (!written) errno = error;
+        return written && closed;
+    }
+    /// Links a file to a name that is absent. NFS may lose the answer, and say that the name is taken when it is taken
+    /// by this file: the number of links tells (open(2), O_EXCL).
+    static bool link(const std::string& own, const std::string& name) noexcept {
+        if (::link(own.c_str(), name.c_str()) == 0) return true;
+        const int error = errno;
+        struct stat about {};
+        const bool linked = ::stat(own.c_str(), &about) == 0 && about.st_nlink == 2;
+        errno = error;
+        return linked;
+    }
+
+    [[noreturn]] void fail(std::string_view what, std::string_view why) const {
+        bootstrap::raise(Errc::storage, bootstrap::text("the store ", folder_, " ", what, ": ", why),
+                         {.operation = "store"});
+    }
+
+    std::string folder_;
+};
+
+static_assert(Store<FileStore>);
+
+}  // namespace gradsync::inline v0_2
