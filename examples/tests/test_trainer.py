@@ -1216,7 +1216,7 @@ class Mpi(Processes):
 
     def test_usage_errors_are_said_once(self):
         for part, flags in (("--bogus", ["--bogus"]), ("mpirun has started 3", ["--ranks", 2]),
-                            ("cannot read", ["--resume", "--checkpoint", self.folder / "none"])):
+                            ("cannot read", ["--load-weights", self.folder / "none"])):
             done = self.run_processes(3, *TRANSFORMER, *flags)
             self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
             said = [line for line in done.stderr.splitlines() if line.startswith("gradsync_train:")]
@@ -1350,7 +1350,7 @@ class Tcp(TrainerTest):
 
     def test_usage_errors_are_said_once(self):
         for part, flags in (("--bogus", ["--bogus"]), ("WORLD_SIZE (or what the launcher sets instead) is 3", ["--ranks", 2]),
-                            ("cannot read", ["--resume", "--checkpoint", self.folder / "none"])):
+                            ("cannot read", ["--load-weights", self.folder / "none"])):
             done = self.finish(self.start(3, *TRANSFORMER, *flags))
             self.assertEqual([(code, out) for code, out, _ in done], 3 * [(2, "")], done)
             said = "".join(err for _, _, err in done)

@@ -19,6 +19,7 @@ public:
         for (const BufferView& view : views_) image_bytes_ += view.data == nullptr ? in_lines(view.bytes()) : 0;
         bytes_ = image_bytes_ * images;
         memory_ = source.allocate(bytes_);
+        if (bytes_ == 0) return;
         auto* next = static_cast<std::byte*>(memory_.data());
         for (BufferView& view : views_)
             if (view.data == nullptr) {

@@ -49,11 +49,16 @@ struct buffer_traits<M> {
         for (typename M::rank_type r = 0; r < M::rank(); ++r) extents.push_back(static_cast<std::size_t>(m.extent(r)));
         return extents;
     }
+    /// False for several dimensions whose strides are not known.
     static bool row_major(const M& m) {
-        std::size_t stride = 1;
-        for (typename M::rank_type r = M::rank(); r-- > 0; stride *= static_cast<std::size_t>(m.extent(r)))
-            if (m.extent(r) > 1 && static_cast<std::size_t>(m.stride(r)) != stride) return false;
-        return true;
+        if constexpr (requires { m.stride(M::rank()); }) {
+            std::size_t stride = 1;
+            for (typename M::rank_type r = M::rank(); r-- > 0; stride *= static_cast<std::size_t>(m.extent(r)))
+                if (m.extent(r) > 1 && static_cast<std::size_t>(m.stride(r)) != stride) return false;
+            return true;
+        } else {
+            return M::rank() < 2;
+        }
     }
 };
 

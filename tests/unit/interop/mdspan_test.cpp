@@ -43,6 +43,7 @@ struct Strided {
 
     static constexpr rank_type rank() { return dimensions; }
     int extent(rank_type r) const { return map.extents[r]; }
+    int stride(rank_type r) const { return map.strides[r]; }
     const Mapping& mapping() const { return map; }
     T* data_handle() const { return data; }
 };
@@ -56,6 +57,7 @@ TEST_CASE("any layout without gaps is a view with a shape") {
         Strided<float, 2> m{memory.data(), {{3, 4}, strides}};
         CHECK(gs::buffer(m) == gs::buffer(memory));
         CHECK(gs::parameter_view(m).shape == std::vector<std::size_t>{3, 4});
+        CHECK(gs::parameter("m", m, memory).row_major == (strides[1] == 1));
     }
     CHECK(gs::const_buffer(Strided<const float, 1>{memory.data(), {{12}, {1}}}) == gs::const_buffer(memory));
     CHECK(gs::buffer(Strided<float, 2>{memory.data(), {{0, 4}, {4, 1}}}).count == 0);
