@@ -44,6 +44,7 @@ public:
             if (auto there = read(name)) return *std::move(there);
         fail("cannot take a name", std::strerror(error));
     }
+    /// See the concept `Store`.
     std::optional<Blob> read(std::string_view name) {
         bootstrap::check_entry(name, 0, "read");
         const std::string file_name = path(name);
@@ -64,6 +65,7 @@ public:
                  bootstrap::text("file ", file_name, " is none of its own; let nothing else write into the folder"));
         return bytes;
     }
+    /// See the concept `Store`.
     std::vector<std::string> names(std::string_view prefix) {
         std::vector<std::string> found;
         DIR* const folder = ::opendir(folder_.c_str());
