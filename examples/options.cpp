@@ -225,7 +225,7 @@ Options parse_options(int argc, char** argv, int processes) {
         ->group(group);
     app.add_option("--compress", o.compress,
                    "what travels of the gradients: none: all of them; power-sgd: factors of low rank; quantize: all in few\n"
-                   "bits. What does not travel is added to the gradients of the next step")
+                   "bits. The part that is not sent is added to the gradients of the next step")
         ->check(CLI::IsMember({"none", "power-sgd", "quantize"}))
         ->group(group);
     const std::array<CLI::Option*, 3> of_compression{

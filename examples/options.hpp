@@ -74,7 +74,7 @@ struct Options {
     }
     std::uint64_t last_step() const { return stop_after > 0 ? std::min(stop_after, steps) : steps; }
 
-    /// What a checkpoint is of: the model and its optimizer, and how gradients are compressed, as ranks have a part of that each.
+    /// Describes what a checkpoint holds: the model, its optimizer, and the compression of gradients, of which each rank holds a part.
     std::string describe_run(std::string of_model) const {
         if (optimizer != "adamw") of_model += " optimizer=" + optimizer;
         if (compress == "none") return of_model;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
-// What gradsync_run was asked for.
+// The options of gradsync_run.
 
 #include <filesystem>
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
-// What ranks print: passed on in whole lines, each with its rank. Nothing here waits: whoever reads the launcher's output may be slow, and
-// signals must be heard meanwhile.
+// Passes on what ranks print, in whole lines, each with its rank. Nothing here waits for whoever reads the launcher's output, because signals
+// must be heard meanwhile.
 
 #include <limits.h>
 #include <poll.h>

@@ -124,7 +124,7 @@ inline std::string describe_end(int status) {
     return "ended with exit status " + std::to_string(WEXITSTATUS(status));
 }
 
-/// As a shell says it.
+/// Returns the exit status as a shell reports it.
 inline int exit_status(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
 }  // namespace gradsync_run

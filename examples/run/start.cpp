@@ -224,15 +224,14 @@ private:
         if (asked_ && !again) return;
         // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
         // waited enough.
-        if (!asked_) failed_before_ = first_failed_.has_value();
-        asked_ = now;
+        if (!asked_) asked_ = now;
         asked_again_ = again;
         next_signal_ = again || signal == SIGTERM ? SIGKILL : SIGTERM;
         next_signal_at_ = now + (again ? std::chrono::milliseconds(0) : signal == SIGTERM ? grace() : std::chrono::seconds(5));
     }
 
-    /// Who has ended. epoll tells of handles in the order in which they became readable, however late this process looks; waitpid tells
-    /// of processes in any order.
+    /// Records which ranks have ended. epoll reports handles in the order in which they became readable, however late this process looks.
+    /// waitpid reports processes in any order.
     void reap() {
         int status = 0;
         std::vector<epoll_event> ended(ranks_.size());
@@ -277,7 +276,7 @@ private:
         if (!first_failed_) return result;
         const Rank& first = ranks_[static_cast<std::size_t>(*first_failed_)];
         result.status = exit_status(*first.end);
-        if (asked_ && !failed_before_) return result;
+        if (asked_ && *asked_ < begin_ + std::chrono::duration<double>(*first.failed_after)) return result;  // it did what it was asked
         result.account.push_back("rank " + std::to_string(*first_failed_) + " failed first: it " + describe_end(*first.end) + " after " +
                                  rounded(*first.failed_after) + " s" + said_by(first));
         // The others by how they ended, with the words of one: all have printed theirs.
@@ -317,8 +316,8 @@ private:
     std::vector<Rank> ranks_;
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;
-    std::optional<Clock::time_point> asked_;  // when a signal asked for the end
-    bool asked_again_ = false, failed_before_ = false;
+    std::optional<Clock::time_point> asked_;  // when a signal first asked for the end
+    bool asked_again_ = false;
     Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
     int next_signal_ = SIGTERM;  // for ranks that are left at `next_signal_at_`
     std::optional<Clock::time_point> next_signal_at_;

@@ -5,7 +5,7 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// What a parameter costs its owner; see WholeParameters.
+/// The costs of whole parameters; see WholeParameters.
 struct WholeCosts {
     List<double> costs;          ///< by parameter: 0 if shards may cut it; empty if they may cut all
     bool joins_buckets = false;  ///< may buckets become larger, so that less of them is padding?

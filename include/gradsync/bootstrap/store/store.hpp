@@ -14,7 +14,7 @@ namespace gradsync::inline v0_2 {
 /// - `create(name, bytes)` puts the bytes if the name is absent. Returns the bytes that are there: its own, or those of
 ///   the first writer. At most `largest_blob` bytes. If it throws, the name may exist or not: call it again.
 /// - `read(name)` returns the bytes, or nothing. It may be late: a name that another process has created may still seem
-///   absent. What it returns is never wrong.
+///   absent. The bytes that it returns are those of the first writer.
 /// - `names(prefix)` lists the names that begin with it, in ascending order, and may be late, too.
 ///
 /// A name consists of 1 to 200 letters, digits and the characters "-_./", and begins with a letter. All functions throw
