@@ -13,7 +13,7 @@ struct FileMeeting {
     gradsync_test::TemporaryDirectory folder = {};
 
     explicit FileMeeting(int size_) : size(size_) {}
-    ~FileMeeting() { CHECK(!std::filesystem::exists(folder.file("meeting"))); }  // rank 0 has tidied up, also where it failed
+    ~FileMeeting() { CHECK(!std::filesystem::exists(folder.file("meeting"))); }  // rank 0 has tidied up, also if it failed
     gradsync::FileRendezvous join(int rank, std::chrono::nanoseconds limit) const {
         return {folder.file("meeting"), rank, size, {.timeout = limit}};
     }

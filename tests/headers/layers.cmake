@@ -19,16 +19,18 @@ set(layers
     "shard"
     "interop|planning|compiled.hpp"
     "compiled_tcp.hpp"
-    "gradsync.hpp")
+    "gradsync.hpp"
+    "elastic")
 
 # The headers of each component; all others are the core's, gradsync::gradsync. cmake/components/ has a file for each.
-set(components processes devices sharding interop planning)
+set(components processes devices sharding interop planning elastic)
 set(processes "bootstrap/|collective/(connect|engine|hierarchical_engine|in_flight|placement|process)\\.hpp|collective/messages/"
               "|collective/shared_memory/(process_engine|regions|segment)\\.hpp|backend/(tcp|mpi)\\.hpp|cxx14\\.hpp|compiled_tcp\\.hpp")
 set(devices "cuda/|nccl/|backend/(nccl|staging)\\.hpp")
 set(sharding "shard/|bucket/units\\.hpp")
 set(interop "interop/")
 set(planning "planning/")
+set(elastic "elastic/")
 
 cmake_path(SET source NORMALIZE ${CMAKE_CURRENT_LIST_DIR}/../..)
 set(root ${source}/include/gradsync)

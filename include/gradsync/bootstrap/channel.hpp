@@ -25,6 +25,28 @@ struct Nonce {
     std::uint64_t words[2] = {};
 
     static Nonce random() { return {{bootstrap::random_token(), bootstrap::random_token()}}; }
+    std::string text() const {
+        char digits[33];
+        std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(words[0]),
+                      static_cast<unsigned long long>(words[1]));
+        return digits;
+    }
+};
+
+/// What a wait does every few milliseconds. It may throw, which ends the wait.
+struct Look {
+    void (*function)(void*) = nullptr;
+    void* argument = nullptr;
+
+    static constexpr std::chrono::milliseconds period{3};
+
+    explicit operator bool() const noexcept { return function != nullptr; }
+    /// Waits until `socket` can be read, or the deadline.
+    void await(const Socket& socket, Clock::time_point deadline) const {
+        while (function != nullptr && Clock::now() < deadline &&
+               !socket.await(POLLIN, gradsync::detail::smaller(deadline, Clock::now() + period)))
+            function(argument);
+    }
 };
 
 /// The first message of a caller, as plain bytes. All machines of a job must have the same byte order, or the magic
@@ -35,7 +57,8 @@ struct Hello {
     std::uint32_t size = 0;        ///< number of the job's ranks
     std::uint32_t from = 0;        ///< the rank that calls
     std::uint32_t to = 0;          ///< the called rank
-    std::uint64_t connection = 0;  ///< number of this connection between the two ranks
+    std::uint32_t connection = 0;  ///< number of this connection between the two ranks
+    std::uint32_t generation = 0;  ///< of the job's ranks, if they change
     Hash job = {};                 ///< hash of the job's name
     Nonce nonce = {};
 };

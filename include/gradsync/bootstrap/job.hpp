@@ -17,6 +17,8 @@ struct Job {
     std::string token = {};  ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
     /// The same on all ranks, different in every other job; keeps jobs apart. Need not be secret.
     std::string run_id = {};
+    /// A folder, where ranks that are started again and those that are left find one another; see Membership.
+    std::string store = {};
 
     /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher
     /// whose variables are set counts:
@@ -32,7 +34,7 @@ struct Job {
     /// MASTER_PORT override all of these. If torchrun's agent itself listens at MASTER_PORT
     /// (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is derived from
     /// TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is
-    /// GRADSYNC_JOB_TOKEN.
+    /// GRADSYNC_JOB_TOKEN, and the store GRADSYNC_STORE.
     ///
     /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR or
     /// MASTER_PORT is set without a rank.
@@ -77,6 +79,7 @@ struct JobReader {
         if (launcher == by_names) make_way_for_agent();
         read_port("GRADSYNC_PORT");
         if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
+        if (const char* const store = get("GRADSYNC_STORE")) job.store = store;
         if (job.address.empty())
             raise(Errc::invalid_argument,
                   "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");

@@ -16,8 +16,36 @@ struct Contact {
     Hash key(std::string_view secret) const noexcept {
         return bootstrap::hmac(secret, "connection", bootstrap::bytes_of(token));
     }
+    List<Address> list() const {
+        List<Address> all;
+        for (std::size_t i = 0; i < count && i < std::size(addresses); ++i) all.push_back(addresses[i]);
+        return all;
+    }
 };
 static_assert(std::is_trivially_copyable_v<Contact>);
+
+/// The most callers that wait at a listener.
+inline constexpr int backlog = 128;
+
+/// Listens at a port of the system's choice, at an address of `bind` (see `listen` of socket.hpp). If that fails,
+/// returns no socket, `contact.count` is 0 and `problem` says why.
+[[gnu::cold]] inline Socket listen(const std::string& bind, Contact& contact, std::string& problem) {
+    Socket listener = listen(bind, 0, backlog, problem);
+    if (!listener) {
+        contact.error = errno;
+        return listener;
+    }
+    contact.token = Nonce::random();
+    const Address own = address_of(listener);
+    List<Address> all = own.is_wildcard() ? addresses_of({}) : List<Address>{own};
+    if (all.empty()) all = addresses_of("lo");
+    for (Address& address : all) {
+        if (address.family() == AF_INET6 && own.family() == AF_INET) continue;
+        address.set_port(own.port());
+        if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
+    }
+    return listener;
+}
 
 /// How long each side waits for words of a possible stranger.
 inline constexpr std::chrono::seconds patience{5};
@@ -42,21 +70,7 @@ public:
     [[gnu::cold]] static Reception open(const bootstrap::AnyRendezvous& meeting, const std::string& bind,
                                         std::string& problem) {
         Contact contact;
-        Socket listener = listen(bind, 0, backlog, problem);
-        if (!listener) {
-            Reception none;
-            none.contact_.error = errno;
-            return none;
-        }
-        contact.token = Nonce::random();
-        const Address own = address_of(listener);
-        List<Address> all = own.is_wildcard() ? addresses_of({}) : List<Address>{own};
-        if (all.empty()) all = addresses_of("lo");
-        for (Address& address : all) {
-            if (address.family() == AF_INET6 && own.family() == AF_INET) continue;
-            address.set_port(own.port());
-            if (contact.count < std::size(contact.addresses)) contact.addresses[contact.count++] = address;
-        }
+        Socket listener = listen(bind, contact, problem);
         const Hello hello{.size = static_cast<std::uint32_t>(meeting.size()),
                           .to = static_cast<std::uint32_t>(meeting.rank())};
         Reception reception(std::move(listener), hello, contact.key(meeting.secret()));
@@ -100,11 +114,11 @@ public:
                 return {static_cast<int>(caller.words.hello.from), std::move(caller.channel)};
             }
             errno = 0;
-            for (std::size_t i = 0; i < backlog; ++i) {
+            for (int i = 0; i < backlog; ++i) {
                 Socket socket = listener_.accept({});
                 if (!socket && (errno == EMFILE || errno == ENFILE)) ::usleep(10'000);  // the next caller keeps waiting
                 if (!socket) break;
-                if (callers_.size() == backlog)
+                if (callers_.size() == static_cast<std::size_t>(backlog))
                     callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) {
                         return &caller == oldest && ++turned_away_ > 0;
                     });
@@ -137,8 +151,6 @@ private:
         bool challenged = false, admitted = false;
     };
 
-    static constexpr std::size_t backlog = 128;
-
     /// Reads a caller's words that have arrived, and turns it away at the first wrong byte.
     /// Returns true if more must come.
     [[gnu::cold]] bool listen_to(Caller& caller) {
@@ -159,6 +171,10 @@ private:
             if (!(hello.job == own_.job))
                 return refuse(caller, Errc::invalid_argument,
                               "it belongs to another job; give two jobs different ports");
+            if (hello.generation < own_.generation)
+                return refuse(caller, Errc::peer_left, "the ranks have met again meanwhile, without this one");
+            if (hello.generation > own_.generation)
+                return false;  // this rank will hear of it, and then admit the caller
             caller.challenge = Nonce::random();
             caller.challenged = true;
             return caller.channel.send(Channel::Kind::challenge, bootstrap::bytes_of(caller.challenge), soon());
@@ -224,7 +240,8 @@ struct Answer {
 };
 
 /// Introduces the caller to the other end of `socket`, by the rules of channel.hpp.
-[[gnu::cold]] inline Answer introduce(Socket socket, Hello hello, const Hash& key, Clock::time_point deadline) {
+[[gnu::cold]] inline Answer introduce(Socket socket, Hello hello, const Hash& key, Clock::time_point deadline,
+                                      const Look& look = {}) {
     using Kind = Channel::Kind;
     using bootstrap::bytes_of;
     Answer answer;
@@ -232,6 +249,7 @@ struct Answer {
     Kind kind = Kind::refusal;
     Blob words;
     const auto hears = [&](Kind expected, std::size_t bytes, Clock::time_point until) {
+        look.await(channel.socket(), until);
         const Channel::Got got = channel.receive(kind, words, until, Refusal::longest + 64);
         const bool refused = got == Channel::Got::message && kind == Kind::refusal;
         if (got == Channel::Got::message && kind == expected && words.size() == bytes) return true;
@@ -270,7 +288,7 @@ struct Answer {
 /// Calls the listener at one of `addresses`. An address that does not answer within a quarter of a second does not
 /// delay the next ones (as in RFC 8305). Each is tried once, unless the deadline comes first.
 [[gnu::cold]] inline Answer call(const List<Address>& addresses, const Hello& hello, const Hash& key,
-                                 Clock::time_point deadline) {
+                                 Clock::time_point deadline, const Look& look = {}) {
     using gradsync::detail::smaller;
     Answer answer{.problem = "no address"};
     List<Socket> trying;
@@ -289,7 +307,9 @@ struct Answer {
         for (const Socket& socket : trying) waiting.push_back({socket.get(), POLLOUT, 0});
         const auto until = next < addresses.size() ? smaller(next_at, deadline) : deadline;
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-        ::poll(waiting.data(), waiting.size(), left < 0 ? 0 : left > 100 ? 100 : static_cast<int>(left));
+        const auto most = look ? Look::period.count() : 100;
+        ::poll(waiting.data(), waiting.size(), left < 0 ? 0 : static_cast<int>(smaller<std::int64_t>(left, most)));
+        if (look) look.function(look.argument);
         for (std::size_t i = 0; i < trying.size() && !answer.channel; ++i) {
             if (waiting[i].revents == 0) continue;
             Socket socket = std::move(trying[i]);
@@ -299,8 +319,8 @@ struct Answer {
             }
             bool last = next == addresses.size();
             for (const Socket& other : trying) last &= !other;
-            Answer one =
-                introduce(std::move(socket), hello, key, last ? deadline : smaller(deadline, Clock::now() + patience));
+            Answer one = introduce(std::move(socket), hello, key,
+                                   last ? deadline : smaller(deadline, Clock::now() + patience), look);
             if (one.refusal.why.empty()) one.refusal = std::move(answer.refusal);
             one.silent |= answer.silent;
             answer = std::move(one);
@@ -358,11 +378,8 @@ struct Answer {
         const Hello hello{.size = static_cast<std::uint32_t>(contacts.size()),
                           .from = static_cast<std::uint32_t>(rank),
                           .to = static_cast<std::uint32_t>(r)};
-        List<Address> addresses;
-        for (std::size_t i = 0; i < contact.count && i < std::size(contact.addresses); ++i)
-            addresses.push_back(contact.addresses[i]);
         Answer one =
-            call(addresses, hello, contact.key(secret), gradsync::detail::smaller(end, Clock::now() + limit / 4));
+            call(contact.list(), hello, contact.key(secret), gradsync::detail::smaller(end, Clock::now() + limit / 4));
         if (!one.channel) return !one.silent;
         links.push_back({r, std::move(one.channel)});
         return true;

@@ -15,6 +15,19 @@ struct TcpRendezvousOptions {
     std::string bind = {};
 };
 
+namespace net {
+
+/// Where ranks meet if rank 0 listens already, and has told the others its addresses.
+struct MeetingPlace {
+    Contact contact = {};              ///< of rank 0
+    const Socket* listener = nullptr;  ///< on rank 0; its owner keeps it for later meetings
+    /// Of the job's ranks, if they change. Callers of an older one are refused; callers of a newer one wait.
+    std::uint32_t generation = 0;
+    Look look = {};  ///< what ranks do every few milliseconds until all are here
+};
+
+}  // namespace net
+
 /// A rendezvous at rank 0, which listens on a port that all ranks know.
 ///
 /// Ranks and rank 0 prove to each other that they know the job's token, without sending it (bootstrap/channel.hpp), and
@@ -32,6 +45,9 @@ public:
     /// and for a token that is no secret. Collective.
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {});
 
+    /// The same at a rank 0 that listens already. The job's address and port are not used.
+    TcpRendezvous(Job job, TcpRendezvousOptions options, net::MeetingPlace at);
+
     /// See the concept `Rendezvous`.
     std::vector<Blob> all_gather(std::span<const std::byte> own) { return all_gather(own, timeout()); }
     std::vector<Blob> all_gather(std::span<const std::byte> own, std::chrono::nanoseconds limit);
@@ -41,9 +57,13 @@ public:
 private:
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
+    bool is_told() const noexcept { return place_.contact.count != 0; }
+
     [[gnu::cold]] std::string place() const {
-        const bool colons = job_.address.find(':') != std::string::npos;
-        return bootstrap::text(colons ? "[" : "", job_.address, colons ? "]:" : ":", job_.port);
+        const net::Address& told = place_.contact.addresses[0];
+        const std::string address = is_told() ? told.text() : job_.address;
+        const bool colons = address.find(':') != std::string::npos;
+        return bootstrap::text(colons ? "[" : "", address, colons ? "]:" : ":", is_told() ? told.port() : job_.port);
     }
     bool at_loopback() const noexcept {
         return job_.address == "localhost" || job_.address == "::1" || job_.address.starts_with("127.");
@@ -53,13 +73,18 @@ private:
     [[gnu::cold]] net::Hello hello(int from) const noexcept {
         bootstrap::Sha256 job;
         job.add(job_.run_id);
-        return {.size = static_cast<std::uint32_t>(size()), .from = static_cast<std::uint32_t>(from), .job = job.end()};
+        return {.size = static_cast<std::uint32_t>(size()),
+                .from = static_cast<std::uint32_t>(from),
+                .generation = place_.generation,
+                .job = job.end()};
     }
     [[gnu::cold]] net::Hash key() const noexcept { return bootstrap::hmac(job_.token, "rendezvous"); }
 
     // --------------------------------------------------------------------------------------------------------- meeting
 
     [[gnu::cold]] net::Socket listen() const {
+        // Both descriptors have one queue of callers; the other one stays open.
+        if (place_.listener != nullptr) return net::Socket(::dup(place_.listener->get()));
         const std::string where = bind_.empty() && at_loopback() ? job_.address : bind_;
         std::string problem;
         net::Socket socket = net::listen(where, job_.port, size() + 16, problem);
@@ -78,11 +103,14 @@ private:
         const auto deadline = Clock::now() + timeout();
         peers_.resize(at(size()));
         List<int> missing = others();
-        debug("listens at port ", job_.port, " of ",
-              bind_.empty() ? at_loopback() ? "the loopback interface" : "all networks" : bind_.c_str(), " for ",
-              bootstrap::list_ranks(missing), ", for ", bootstrap::format_duration(timeout()), " at most");
+        debug("listens at ", place(), bind_.empty() ? "" : " of ", bind_, " for ", bootstrap::list_ranks(missing),
+              ", for ", bootstrap::format_duration(timeout()), " at most");
         while (!missing.empty()) {
-            net::Link link = reception.answer(deadline, missing);
+            const auto now = Clock::now();
+            net::Link link = reception.answer(
+                place_.look ? gradsync::detail::smaller(deadline, now + net::Look::period) : deadline, missing);
+            if (place_.look) place_.look.function(place_.look.argument);
+            if (!link.channel && Clock::now() < deadline) continue;
             if (!link.channel) {
                 if (const auto pause = reception.longest_pause();
                     pause > timeout() / 2 + std::chrono::milliseconds(200))
@@ -97,10 +125,10 @@ private:
                     strangers += bootstrap::text(", the last one because ", reception.told());
                 if (!strangers.empty()) strangers += ')';
                 fail({Errc::timeout, missing[0],
-                      bootstrap::text(bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
-                                      bootstrap::format_duration(timeout()), strangers,
-                                      "; look at the output of each missing rank, and check that all have the same "
-                                      "MASTER_ADDR and MASTER_PORT")});
+                      bootstrap::text(
+                          bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
+                          bootstrap::format_duration(timeout()), strangers, "; look at the output of each missing rank",
+                          is_told() ? "" : ", and check that all have the same MASTER_ADDR and MASTER_PORT")});
             }
             debug("rank ", link.rank, " arrived");
             missing.erase_if([&](int rank) { return rank == link.rank; });
@@ -115,11 +143,13 @@ private:
         bool asked = false;
         std::chrono::microseconds pause = std::chrono::milliseconds(10);
         for (;; ::usleep(static_cast<useconds_t>(pause.count()))) {  // rank 0 may not listen yet
-            pause = gradsync::detail::smaller<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(320));
-            const List<net::Address> addresses = net::resolve(job_.address, job_.port, deadline, answer.problem);
-            if (!addresses.empty()) answer = net::call(addresses, hello(rank()), key(), deadline);
+            pause = gradsync::detail::smaller<std::chrono::microseconds>(
+                2 * pause, std::chrono::milliseconds(is_told() ? 10 : 320));
+            const List<net::Address> addresses =
+                is_told() ? place_.contact.list() : net::resolve(job_.address, job_.port, deadline, answer.problem);
+            if (!addresses.empty()) answer = net::call(addresses, hello(rank()), key(), deadline, place_.look);
             if (answer.channel) break;
-            if (answer.silent && !std::exchange(asked, true) &&
+            if (answer.silent && !is_told() && !std::exchange(asked, true) &&
                 net::is_torch_store(addresses,
                                     gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(1))))
                 answer.refusal = {
@@ -131,15 +161,18 @@ private:
                                        " did not admit this rank: ", answer.refusal.why),
                        0);
             if (Clock::now() + pause >= deadline)
-                refuse(Errc::timeout,
-                       bootstrap::text("rank 0 could not be reached at ", place(), " within ",
-                                       bootstrap::format_duration(timeout()), " (", answer.problem,
-                                       "); look at its output, and at MASTER_ADDR and MASTER_PORT"),
-                       0);
+                refuse(
+                    Errc::timeout,
+                    bootstrap::text("rank 0 could not be reached at ", place(), " within ",
+                                    bootstrap::format_duration(timeout()), " (", answer.problem,
+                                    "); look at its output", is_told() ? "" : ", and at MASTER_ADDR and MASTER_PORT"),
+                    0);
         }
         debug("reached rank 0 at ", place());
         peers_.push_back(std::move(answer.channel));
-        (void)receive(0, Clock::now() + timeout() + moment);  // all are here
+        const auto later = Clock::now() + timeout() + moment;
+        place_.look.await(peers_[0].socket(), later);
+        (void)receive(0, later);  // all are here
     }
 
     // ------------------------------------------------------------------------------------------------------- exchanges
@@ -206,6 +239,7 @@ private:
 
     Job job_;
     std::string bind_;
+    net::MeetingPlace place_;
     std::chrono::nanoseconds limit_ = timeout();  ///< of the exchange, for errors
     List<net::Channel> peers_;                    ///< on rank 0: by rank; elsewhere: the one to rank 0
 };
@@ -214,9 +248,15 @@ static_assert(Rendezvous<TcpRendezvous>);
 
 #ifdef GRADSYNC_ONCE
 GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options)
-    : Participant(job.rank, job.size, options.timeout), job_(std::move(job)), bind_(std::move(options.bind)) {
+    : TcpRendezvous(std::move(job), std::move(options), net::MeetingPlace()) {}
+
+GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options, net::MeetingPlace at)
+    : Participant(job.rank, job.size, options.timeout),
+      job_(std::move(job)),
+      bind_(std::move(options.bind)),
+      place_(std::move(at)) {
     if (size() == 1) return;
-    if (!at_loopback() && job_.token != "open" && job_.token.size() < 16)
+    if (!is_told() && !at_loopback() && job_.token != "open" && job_.token.size() < 16)
         refuse(Errc::invalid_argument,
                bootstrap::text("the ranks meet at ", place(),
                                job_.token.empty() ? ", and have no token" : ", and their token is too short",

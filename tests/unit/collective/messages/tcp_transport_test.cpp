@@ -18,13 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/bootstrap/file_rendezvous.hpp>
 #include <gradsync/bootstrap/tcp_rendezvous.hpp>
 
 #include "support/forked.hpp"
 #include "support/no_descriptors.hpp"
 #include "support/ports.hpp"
-#include "support/temporary_directory.hpp"
 
 using gradsync::message_passing::TcpTransport;
 using gradsync::message_passing::Transport;
@@ -141,19 +139,20 @@ TEST_CASE("TcpTransport: a rank that reaches no other gives up in time, and ever
 
 namespace {
 
-/// A meeting at which the last rank of three dies in the middle of its calls: it has called the ranks below `reached`, and no other.
-template <class R>
-struct Dying : R {
-    template <class... Options>
-    Dying(int reached_, Options&&... options) : R(std::forward<Options>(options)...), reached(reached_) {}
+/// A meeting at which the last rank of three dies in the middle of its calls, or is silent from then on: it has called the ranks below
+/// `reached`, and no other.
+struct Dying : gradsync::TcpRendezvous {
+    Dying(int reached_, bool silent_, gradsync::Job job)
+        : TcpRendezvous(std::move(job), {.timeout = 2s}), reached(reached_), silent(silent_) {}
     template <class... Limit>
     std::vector<gradsync::Blob> all_gather(std::span<const std::byte> own, Limit... limit) {
         namespace net = gradsync::net;
         net::Contact contact;
         const bool are_contacts = own.size() == sizeof contact;
-        if (!are_contacts && this->rank() == 1) std::this_thread::sleep_for(150ms);  // it may be slow to say what it misses
-        auto all = R::all_gather(own, limit...);
-        if (!are_contacts || this->rank() != 2) return all;
+        if (!are_contacts && rank() == 1) std::this_thread::sleep_for(150ms);  // it may be slow to say what it misses
+        if (!are_contacts && rank() == 2 && silent) std::this_thread::sleep_for(8s);
+        auto all = TcpRendezvous::all_gather(own, limit...);
+        if (!are_contacts || rank() != 2) return all;
         std::string problem;
         listener = net::listen("127.0.0.1", 0, 1, problem);
         Bytes& called = all[static_cast<std::size_t>(reached)];
@@ -162,56 +161,48 @@ struct Dying : R {
         contact.addresses[0] = net::address_of(listener);
         std::memcpy(called.data(), &contact, sizeof contact);
         std::thread([this] {
-            if (listener.accept(net::Clock::now() + 20s)) ::_exit(0);
+            if (listener.accept(net::Clock::now() + 20s) && !silent) ::_exit(0);
         }).detach();
         return all;
     }
     int reached;
+    bool silent;
     gradsync::net::Socket listener;
 };
 
-/// What the three ranks say: with FileRendezvous, or with TcpRendezvous, whose limit is 2 s.
-std::vector<gradsync_test::Report> reports_of_dying(bool by_file, int reached, std::chrono::nanoseconds timeout) {
-    const gradsync_test::TemporaryDirectory folder;
+/// What the three ranks say. The limit of the rendezvous is 2 s.
+std::vector<gradsync_test::Report> reports_of_dying(int reached, bool silent, std::chrono::nanoseconds timeout) {
     const std::uint16_t port = gradsync_test::free_port();
     return gradsync_test::forked(3, [&](int rank) -> std::string {
-        const auto blamed = [&](auto&& meeting) -> std::string {
-            try {
-                (void)gradsync::message_passing::make_tcp_transport(meeting, timeout);
-                return "connected";
-            } catch (const gradsync::Error& error) {
-                return "blames rank " + std::to_string(error.context().peer) + ": " + error.what();
-            }
-        };
-        if (by_file)
-            return blamed(
-                Dying<gradsync::FileRendezvous>(reached, folder.file("meeting"), rank, 3, gradsync::FileRendezvousOptions{.timeout = 2s}));
-        return blamed(Dying<gradsync::TcpRendezvous>(reached, gradsync::Job{.rank = rank, .size = 3, .port = port},
-                                                     gradsync::TcpRendezvousOptions{.timeout = 2s}));
+        try {
+            Dying meeting(reached, silent, {.rank = rank, .size = 3, .port = port});
+            (void)gradsync::message_passing::make_tcp_transport(meeting, timeout);
+            return "connected";
+        } catch (const gradsync::Error& error) {
+            return "blames rank " + std::to_string(error.context().peer) + ": " + error.what();
+        }
     });
 }
 
 }  // namespace
 
 TEST_CASE("TcpTransport: a rank that dies among its calls is blamed, and not one that waits for it") {
-    for (const bool by_file : {true, false})
-        for (const auto timeout : {2s, 4s}) {  // of the connections; the second is longer than that of an exchange
-            const auto reports = reports_of_dying(by_file, 1, timeout);
-            for (const int rank : {0, 1}) {
-                CAPTURE(by_file);
-                CAPTURE(timeout.count());
-                INFO(reports[static_cast<std::size_t>(rank)].text);
-                CHECK(reports[static_cast<std::size_t>(rank)].says("blames rank 2: "));
-            }
+    for (const auto timeout : {2s, 4s}) {  // of the connections; the second is longer than that of an exchange
+        const auto reports = reports_of_dying(1, false, timeout);
+        for (const int rank : {0, 1}) {
+            CAPTURE(timeout.count());
+            INFO(reports[static_cast<std::size_t>(rank)].text);
+            CHECK(reports[static_cast<std::size_t>(rank)].says("blames rank 2: "));
         }
+    }
 }
 
 TEST_CASE("TcpTransport: one limit holds for the connections and for what the ranks say of them") {
-    const auto reports = reports_of_dying(true, 0, 2s);  // the first half passes in waits for a call, on ranks 0 and 1
+    const auto reports = reports_of_dying(0, true, 2s);  // the first half passes in waits for a call, on ranks 0 and 1
     for (const int rank : {0, 1}) {
         INFO(reports[static_cast<std::size_t>(rank)].text);
         // Ranks that a busy machine delays are still connecting when their second ends.
-        CHECK((reports[static_cast<std::size_t>(rank)].says("rank 2 did not come to all_gather-1 within 1 s") ||
+        CHECK((reports[static_cast<std::size_t>(rank)].says("rank 2 did not answer within 1 s") ||
                reports[static_cast<std::size_t>(rank)].says("blames rank 2: ranks ")));
         CHECK(reports[static_cast<std::size_t>(rank)].says("within 1 s"));
     }

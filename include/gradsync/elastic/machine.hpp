@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "../bootstrap/reception.hpp"
+#include "../collective/process.hpp"
+
+/// @file
+/// What a process of a changing job does next, as a function of what it knows. No clock, socket or store is in here, so
+/// that what runs can also be simulated.
+///
+/// The ranks of a job meet in generations, numbered from 1. A generation is a record in the job's store: its members, by
+/// rank. It is never changed; when a rank is lost, the others propose the next one, and the first proposal counts.
+///
+///     job                   the job's secret
+///     join/MEMBER           a process that waits to become a member
+///     gen/NUMBER            the members of a generation
+///     out/MEMBER            a member that did not answer in time: whoever started it shall end it
+///     end                   the job has ended
+
+namespace gradsync::inline v0_2::elastic {
+
+/// A process that belongs to a job, or waits to. Plain bytes, as the store keeps them.
+struct Member {
+    std::uint64_t id = 0;        ///< random; a process that joins again is another member
+    std::int64_t place = 0;      ///< members of a generation are ordered by it
+    net::Contact listener = {};  ///< where others reach it as long as it lives
+    collective::ProcessIdentity process = {};
+
+    bool operator==(const Member& other) const noexcept { return id == other.id; }
+};
+static_assert(std::is_trivially_copyable_v<Member>);
+
+/// A generation as a process sees it.
+struct Generation {
+    std::uint32_t number = 0;   ///< 0: there is none yet
+    List<Member> members = {};  ///< by rank
+
+    /// Returns the member's rank, or -1.
+    int rank_of(std::uint64_t member) const noexcept {
+        for (std::size_t r = 0; r < members.size(); ++r)
+            if (members[r].id == member) return static_cast<int>(r);
+        return -1;
+    }
+};
+
+/// What a process knows.
+struct View {
+    std::uint64_t self = 0;     ///< as which it has joined
+    std::uint32_t left = 0;     ///< the last generation that it has met and left
+    Generation newest = {};     ///< without members that are certainly dead
+    std::size_t was = 0;        ///< number of members of `newest`, with the dead ones
+    List<Member> waiting = {};  ///< those that no generation has listed, and that may be alive
+    bool ended = false;         ///< the job has
+    std::size_t ranks = 1;      ///< that the job needs
+};
+
+/// What it does next: nothing until it knows more, meet the members of the newest generation, propose another one, or
+/// leave.
+enum class Step { wait, meet, propose, leave };
+
+struct Decision {
+    Step step = Step::wait;
+    List<Member> members = {};  ///< those to propose
+};
+
+[[gnu::cold]] inline void sort_by_place(List<Member>& members) {
+    gradsync::detail::sort_by(members, [](const Member& one, const Member& other) {
+        return one.place != other.place ? one.place < other.place : one.id < other.id;
+    });
+}
+
+[[gnu::cold]] inline Decision decide(const View& view) {
+    if (view.ended) return {Step::leave};
+    const bool is_member = view.newest.rank_of(view.self) >= 0;
+    const bool has_left = view.left >= view.newest.number;
+    const bool is_whole = view.newest.members.size() == view.was;
+    if (is_member && !has_left && is_whole) return {Step::meet};
+    // Members that are alive propose, as they learn of the failure.
+    if (!is_member && !view.newest.members.empty()) return {Step::wait};
+    List<Member> members = view.newest.members, waiting = view.waiting;
+    sort_by_place(waiting);
+    for (const Member& one : waiting)
+        if (members.size() < view.ranks) members.push_back(one);
+    if (members.size() < view.ranks) return {Step::wait};
+    sort_by_place(members);
+    return {Step::propose, std::move(members)};
+}
+
+}  // namespace gradsync::inline v0_2::elastic

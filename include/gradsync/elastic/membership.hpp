@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "../backend/tcp.hpp"
+#include "../bootstrap/store/any_store.hpp"
+#include "machine.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// This process's part in a job that loses ranks and gets others for them: it meets the other ranks, and meets them
+/// again after a failure.
+///
+///     auto job = gs::Membership::from_environment();      // gradsync_run --restarts K sets what it reads
+///     while (!job.is_over()) try {
+///             gs::TcpBackend comm = job.connect();        // waits until every rank is here
+///             ...                                         // a new face; load the newest checkpoint; train
+///             job.end(comm);
+///         } catch (const gs::Error& error) {
+///             if (!job.goes_on(error)) throw;             // the others have lost a rank, and connect again
+///         }
+///
+/// The number of ranks stays; a rank that is lost is started again by whoever started it, and this class waits for it.
+/// Without a store it does what `TcpBackend::from_environment` does, and the first failure ends the job. Not
+/// thread-safe.
+class Membership {
+    using Clock = net::Clock;
+
+public:
+    /// The job of the environment; see `Job`. Throws Error if the environment is invalid, or if the store cannot be
+    /// reached.
+    static Membership from_environment() { return Membership(Job::from_environment()); }
+
+    /// `job.rank` is the place of this process among the ranks; `job.store` is where they meet.
+    explicit Membership(Job job) : job_(std::move(job)) {
+        if (job_.store.empty()) return;
+        store_.emplace(AnyStore::open(job_.store));
+        const std::string secret = net::Nonce::random().text();
+        const Blob first = store_->create("job", std::as_bytes(std::span(secret)));
+        if (job_.token.empty()) job_.token = bootstrap::text_of(first);
+        job_.run_id = bootstrap::text("changing ", job_.run_id);
+    }
+
+    /// Returns a backend of all ranks. Waits up to `options.timeout` for ranks that are missing, and longer while others
+    /// come and go. Throws Error(timeout) if they do not come, Error(peer_left) if the job has ended, and otherwise what
+    /// a TcpBackend's constructor throws for wrong use. Collective.
+    TcpBackend connect(const TcpOptions& options = {}) {
+        if (!store_) return TcpBackend(*meeting_of_environment(options), options);
+        const auto limit = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout);
+        if (!listener_) listen(options.bind);
+        std::uint32_t known = newest_.number;
+        for (auto deadline = Clock::now() + limit;;) {
+            refresh();
+            if (newest_.number != known) deadline = Clock::now() + limit;
+            known = newest_.number;
+            if (self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0)) join();
+            const elastic::Decision next = elastic::decide(view());
+            if (next.step == elastic::Step::leave) leave();
+            if (next.step == elastic::Step::propose) {
+                (void)store_->create(name_of(newest_.number + 1), bytes_of(next.members));
+            } else if (next.step == elastic::Step::meet) {
+                if (auto comm = meet(options, limit)) return *std::move(comm);
+                deadline = Clock::now() + limit;
+            } else if (Clock::now() < deadline) {
+                ::usleep(1'000);
+            } else {
+                give_up(limit);
+            }
+        }
+    }
+
+    /// Call it with what was thrown since `connect`. Returns true if this process can connect again, because another
+    /// rank was lost; false if the failure is this process's own, or there is no store.
+    bool goes_on(const Error& error) {
+        if (!store_) return false;
+        refresh();
+        if (end_ && end_->empty()) is_over_ = true;
+        if (end_) return is_over_;
+        if (!is_of_peer(error)) return false;
+        leave_generation(error);
+        return true;
+    }
+
+    /// Ends the job, once all ranks are here; from then on nobody is started again. Throws what a barrier throws.
+    /// Collective.
+    void end(TcpBackend& comm) {
+        comm.barrier().wait();
+        if (store_) (void)store_->create("end", {});
+        is_over_ = true;
+    }
+    bool is_over() const noexcept { return is_over_; }  ///< Has `end` been called, here or by all others?
+
+    /// Returns how often the ranks have met, the first time included.
+    std::uint32_t generation() const noexcept { return met_; }
+
+private:
+    /// Thrown by `look`.
+    struct Interrupted {};
+
+    static std::string name_of(std::uint32_t generation) {
+        std::string digits = std::to_string(generation);
+        return "gen/" + std::string(10 - digits.size(), '0') + digits;
+    }
+    static std::string name_of(const char* kind, std::uint64_t member) {
+        char name[32];
+        std::snprintf(name, sizeof name, "%s/%016llx", kind, static_cast<unsigned long long>(member));
+        return name;
+    }
+    static std::span<const std::byte> bytes_of(const List<elastic::Member>& members) {
+        return std::as_bytes(std::span(members.data(), members.size()));
+    }
+    /// Throws Error(storage) unless the bytes are members.
+    List<elastic::Member> members_in(const Blob& bytes, const std::string& name) const {
+        List<elastic::Member> members(bytes.size() / sizeof(elastic::Member));
+        if (members.empty() || bytes.size() != members.size() * sizeof(elastic::Member))
+            bootstrap::raise(
+                Errc::storage,
+                bootstrap::text("the store ", job_.store, " holds something else under ", name,
+                                "; give each job a store of its own, and all ranks one version of gradsync"),
+                {.operation = "store"});
+        std::memcpy(members.data(), bytes.data(), bytes.size());
+        return members;
+    }
+    static bool is_of_peer(const Error& error) noexcept {
+        return error.errc() == Errc::peer_failed || error.errc() == Errc::peer_left || error.errc() == Errc::timeout;
+    }
+
+    std::unique_ptr<TcpRendezvous> meeting_of_environment(const TcpOptions& options) {
+        ++met_;
+        const auto limit = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout);
+        return std::make_unique<TcpRendezvous>(job_, TcpRendezvousOptions{.timeout = limit, .bind = options.bind});
+    }
+
+    /// Listens for the whole life of this process: at a fixed port, a rank that is stopped could keep others from it.
+    void listen(const std::string& bind) {
+        std::string problem;
+        const std::string where = bind.empty() && job_.address.starts_with("127.") ? job_.address : bind;
+        listener_ = net::listen(where, self_.listener, problem);
+        if (!listener_)
+            bootstrap::raise(
+                Errc::invalid_argument,
+                bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ": ", problem),
+                {.operation = "connect", .rank = job_.rank});
+        self_.place = job_.rank;
+        self_.process = collective::ProcessIdentity::own();
+    }
+    void join() {
+        self_.id = bootstrap::random_token() | 1;
+        listed_ = false;
+        (void)store_->create(name_of("join", self_.id), std::as_bytes(std::span(&self_, 1)));
+    }
+
+    /// Reads what is new in the store.
+    void refresh() {
+        for (;;) {
+            const std::string name = name_of(newest_.number + 1);
+            const auto found = store_->read(name);
+            if (!found) break;
+            newest_ = {newest_.number + 1, members_in(*found, name)};
+            listed_ |= newest_.rank_of(self_.id) >= 0;
+            waiting_.erase_if([&](const elastic::Member& one) { return newest_.rank_of(one.id) >= 0; });
+            for (const elastic::Member& one : newest_.members) note(one.id);
+        }
+        if (!end_) end_ = store_->read("end");
+        for (const std::string& name : store_->names("join/")) {
+            const std::uint64_t id = std::strtoull(name.c_str() + std::strlen("join/"), nullptr, 16);
+            if (!note(id)) continue;
+            if (const auto found = store_->read(name)) waiting_.push_back(members_in(*found, name)[0]);
+        }
+    }
+    /// Returns whether the member was unknown.
+    bool note(std::uint64_t member) {
+        for (const std::uint64_t known : known_)
+            if (known == member) return false;
+        known_.push_back(member);
+        return true;
+    }
+
+    bool is_dead(const elastic::Member& one) const noexcept { return !one.process.alive(self_.process); }
+    elastic::View view() {
+        waiting_.erase_if([&](const elastic::Member& one) { return is_dead(one); });
+        elastic::View known{.self = self_.id, .left = left_, .newest = newest_, .was = newest_.members.size()};
+        known.newest.members.erase_if([&](const elastic::Member& one) { return is_dead(one); });
+        known.waiting = waiting_;
+        known.ended = end_.has_value();
+        known.ranks = static_cast<std::size_t>(job_.size);
+        return known;
+    }
+
+    /// Returns nothing if the members have to meet again.
+    std::optional<TcpBackend> meet(const TcpOptions& options, std::chrono::nanoseconds limit) {
+        const int rank = newest_.rank_of(self_.id), size = static_cast<int>(newest_.members.size());
+        try {
+            TcpRendezvous meeting({.rank = rank, .size = size, .token = job_.token, .run_id = job_.run_id},
+                                  {.timeout = limit},
+                                  {.contact = newest_.members[0].listener,
+                                   .listener = &listener_,
+                                   .generation = newest_.number,
+                                   .look = {look, this}});
+            TcpBackend comm(meeting, options);
+            ++met_;
+            return comm;
+        } catch (const Interrupted&) {
+            left_ = newest_.number;
+        } catch (const Error& error) {
+            if (!is_of_peer(error)) throw;
+            leave_generation(error);
+        }
+        return {};
+    }
+
+    /// Ends a meeting that cannot succeed any more.
+    static void look(void* argument) {
+        Membership& own = *static_cast<Membership*>(argument);
+        if (own.store_->read(name_of(own.newest_.number + 1))) throw Interrupted();
+        const List<elastic::Member>& members = own.newest_.members;
+        if (own.is_dead(members[own.looked_at_++ % members.size()])) throw Interrupted();
+    }
+
+    void leave_generation(const Error& error) {
+        left_ = newest_.number;
+        const int peer = error.context().peer;
+        if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= newest_.members.size())
+            return;
+        const std::uint64_t culprit = newest_.members[static_cast<std::size_t>(peer)].id;
+        if (culprit != self_.id) (void)store_->create(name_of("out", culprit), {});
+    }
+
+    [[noreturn]] void leave() {
+        is_over_ = end_->empty();
+        bootstrap::raise(Errc::peer_left,
+                         is_over_ ? std::string("the job has ended well")
+                                  : bootstrap::text("the job was ended: ", bootstrap::text_of(*end_)),
+                         {.operation = "connect", .rank = job_.rank});
+    }
+    [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
+        const elastic::View known = view();
+        const std::size_t here = known.newest.members.size() + known.waiting.size();
+        bootstrap::raise(Errc::timeout,
+                         bootstrap::text("rank ", job_.rank, " has waited ", bootstrap::format_duration(limit),
+                                         " for the other ranks in the store ", job_.store, ": the job needs ",
+                                         job_.size, " ranks, and ", here, here == 1 ? " process is" : " processes are",
+                                         " there; look at the output of those that are missing"),
+                         {.operation = "connect", .rank = job_.rank});
+    }
+
+    Job job_;
+    std::optional<AnyStore> store_;
+    net::Socket listener_;
+    elastic::Member self_;
+    elastic::Generation newest_;
+    List<elastic::Member> waiting_;  ///< those that no generation has listed
+    List<std::uint64_t> known_;      ///< members that this process has heard of
+    std::optional<Blob> end_;
+    std::uint32_t left_ = 0, met_ = 0;
+    std::size_t looked_at_ = 0;
+    bool listed_ = false;  ///< a generation has listed this process since it joined
+    bool is_over_ = false;
+};
+
+}  // namespace gradsync::inline v0_2

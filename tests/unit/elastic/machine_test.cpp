@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: BSL-1.0
+#include <gradsync/elastic/machine.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+using gradsync::List;
+using namespace gradsync::elastic;
+
+namespace {
+
+/// A member whose place is the second digit of its number.
+Member member(std::uint64_t id) {
+    Member one;
+    one.id = id;
+    one.place = static_cast<std::int64_t>(id % 10);
+    return one;
+}
+List<Member> members(std::initializer_list<std::uint64_t> ids) {
+    List<Member> all;
+    for (const std::uint64_t id : ids) all.push_back(member(id));
+    return all;
+}
+
+/// "wait", "meet", "leave", or "propose 10 21"
+std::string said(const View& view) {
+    const Decision next = decide(view);
+    if (next.step == Step::wait) return "wait";
+    if (next.step == Step::meet) return "meet";
+    if (next.step == Step::leave) return "leave";
+    std::string text = "propose";
+    for (const Member& one : next.members) text += " " + std::to_string(one.id);
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("the first generation is proposed when as many wait as the job has ranks, ordered by their places") {
+    View view{.self = 12, .ranks = 3};
+    for (const auto& [waiting, step] : {std::pair{members({12}), "wait"},
+                                        {members({12, 10}), "wait"},
+                                        {members({12, 10, 11}), "propose 10 11 12"},
+                                        {members({12, 21, 20, 11}), "propose 20 11 21"}}) {
+        view.waiting = waiting;
+        CHECK(said(view) == step);
+    }
+}
+
+TEST_CASE("who is listed meets the others, once, and while all members live") {
+    View view{.self = 11, .left = 3, .newest = {4, members({10, 11, 12})}, .was = 3, .ranks = 3};
+    CHECK(said(view) == "meet");
+    view.left = 4;
+    CHECK(said(view) == "propose 10 11 12");  // all live: they meet again
+    view.left = 3;
+    view.newest.members = members({10, 11});
+    CHECK(said(view) == "wait");  // for one that takes the place of the third
+    view.waiting = members({22});
+    CHECK(said(view) == "propose 10 11 22");
+    view.ended = true;
+    CHECK(said(view) == "leave");
+}
+
+TEST_CASE("who is not listed leaves the proposal to members that live, and makes it if there are none") {
+    View view{.self = 21, .newest = {7, members({10, 12})}, .was = 3, .waiting = members({21}), .ranks = 3};
+    CHECK(said(view) == "wait");
+    view.newest.members = {};
+    CHECK(said(view) == "wait");  // too few
+    view.waiting = members({22, 21, 20});
+    CHECK(said(view) == "propose 20 21 22");
+}
+
+TEST_CASE("survivors keep their order, and the places decide where the others stand") {
+    const View view{.self = 13, .left = 9, .newest = {9, members({11, 13})}, .was = 4, .waiting = members({22, 20, 24}), .ranks = 4};
+    CHECK(said(view) == "propose 20 11 22 13");  // not the place 4, which nobody has lost
+}
