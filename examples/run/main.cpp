@@ -11,6 +11,7 @@
 #include <iostream>
 
 #include "../numbers.hpp"
+#include "generations.hpp"
 #include "start.hpp"
 
 namespace gradsync_run {
@@ -35,7 +36,7 @@ void say(const std::vector<std::string>& lines) {
 }
 
 /// Sleeps, unless a signal asks for the end or the launcher goes. Returns whether it slept.
-bool rest(double seconds, Events events) {
+bool rest(double seconds, const Events& events) {
     const auto until = Clock::now() + std::chrono::milliseconds(static_cast<long long>(seconds * 1000));
     for (auto now = Clock::now(); now < until; now = Clock::now()) {
         pollfd waiting[] = {{events.signals, POLLIN, 0}, {events.lifeline, POLLIN, 0}};
@@ -50,12 +51,11 @@ bool rest(double seconds, Events events) {
 }
 
 /// Starts the job until it succeeds, or may not start again. Returns the exit status.
-int supervise(const Options& options, Events events) {
-    constexpr double soon = 5;  // seconds: a job that fails earlier has probably made no progress
-    constexpr unsigned most_soon = 5;
+int supervise(const Options& options, const Events& events) {
     unsigned failed_soon = 0;
     for (unsigned number = 0;; ++number) {
         const Outcome outcome = run_once(options, number, events);
+        number += outcome.restarts;
         say(outcome.account);
         const std::string starts =
             number == 0 ? "" : " It was started again " + std::to_string(number) + (number == 1 ? " time." : " times.");
@@ -68,12 +68,14 @@ int supervise(const Options& options, Events events) {
             if (options.restarts != 0) say("no restart is left of " + std::to_string(options.restarts) + ".");
             return outcome.status;
         }
-        if (failed_soon == most_soon) {
-            say("the job has failed " + std::to_string(most_soon) + " times in a row within " + std::to_string(static_cast<int>(soon)) +
-                " s of its start, and is not started again; mend what the errors above say");
+        const std::string often =
+            std::to_string(most_soon) + " times in a row within " + std::to_string(static_cast<int>(soon)) + " s of its start";
+        const std::string hopeless = failed_soon == most_soon ? "the job has failed " + often : outcome.hopeless;
+        if (!hopeless.empty()) {
+            say(hopeless + ", and is not started again; mend what the errors above say");
             return outcome.status;
         }
-        const double pause = failed_soon == 0 ? 0 : 0.25 * static_cast<double>(1u << failed_soon);
+        const double pause = failed_soon == 0 ? 0 : pause_after(failed_soon);
         say("starts again, " + std::to_string(number + 1) + " of at most " + std::to_string(options.restarts) +
             (pause > 0 ? ", in " + gradsync_examples::as_text(pause) + " s" : ""));
         if (!rest(pause, events)) return outcome.status;
@@ -81,7 +83,7 @@ int supervise(const Options& options, Events events) {
 }
 
 /// The supervisor's process.
-[[noreturn]] void be_supervisor(const Options& options, Descriptor lifeline) {
+[[noreturn]] void be_supervisor(const Options& options, Descriptor lifeline, const StoreFolder& stores) {
     ::setsid();  // what is sent to the launcher's group, or typed on its terminal, comes through the launcher only
     adopt_orphans();
     const sigset_t signals = passed_on();
@@ -89,12 +91,13 @@ int supervise(const Options& options, Events events) {
     int status = 1;
     try {
         if (!signal_queue) fail("cannot listen to signals");
-        status = supervise(options, {signal_queue.get(), lifeline.get()});
+        status = supervise(options, {signal_queue.get(), lifeline.get(), stores.path()});
     } catch (const std::exception& error) {
         say(error.what());
         status = 127;
     }
     if (!kill_descendants()) say("some processes of the job do not end");
+    stores.remove();
     ::_exit(status);
 }
 
@@ -179,12 +182,13 @@ int main(int argc, char** argv) {
     ::sigprocmask(SIG_BLOCK, &signals, nullptr);
     adopt_orphans();  // those of a supervisor that was killed
     try {
+        const StoreFolder stores;
         auto [lifeline, held] = make_pipe();
         const pid_t supervisor = ::fork();
         if (supervisor < 0) fail("cannot start");
         if (supervisor == 0) {
             held = Descriptor{};
-            be_supervisor(options, std::move(lifeline));
+            be_supervisor(options, std::move(lifeline), stores);
         }
         lifeline = Descriptor{};
         return wait_for(supervisor, signals);

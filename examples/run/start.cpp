@@ -14,7 +14,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <list>
 #include <map>
+
+#include "generations.hpp"
 
 namespace gradsync_run {
 
@@ -89,21 +92,12 @@ std::string rounded(double seconds) {
 
 class Start {
 public:
-    Start(const Options& options, unsigned number, Events events) : options_{options}, number_{number}, events_{events} {
+    Start(const Options& options, unsigned number, const Events& events) : options_{options}, number_{number}, events_{events} {
         if (options.bind_cores && !cores_of(0, options.ranks))
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
-        const std::uint16_t port = free_port();
-        const std::string token = fresh_token();
+        if (options.restarts != 0) generations_.emplace(events.stores / std::to_string(number));
         ranks_.resize(static_cast<std::size_t>(options.ranks));
-        for (int r = 0; r < options.ranks; ++r)
-            start_rank(r, {{"RANK", std::to_string(r)},
-                           {"LOCAL_RANK", std::to_string(r)},
-                           {"WORLD_SIZE", std::to_string(options.ranks)},
-                           {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)},
-                           {"MASTER_ADDR", loopback},
-                           {"MASTER_PORT", std::to_string(port)},
-                           {"GRADSYNC_JOB_TOKEN", token},
-                           {"GRADSYNC_RESTART", std::to_string(number)}});
+        for (int r = 0; r < options.ranks; ++r) start_rank(r);
     }
     /// Nothing that ranks have started outlives them.
     ~Start() { kill_descendants(); }
@@ -112,17 +106,39 @@ public:
         while (!all_ended()) {
             wait_for_events();
             reap();
+            look_at_generations();
+            for (int r = 0; r < options_.ranks; ++r)
+                if (const auto at = rank(r).starts_again; at && Clock::now() >= *at) start_rank(r);
             if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
         }
         kill_descendants();  // they may keep the streams open
-        const auto is_open = [](const Rank& rank) { return std::ranges::any_of(rank.streams, &Stream::is_open); };
-        while ((std::ranges::any_of(ranks_, is_open) || out_.has_something() || err_.has_something()) && !asked_again_) wait_for_events();
+        const auto is_open = [](const Stream* stream) { return stream->is_open(); };
+        while ((std::ranges::any_of(streams(), is_open) || out_.has_something() || err_.has_something()) && !asked_again_)
+            wait_for_events();
         return outcome();
     }
 
 private:
-    void start_rank(int r, const std::map<std::string, std::string>& environment) {
-        Rank& rank = ranks_[static_cast<std::size_t>(r)];
+    Rank& rank(int r) { return ranks_[static_cast<std::size_t>(r)]; }
+
+    std::map<std::string, std::string> environment_of(int r) const {
+        std::map<std::string, std::string> all{{"RANK", std::to_string(r)},
+                                               {"LOCAL_RANK", std::to_string(r)},
+                                               {"WORLD_SIZE", std::to_string(options_.ranks)},
+                                               {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
+                                               {"MASTER_ADDR", loopback},
+                                               {"MASTER_PORT", std::to_string(port_)},
+                                               {"GRADSYNC_JOB_TOKEN", token_},
+                                               {"GRADSYNC_RESTART", std::to_string(number_ + restarts_)}};
+        if (generations_) all["GRADSYNC_STORE"] = generations_->folder();
+        return all;
+    }
+
+    void start_rank(int r) {
+        Rank& rank = this->rank(r);
+        old_streams_.remove_if([](const Stream& stream) { return !stream.is_open(); });
+        for (Stream& stream : rank.streams) old_streams_.push_back(std::move(stream));
+        rank = {.begin = Clock::now(), .is_new = true, .failed_soon = rank.failed_soon};
         auto [out, out_end] = make_pipe();
         auto [err, err_end] = make_pipe();
         auto [problem, problem_end] = make_pipe();  // closes at exec, or says why there was none
@@ -142,7 +158,7 @@ private:
             ::dup2(err_end.get(), STDERR_FILENO);
             if (r != 0)
                 if (const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC); nothing >= 0) ::dup2(nothing, STDIN_FILENO);
-            for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
+            for (const auto& [name, value] : environment_of(r)) ::setenv(name.c_str(), value.c_str(), 1);
             if (options_.bind_cores)
                 if (const auto cores = cores_of(r, options_.ranks)) ::sched_setaffinity(0, sizeof *cores, &*cores);
             std::vector<char*> arguments;
@@ -168,7 +184,7 @@ private:
 
     Descriptor log_of(int r, const char* stream) const {
         if (options_.log_dir.empty()) return {};
-        const auto folder = options_.log_dir / ("start-" + std::to_string(number_));
+        const auto folder = options_.log_dir / ("start-" + std::to_string(number_ + restarts_));
         std::error_code error;
         std::filesystem::create_directories(folder, error);
         const auto name = folder / ("rank-" + std::to_string(r) + "." + stream);
@@ -178,7 +194,15 @@ private:
     }
 
     bool all_ended() const {
-        return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.end.has_value(); });
+        return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.end && !rank.starts_again; });
+    }
+
+    std::vector<Stream*> streams() {
+        std::vector<Stream*> all;
+        for (Rank& rank : ranks_)
+            for (Stream& stream : rank.streams) all.push_back(&stream);
+        for (Stream& stream : old_streams_) all.push_back(&stream);
+        return all;
     }
 
     void wait_for_events() {
@@ -186,28 +210,31 @@ private:
         for (const Sink* sink : {&out_, &err_})
             if (sink->has_something()) waiting.push_back({sink->descriptor(), POLLOUT, 0});
         const std::size_t first_stream = waiting.size();
-        std::vector<Stream*> streams;
-        for (Rank& rank : ranks_)
-            for (Stream& stream : rank.streams)
-                if (stream.may_read()) {
-                    waiting.push_back({stream.descriptor(), POLLIN, 0});
-                    streams.push_back(&stream);
-                }
+        std::vector<Stream*> open = streams();
+        std::erase_if(open, [](const Stream* stream) { return !stream->may_read(); });
+        for (const Stream* stream : open) waiting.push_back({stream->descriptor(), POLLIN, 0});
+        if (generations_) waiting.push_back({generations_->descriptor(), POLLIN, 0});
         int milliseconds = -1;
-        if (next_signal_at_ && !all_ended()) {
-            const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next_signal_at_ - Clock::now()).count();
-            milliseconds = static_cast<int>(std::clamp<long long>(left, 0, 60'000));
-        }
+        const auto wake_at = [&](const std::optional<Clock::time_point>& at) {
+            if (!at || all_ended()) return;
+            const auto left = std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now()).count();
+            const int wait = static_cast<int>(std::clamp<long long>(left, 0, 60'000));
+            milliseconds = milliseconds < 0 ? wait : std::min(milliseconds, wait);
+        };
+        wake_at(next_signal_at_);
+        for (const Rank& rank : ranks_) wake_at(rank.starts_again);
         ::poll(waiting.data(), waiting.size(), milliseconds);
         if (waiting[1].revents != 0) {  // the launcher was killed: so is the job
             kill_descendants();
+            std::error_code error;
+            std::filesystem::remove_all(events_.stores, error);
             ::_exit(128 + SIGKILL);
         }
         signalfd_siginfo signal{};
         while (waiting[0].revents != 0 && ::read(events_.signals, &signal, sizeof signal) == sizeof signal)
             take_signal(static_cast<int>(signal.ssi_signo));
-        for (std::size_t i = 0; i < streams.size(); ++i)
-            if (waiting[first_stream + i].revents != 0) streams[i]->read();
+        for (std::size_t i = 0; i < open.size(); ++i)
+            if (waiting[first_stream + i].revents != 0) open[i]->read();
         out_.write();
         err_.write();
     }
@@ -222,6 +249,7 @@ private:
         const auto now = Clock::now();
         const bool again = asked_ && now - *asked_ > std::chrono::seconds(1);
         if (asked_ && !again) return;
+        start_no_more();
         // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
         // waited enough.
         if (!asked_) asked_ = now;
@@ -254,15 +282,73 @@ private:
         rank.end = status;
         rank.handle = Descriptor{};
         if (exit_status(status) == 0) return;
-        rank.failed_after = seconds_since(begin_);
-        if (!first_failed_) first_failed_ = static_cast<int>(&rank - ranks_.data());
-        if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();  // the others end with their own errors meanwhile
+        rank.failed_after = seconds_since(rank.begin);
+        if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();  // the others end with their own errors, or meet again, meanwhile
+        if (!first_failed_ && !start_again(rank)) first_failed_ = static_cast<int>(&rank - ranks_.data());
+    }
+
+    /// Starts a rank again, if the others of this job can go on. Returns false if they cannot. Failures until the ranks have met again are one
+    /// restart, except those of ranks that are new.
+    bool start_again(Rank& rank) {
+        if (!generations_ || asked_) return false;
+        generations_->refresh();
+        if (generations_->newest() == 0 || generations_->ended()) return false;
+        const std::string name = "rank " + std::to_string(&rank - ranks_.data());
+        const bool counts = !lost_since_ || rank.is_new;
+        const bool is_soon = counts && !WIFSIGNALED(*rank.end) && *rank.failed_after < soon;
+        rank.failed_soon = is_soon ? rank.failed_soon + 1 : 0;
+        std::string refusal;
+        if (counts && number_ + restarts_ == options_.restarts) refusal = "no restart is left of " + std::to_string(options_.restarts);
+        if (rank.failed_soon == most_soon)
+            refusal = name + " has failed " + std::to_string(most_soon) + " times in a row within " + rounded(soon) + " s of its start";
+        if (!refusal.empty()) {
+            generations_->end(refusal);
+            if (rank.failed_soon == most_soon) hopeless_ = refusal;
+            start_no_more();
+            return false;
+        }
+        restarts_ += counts;
+        if (!lost_since_) lost_since_ = generations_->newest();
+        const double pause = rank.failed_soon < 2 ? 0 : pause_after(rank.failed_soon - 1);
+        rank.starts_again = Clock::now() + std::chrono::milliseconds(static_cast<long long>(pause * 1000));
+        for (Stream& stream : rank.streams) stream.read();
+        say(name + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
+        say("starts it again, " + std::to_string(number_ + restarts_) + " of at most " + std::to_string(options_.restarts) +
+            (pause > 0 ? ", in " + rounded(pause) + " s" : ""));
+        return true;
+    }
+    void start_no_more() {
+        for (Rank& rank : ranks_) rank.starts_again.reset();
+    }
+    void say(const std::string& text) { err_.add("gradsync_run: " + text + "\n"); }
+
+    void look_at_generations() {
+        if (!generations_) return;
+        generations_->refresh();
+        for (const pid_t process : generations_->silent())
+            for (int r = 0; r < options_.ranks; ++r)
+                if (rank(r).process == process && !rank(r).end) {
+                    say("rank " + std::to_string(r) + " did not answer the others in time, and is ended");
+                    ::kill(process, SIGKILL);
+                }
+        const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.process); };
+        if (!lost_since_ || generations_->newest() == *lost_since_ || !std::ranges::all_of(ranks_, has_met)) return;
+        lost_since_.reset();
+        next_signal_at_.reset();
+        next_signal_ = SIGTERM;
+        pressed_.clear();
+        for (Rank& rank : ranks_) rank.is_new = false;
+    }
+
+    /// A rank that is new, or that the others count on, is not one that does not end.
+    bool meets_others(const Rank& rank) const {
+        return lost_since_ && (rank.is_new || (generations_->newest() > *lost_since_ && generations_->has(rank.process)));
     }
 
     /// The ranks that are left do not end by themselves.
     void press_on() {
         for (std::size_t r = 0; r < ranks_.size(); ++r)
-            if (!ranks_[r].end) {
+            if (!ranks_[r].end && !meets_others(ranks_[r])) {
                 ::kill(ranks_[r].process, next_signal_);
                 if (next_signal_ == SIGTERM) ::kill(ranks_[r].process, SIGCONT);
                 if (!was_pressed(static_cast<int>(r))) pressed_.push_back(static_cast<int>(r));
@@ -272,11 +358,12 @@ private:
     }
 
     Outcome outcome() const {
-        Outcome result{.asked = asked_.has_value(), .seconds = seconds_since(begin_)};
+        Outcome result{.asked = asked_.has_value(), .hopeless = hopeless_, .restarts = restarts_, .seconds = seconds_since(begin_)};
         if (!first_failed_) return result;
         const Rank& first = ranks_[static_cast<std::size_t>(*first_failed_)];
         result.status = exit_status(*first.end);
-        if (asked_ && *asked_ < begin_ + std::chrono::duration<double>(*first.failed_after)) return result;  // it did what it was asked
+        if (asked_ && *asked_ < first.begin + std::chrono::duration<double>(*first.failed_after))
+            return result;  // it did what it was asked
         result.account.push_back("rank " + std::to_string(*first_failed_) + " failed first: it " + describe_end(*first.end) + " after " +
                                  rounded(*first.failed_after) + " s" + said_by(first));
         // The others by how they ended, with the words of one: all have printed theirs.
@@ -310,14 +397,20 @@ private:
 
     const rlimit descriptors_ = raise_limit_of_descriptors();
     const Options& options_;
-    unsigned number_;
-    Events events_;
+    unsigned number_, restarts_ = 0;
+    const Events& events_;
+    const std::uint16_t port_ = free_port();
+    const std::string token_ = fresh_token();
     const Clock::time_point begin_ = Clock::now();
+    std::optional<Generations> generations_;   // if ranks may be started again
+    std::optional<std::uint32_t> lost_since_;  // the generation that has lost a rank, until all have met again
     std::vector<Rank> ranks_;
+    std::list<Stream> old_streams_;  // of ranks that were started again
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;
     std::optional<Clock::time_point> asked_;  // when a signal first asked for the end
     bool asked_again_ = false;
+    std::string hopeless_;
     Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};
     int next_signal_ = SIGTERM;  // for ranks that are left at `next_signal_at_`
     std::optional<Clock::time_point> next_signal_at_;
@@ -326,6 +419,6 @@ private:
 
 }  // namespace
 
-Outcome run_once(const Options& options, unsigned number, Events events) { return Start{options, number, events}.run(); }
+Outcome run_once(const Options& options, unsigned number, const Events& events) { return Start{options, number, events}.run(); }
 
 }  // namespace gradsync_run

@@ -16,27 +16,42 @@ namespace gradsync_run {
 
 struct Rank {
     pid_t process = -1;
-    Descriptor handle;                   // pidfd; readable at its end
-    std::vector<Stream> streams;         // standard output and error
-    std::optional<int> end;              // as waitpid gives it
-    std::optional<double> failed_after;  // seconds; ranks that failed only
+    Clock::time_point begin = {};
+    Descriptor handle = {};                              // pidfd; readable at its end
+    std::vector<Stream> streams = {};                    // standard output and error
+    std::optional<int> end = {};                         // as waitpid gives it
+    std::optional<double> failed_after = {};             // seconds; ranks that failed only
+    std::optional<Clock::time_point> starts_again = {};  // in place of one that has failed, while the others go on
+    bool is_new = false;                                 // started since the ranks last met
+    unsigned failed_soon = 0;                            // in a row
 };
 
 /// How a start ended.
 struct Outcome {
-    int status = 0;      // 0, or that of the rank that failed first, or 128 + signal
-    bool asked = false;  // a signal asked for the end
+    int status = 0;             // 0, or that of the rank that failed first, or 128 + signal
+    bool asked = false;         // a signal asked for the end
+    std::string hopeless = {};  // why starting again would not help
+    unsigned restarts = 0;      // after which other ranks went on
     double seconds = 0;
     std::vector<std::string> account = {};  // lines for people, if a rank failed
 };
 
 /// Tells a start of what happens outside.
 struct Events {
-    int signals;   // signalfd
-    int lifeline;  // a pipe: at its end the launcher is gone
+    int signals;                   // signalfd
+    int lifeline;                  // a pipe: at its end the launcher is gone
+    std::filesystem::path stores;  // a folder for the stores in which ranks meet
 };
 
-/// Starts all ranks and waits for their end. `number`: starts before this one. Throws if a rank cannot be started.
-Outcome run_once(const Options& options, unsigned number, Events events);
+/// A job that fails earlier has probably made no progress. After so many such failures in a row it is not started again.
+constexpr double soon = 5;  // seconds
+constexpr unsigned most_soon = 5;
+
+/// How long to wait before the next start, after so many failures in a row that came soon; in seconds.
+constexpr double pause_after(unsigned failures) { return 0.25 * static_cast<double>(1u << failures); }
+
+/// Starts all ranks and waits for their end. A rank that fails is started again if the others meet again (gradsync::Membership). `number`:
+/// starts before this one. Throws if a rank cannot be started.
+Outcome run_once(const Options& options, unsigned number, const Events& events);
 
 }  // namespace gradsync_run

@@ -68,10 +68,12 @@ struct ProcessIdentity {
         return identity;
     }
 
+    pid_t process() const noexcept { return static_cast<pid_t>(number & ((std::int64_t{1} << number_bits) - 1)); }
+
     /// False once it has died; true if this process cannot tell.
     bool alive(const ProcessIdentity& self) const noexcept {
         if (system == 0 || system != self.system) return true;
-        const auto process = static_cast<pid_t>(number & ((std::int64_t{1} << number_bits) - 1));
+        const pid_t process = this->process();
         if (process == 0 || (::kill(process, 0) != 0 && errno == ESRCH)) return false;
         const std::int64_t start = detail::start_of(process), known = number >> number_bits;
         return start != 0 && (start < 0 || known == 0 || start == known);

@@ -43,6 +43,19 @@ struct Generation {
     }
 };
 
+/// The name of a generation in the store.
+[[gnu::cold]] inline std::string name_of_generation(std::uint32_t number) {
+    const std::string digits = std::to_string(number);
+    return "gen/" + std::string(10 - digits.size(), '0') + digits;
+}
+
+/// The members that bytes of the store mean; none if they mean something else.
+[[gnu::cold]] inline List<Member> members_in(const Blob& bytes) {
+    List<Member> members(bytes.size() % sizeof(Member) == 0 ? bytes.size() / sizeof(Member) : 0);
+    if (!members.empty()) std::memcpy(members.data(), bytes.data(), bytes.size());
+    return members;
+}
+
 /// What a process knows.
 struct View {
     std::uint64_t self = 0;     ///< as which it has joined

@@ -56,7 +56,7 @@ public:
             const elastic::Decision next = elastic::decide(view());
             if (next.step == elastic::Step::leave) leave();
             if (next.step == elastic::Step::propose) {
-                (void)store_->create(name_of(newest_.number + 1), bytes_of(next.members));
+                (void)store_->create(elastic::name_of_generation(newest_.number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
                 if (auto comm = meet(options, limit)) return *std::move(comm);
                 deadline = Clock::now() + limit;
@@ -96,10 +96,6 @@ private:
     /// Thrown by `look`.
     struct Interrupted {};
 
-    static std::string name_of(std::uint32_t generation) {
-        std::string digits = std::to_string(generation);
-        return "gen/" + std::string(10 - digits.size(), '0') + digits;
-    }
     static std::string name_of(const char* kind, std::uint64_t member) {
         char name[32];
         std::snprintf(name, sizeof name, "%s/%016llx", kind, static_cast<unsigned long long>(member));
@@ -110,14 +106,13 @@ private:
     }
     /// Throws Error(storage) unless the bytes are members.
     List<elastic::Member> members_in(const Blob& bytes, const std::string& name) const {
-        List<elastic::Member> members(bytes.size() / sizeof(elastic::Member));
-        if (members.empty() || bytes.size() != members.size() * sizeof(elastic::Member))
+        List<elastic::Member> members = elastic::members_in(bytes);
+        if (members.empty())
             bootstrap::raise(
                 Errc::storage,
                 bootstrap::text("the store ", job_.store, " holds something else under ", name,
                                 "; give each job a store of its own, and all ranks one version of gradsync"),
                 {.operation = "store"});
-        std::memcpy(members.data(), bytes.data(), bytes.size());
         return members;
     }
     static bool is_of_peer(const Error& error) noexcept {
@@ -152,7 +147,7 @@ private:
     /// Reads what is new in the store.
     void refresh() {
         for (;;) {
-            const std::string name = name_of(newest_.number + 1);
+            const std::string name = elastic::name_of_generation(newest_.number + 1);
             const auto found = store_->read(name);
             if (!found) break;
             newest_ = {newest_.number + 1, members_in(*found, name)};
@@ -211,7 +206,7 @@ private:
     /// Ends a meeting that cannot succeed any more.
     static void look(void* argument) {
         Membership& own = *static_cast<Membership*>(argument);
-        if (own.store_->read(name_of(own.newest_.number + 1))) throw Interrupted();
+        if (own.store_->read(elastic::name_of_generation(own.newest_.number + 1))) throw Interrupted();
         const List<elastic::Member>& members = own.newest_.members;
         if (own.is_dead(members[own.looked_at_++ % members.size()])) throw Interrupted();
     }
