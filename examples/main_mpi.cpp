@@ -11,6 +11,23 @@
 
 namespace gradsync_train {
 
+namespace {
+
+struct MpiProcess {
+    const boost::mpi::communicator& world;
+
+    int rank() const { return world.rank(); }
+    int size() const { return world.size(); }
+    gs::MpiRendezvous meet(std::chrono::nanoseconds limit) const { return gs::MpiRendezvous(world, {.timeout = limit}); }
+    gs::MpiBackend connect(gs::MpiRendezvous&, const Options& o) const {
+        return gs::MpiBackend(world, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
+    }
+    static bool goes_on(const gs::Error&) { return false; }
+    static void end(gs::MpiBackend& comm) { comm.barrier().wait(); }
+};
+
+}  // namespace
+
 int main_over_mpi(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);  // which Open MPI's TCP raises where the process at the other end has died
     return exit_code_of([&] {
@@ -19,12 +36,7 @@ int main_over_mpi(int argc, char** argv) {
             // process, as the environment's MPI_Finalize would wait for the others.
             const boost::mpi::environment environment(argc, argv, boost::mpi::threading::multiple, false);
             const boost::mpi::communicator world;
-            return run_process(
-                world.rank(), world.size(), argc, argv,
-                [&](std::chrono::nanoseconds limit) { return gs::MpiRendezvous(world, {.timeout = limit}); },
-                [&](gs::MpiRendezvous&, const Options& o) {
-                    return gs::MpiBackend(world, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
-                });
+            return run_process(MpiProcess{world}, argc, argv);
         });
     });
 }

@@ -2,7 +2,10 @@
 // gradsync_train --backend tcp: the ranks are processes that anything may have started, as long as it told each its number, and this is
 // one of them.
 
-#include <gradsync/backend/tcp.hpp>
+#include <optional>
+#include <utility>
+
+#include <gradsync/elastic/membership.hpp>
 #include <gradsync/gradsync.hpp>
 
 #include "place_in_job.hpp"
@@ -10,14 +13,33 @@
 
 namespace gradsync_train {
 
+namespace {
+
+/// Ranks that are left after a failure meet again, if a launcher starts the lost one again.
+class TcpProcess {
+public:
+    explicit TcpProcess(gs::Job job) : place_(job), job_(std::move(job)) {}
+
+    int rank() const { return place_.rank; }
+    int size() const { return place_.size; }
+    gs::TcpRendezvous meet(std::chrono::nanoseconds limit) { return job_.meet({.timeout = limit}); }
+    gs::TcpBackend connect(gs::TcpRendezvous& ranks, const Options& o) {
+        return gs::TcpBackend(ranks, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
+    }
+    bool goes_on(const gs::Error& error) { return job_.goes_on(error); }
+    void end(gs::TcpBackend& comm) { job_.end(comm); }
+
+private:
+    gs::Job place_;
+    gs::Membership job_;
+};
+
+}  // namespace
+
 int main_over_tcp(int argc, char** argv) {
-    gs::Job place;
-    if (const int code = exit_code_of([&] { place = place_in_job("--backend tcp"); }); code != 0) return code;
-    return run_process(
-        place.rank, place.size, argc, argv, [&](std::chrono::nanoseconds limit) { return gs::TcpRendezvous(place, {.timeout = limit}); },
-        [](gs::TcpRendezvous& ranks, const Options& o) {
-            return gs::TcpBackend(ranks, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
-        });
+    std::optional<TcpProcess> process;
+    if (const int code = exit_code_of([&] { process.emplace(place_in_job("--backend tcp")); }); code != 0) return code;
+    return run_process(*process, argc, argv);
 }
 
 }  // namespace gradsync_train

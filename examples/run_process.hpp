@@ -64,36 +64,59 @@ inline std::chrono::nanoseconds meeting_limit(int argc, char** argv, int process
     }
 }
 
-/// Runs this rank of `size` processes. Returns the exit code, or ends the process if it has failed or has lost another one. `meet(limit)` makes
-/// the rendezvous, `connect(rendezvous, options)` the backend over it.
-template <class Meet, class Connect>
-int run_process(int rank, int size, int argc, char** argv, Meet&& meet, Connect&& connect) {
+/// After the exception that is being handled.
+template <class Process>
+bool goes_on(Process& process) {
+    try {
+        throw;
+    } catch (const gs::Error& error) {
+        return process.goes_on(error);
+    } catch (...) {
+        return false;
+    }
+}
+
+/// Runs this rank. Returns the exit code, or ends the process if it has failed or has lost another one. A Process has
+///
+///     int rank() const, size() const;        // as it was started
+///     auto meet(limit);                      // a rendezvous
+///     auto connect(rendezvous, options);     // the backend over it
+///     bool goes_on(const gs::Error&);        // whether the ranks that are left meet again
+///     void end(backend);                     // waits for the others
+template <class Process>
+int run_process(Process&& process, int argc, char** argv) {
+    const int rank = process.rank();
     const bool speaks = rank == 0;
     std::optional<Job> job;
-    std::optional<decltype(connect(std::declval<decltype(meet(std::chrono::nanoseconds()))&>(), std::declval<const Options&>()))> comm;
-    try {
-        auto ranks = meet(meeting_limit(argc, argv, size));
-        auto code = end_together(ranks, [&] { job = prepare(parse_options(argc, argv, ranks.size()), speaks); });
-        if (code) return *code;
-        code = end_together(ranks, [&] { expect_same_start(ranks, *job); });
-        if (code) return *code;
+    using Ranks = decltype(process.meet(std::chrono::nanoseconds()));
+    std::optional<decltype(process.connect(std::declval<Ranks&>(), std::declval<const Options&>()))> comm;
+    for (;;) try {
+            Ranks ranks = process.meet(meeting_limit(argc, argv, process.size()));
+            auto code = end_together(ranks, [&] { job = prepare(parse_options(argc, argv, ranks.size()), speaks); });
+            if (code) return *code;
+            code = end_together(ranks, [&] { expect_same_start(ranks, *job); });
+            if (code) return *code;
 
-        comm.emplace(connect(ranks, job->options));
-        const Results results = run_rank(CpuOps{}, *comm, *job);
-        // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
-        comm->set_timeout(std::chrono::hours(24));
-        const int exit_code = speaks ? exit_code_of([&] { present(*job, results); }) : 0;
-        comm->barrier().wait();
-        return exit_code;
-    } catch (...) {
-        // MPI_Finalize would wait for the others forever.
-        const Ending ending = ending_of_current_exception();
-        const std::string name = "rank " + std::to_string(rank) + ": ";  // the library's errors have it already
-        std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(), ending.text.c_str());
-        if (comm) comm->fail(ending.text);
-        std::fflush(nullptr);
-        std::_Exit(ending.code);
-    }
+            comm.emplace(process.connect(ranks, job->options));
+            const Results results = run_rank(CpuOps{}, *comm, *job);
+            // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
+            comm->set_timeout(std::chrono::hours(24));
+            const int exit_code = speaks ? exit_code_of([&] { present(*job, results); }) : 0;
+            process.end(*comm);
+            return exit_code;
+        } catch (...) {
+            const Ending ending = ending_of_current_exception();
+            const std::string name = "rank " + std::to_string(rank) + ": ";  // the library's errors have it already
+            std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(), ending.text.c_str());
+            if (goes_on(process)) {
+                comm.reset();
+                continue;
+            }
+            // MPI_Finalize would wait for the others forever.
+            if (comm) comm->fail(ending.text);
+            std::fflush(nullptr);
+            std::_Exit(ending.code);
+        }
 }
 
 }  // namespace gradsync_train

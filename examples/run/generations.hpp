@@ -6,6 +6,7 @@
 #include <sys/inotify.h>
 
 #include <filesystem>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -70,20 +71,22 @@ public:
     bool has(pid_t process) const { return members_.contains(process); }
     bool ended() const { return ended_; }
 
-    /// Processes that others have waited for in vain, since the last call.
-    std::vector<pid_t> silent() {
-        std::vector<pid_t> all;
-        for (const std::string& name : store_.names("out/"))
-            if (known_.insert(name).second)
-                if (const auto found = processes_.find(std::stoull(name.substr(4), nullptr, 16)); found != processes_.end())
-                    all.push_back(found->second);
-        return all;
-    }
+    /// Processes that others have waited for in vain.
+    std::set<pid_t> silent() { return processes_in("out/"); }
+    /// Processes that have left the generation, and wait for the next one.
+    std::set<pid_t> back_from(std::uint32_t generation) { return processes_in(gradsync::elastic::name_of_return(generation)); }
 
     /// Ranks that wait for others learn why they wait no longer.
     void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
 
 private:
+    std::set<pid_t> processes_in(const std::string& prefix) {
+        std::set<pid_t> all;
+        for (const std::string& name : store_.names(prefix))
+            if (const auto found = processes_.find(std::stoull(name.substr(prefix.size()), nullptr, 16)); found != processes_.end())
+                all.insert(found->second);
+        return all;
+    }
     static const std::filesystem::path& make(const std::filesystem::path& folder) {
         if (::mkdir(folder.c_str(), 0700) != 0) fail("cannot make " + folder.string());
         return folder;
@@ -95,7 +98,6 @@ private:
     std::uint32_t newest_ = 0;
     std::set<pid_t> members_;
     std::map<std::uint64_t, pid_t> processes_;  // by the member's number
-    std::set<std::string> known_;
     bool ended_ = false;
 };
 

@@ -138,7 +138,7 @@ private:
         Rank& rank = this->rank(r);
         old_streams_.remove_if([](const Stream& stream) { return !stream.is_open(); });
         for (Stream& stream : rank.streams) old_streams_.push_back(std::move(stream));
-        rank = {.begin = Clock::now(), .is_new = true, .failed_soon = rank.failed_soon};
+        rank = {.begin = Clock::now(), .is_new = true};
         auto [out, out_end] = make_pipe();
         auto [err, err_end] = make_pipe();
         auto [problem, problem_end] = make_pipe();  // closes at exec, or says why there was none
@@ -282,6 +282,7 @@ private:
         rank.end = status;
         rank.handle = Descriptor{};
         if (exit_status(status) == 0) return;
+        last_failed_ = Clock::now();
         rank.failed_after = seconds_since(rank.begin);
         if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();  // the others end with their own errors, or meet again, meanwhile
         if (!first_failed_ && !start_again(rank)) first_failed_ = static_cast<int>(&rank - ranks_.data());
@@ -295,21 +296,21 @@ private:
         if (generations_->newest() == 0 || generations_->ended()) return false;
         const std::string name = "rank " + std::to_string(&rank - ranks_.data());
         const bool counts = !lost_since_ || rank.is_new;
-        const bool is_soon = counts && !WIFSIGNALED(*rank.end) && *rank.failed_after < soon;
-        rank.failed_soon = is_soon ? rank.failed_soon + 1 : 0;
+        // A signal may come from outside; a program that fails by itself may never succeed.
+        if (counts && !WIFSIGNALED(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
         if (counts && number_ + restarts_ == options_.restarts) refusal = "no restart is left of " + std::to_string(options_.restarts);
-        if (rank.failed_soon == most_soon)
-            refusal = name + " has failed " + std::to_string(most_soon) + " times in a row within " + rounded(soon) + " s of its start";
+        if (failed_soon_ == most_soon)
+            refusal = hopeless_ =
+                "ranks have failed " + std::to_string(most_soon) + " times in a row within " + rounded(soon) + " s of their start";
         if (!refusal.empty()) {
             generations_->end(refusal);
-            if (rank.failed_soon == most_soon) hopeless_ = refusal;
             start_no_more();
             return false;
         }
         restarts_ += counts;
         if (!lost_since_) lost_since_ = generations_->newest();
-        const double pause = rank.failed_soon < 2 ? 0 : pause_after(rank.failed_soon - 1);
+        const double pause = failed_soon_ < 2 ? 0 : pause_after(failed_soon_ - 1);
         rank.starts_again = Clock::now() + std::chrono::milliseconds(static_cast<long long>(pause * 1000));
         for (Stream& stream : rank.streams) stream.read();
         say(name + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
@@ -325,12 +326,12 @@ private:
     void look_at_generations() {
         if (!generations_) return;
         generations_->refresh();
-        for (const pid_t process : generations_->silent())
-            for (int r = 0; r < options_.ranks; ++r)
-                if (rank(r).process == process && !rank(r).end) {
-                    say("rank " + std::to_string(r) + " did not answer the others in time, and is ended");
-                    ::kill(process, SIGKILL);
-                }
+        const std::set<pid_t> silent = generations_->silent();
+        for (int r = 0; r < options_.ranks; ++r)
+            if (!rank(r).end && silent.contains(rank(r).process) && !std::exchange(rank(r).is_ended, true)) {
+                say("rank " + std::to_string(r) + " did not answer the others in time, and is ended");
+                ::kill(rank(r).process, SIGKILL);
+            }
         const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.process); };
         if (!lost_since_ || generations_->newest() == *lost_since_ || !std::ranges::all_of(ranks_, has_met)) return;
         lost_since_.reset();
@@ -340,9 +341,12 @@ private:
         for (Rank& rank : ranks_) rank.is_new = false;
     }
 
-    /// A rank that is new, or that the others count on, is not one that does not end.
-    bool meets_others(const Rank& rank) const {
-        return lost_since_ && (rank.is_new || (generations_->newest() > *lost_since_ && generations_->has(rank.process)));
+    /// A rank that is on its way to the others, or waits for them, is not one that does not end.
+    bool meets_others(const Rank& rank) {
+        if (!lost_since_) return false;
+        if (rank.is_new) return rank.begin > last_failed_;  // else others have waited for it and given up
+        return generations_->newest() > *lost_since_ ? generations_->has(rank.process)
+                                                     : generations_->back_from(*lost_since_).contains(rank.process);
     }
 
     /// The ranks that are left do not end by themselves.
@@ -397,11 +401,12 @@ private:
 
     const rlimit descriptors_ = raise_limit_of_descriptors();
     const Options& options_;
-    unsigned number_, restarts_ = 0;
+    unsigned number_, restarts_ = 0, failed_soon_ = 0;
     const Events& events_;
     const std::uint16_t port_ = free_port();
     const std::string token_ = fresh_token();
     const Clock::time_point begin_ = Clock::now();
+    Clock::time_point last_failed_ = {};
     std::optional<Generations> generations_;   // if ranks may be started again
     std::optional<std::uint32_t> lost_since_;  // the generation that has lost a rank, until all have met again
     std::vector<Rank> ranks_;

@@ -23,7 +23,7 @@ struct Rank {
     std::optional<double> failed_after = {};             // seconds; ranks that failed only
     std::optional<Clock::time_point> starts_again = {};  // in place of one that has failed, while the others go on
     bool is_new = false;                                 // started since the ranks last met
-    unsigned failed_soon = 0;                            // in a row
+    bool is_ended = false;                               // because the others waited for it in vain
 };
 
 /// How a start ended.

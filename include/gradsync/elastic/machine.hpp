@@ -14,6 +14,7 @@
 ///     job                   the job's secret
 ///     join/MEMBER           a process that waits to become a member
 ///     gen/NUMBER            the members of a generation
+///     back/NUMBER-MEMBER    a member that has left a generation, and waits for the next one
 ///     out/MEMBER            a member that did not answer in time: whoever started it shall end it
 ///     end                   the job has ended
 
@@ -43,10 +44,14 @@ struct Generation {
     }
 };
 
-/// The name of a generation in the store.
+/// The name of a generation in the store; they sort by their numbers.
 [[gnu::cold]] inline std::string name_of_generation(std::uint32_t number) {
     const std::string digits = std::to_string(number);
     return "gen/" + std::string(10 - digits.size(), '0') + digits;
+}
+/// What the names of members begin with that have left the generation.
+[[gnu::cold]] inline std::string name_of_return(std::uint32_t generation) {
+    return "back/" + std::to_string(generation) + "-";
 }
 
 /// The members that bytes of the store mean; none if they mean something else.

@@ -12,7 +12,7 @@ namespace gradsync::inline v0_2 {
 ///
 ///     auto job = gs::Membership::from_environment();      // gradsync_run --restarts K sets what it reads
 ///     while (!job.is_over()) try {
-///             gs::TcpBackend comm = job.connect();        // waits until every rank is here
+///             gs::TcpBackend comm = job.connect();        // waits until all ranks are here
 ///             ...                                         // a new face; load the newest checkpoint; train
 ///             job.end(comm);
 ///         } catch (const gs::Error& error) {
@@ -40,17 +40,24 @@ public:
         job_.run_id = bootstrap::text("changing ", job_.run_id);
     }
 
-    /// Returns a backend of all ranks. Waits up to `options.timeout` for ranks that are missing, and longer while others
-    /// come and go. Throws Error(timeout) if they do not come, Error(peer_left) if the job has ended, and otherwise what
-    /// a TcpBackend's constructor throws for wrong use. Collective.
+    /// Returns a backend of all ranks; see `meet`. Collective.
     TcpBackend connect(const TcpOptions& options = {}) {
-        if (!store_) return TcpBackend(*meeting_of_environment(options), options);
-        const auto limit = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout);
+        auto ranks = meet(
+            {.timeout = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout), .bind = options.bind});
+        return TcpBackend(ranks, options);
+    }
+
+    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for ranks that are missing, and longer while others
+    /// come and go. Throws Error(timeout) if they do not come, Error(peer_left) if the job has ended, and otherwise what
+    /// TcpRendezvous throws. Collective.
+    TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
+        ++met_;
+        if (!store_) return TcpRendezvous(job_, options);
         if (!listener_) listen(options.bind);
         std::uint32_t known = newest_.number;
-        for (auto deadline = Clock::now() + limit;;) {
+        for (auto deadline = Clock::now() + options.timeout;;) {
             refresh();
-            if (newest_.number != known) deadline = Clock::now() + limit;
+            if (newest_.number != known) deadline = Clock::now() + options.timeout;
             known = newest_.number;
             if (self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0)) join();
             const elastic::Decision next = elastic::decide(view());
@@ -58,24 +65,24 @@ public:
             if (next.step == elastic::Step::propose) {
                 (void)store_->create(elastic::name_of_generation(newest_.number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
-                if (auto comm = meet(options, limit)) return *std::move(comm);
-                deadline = Clock::now() + limit;
+                if (auto ranks = meet_newest(options.timeout)) return *std::move(ranks);
+                deadline = Clock::now() + options.timeout;
             } else if (Clock::now() < deadline) {
                 ::usleep(1'000);
             } else {
-                give_up(limit);
+                give_up(options.timeout);
             }
         }
     }
 
-    /// Call it with what was thrown since `connect`. Returns true if this process can connect again, because another
-    /// rank was lost; false if the failure is this process's own, or there is no store.
+    /// Call it with what was thrown since `meet`. Returns true if this process can meet the others again, because another
+    /// rank was lost; false if the failure is this process's own, if the others did not come, or if there is no store.
     bool goes_on(const Error& error) {
         if (!store_) return false;
         refresh();
         if (end_ && end_->empty()) is_over_ = true;
         if (end_) return is_over_;
-        if (!is_of_peer(error)) return false;
+        if (gave_up_ || !is_of_peer(error)) return false;
         leave_generation(error);
         return true;
     }
@@ -96,10 +103,10 @@ private:
     /// Thrown by `look`.
     struct Interrupted {};
 
-    static std::string name_of(const char* kind, std::uint64_t member) {
-        char name[32];
-        std::snprintf(name, sizeof name, "%s/%016llx", kind, static_cast<unsigned long long>(member));
-        return name;
+    static std::string name_of(const std::string& prefix, std::uint64_t member) {
+        char digits[17];
+        std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(member));
+        return prefix + digits;
     }
     static std::span<const std::byte> bytes_of(const List<elastic::Member>& members) {
         return std::as_bytes(std::span(members.data(), members.size()));
@@ -119,12 +126,6 @@ private:
         return error.errc() == Errc::peer_failed || error.errc() == Errc::peer_left || error.errc() == Errc::timeout;
     }
 
-    std::unique_ptr<TcpRendezvous> meeting_of_environment(const TcpOptions& options) {
-        ++met_;
-        const auto limit = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout);
-        return std::make_unique<TcpRendezvous>(job_, TcpRendezvousOptions{.timeout = limit, .bind = options.bind});
-    }
-
     /// Listens for the whole life of this process: at a fixed port, a rank that is stopped could keep others from it.
     void listen(const std::string& bind) {
         std::string problem;
@@ -141,7 +142,7 @@ private:
     void join() {
         self_.id = bootstrap::random_token() | 1;
         listed_ = false;
-        (void)store_->create(name_of("join", self_.id), std::as_bytes(std::span(&self_, 1)));
+        (void)store_->create(name_of("join/", self_.id), std::as_bytes(std::span(&self_, 1)));
     }
 
     /// Reads what is new in the store.
@@ -182,18 +183,15 @@ private:
     }
 
     /// Returns nothing if the members have to meet again.
-    std::optional<TcpBackend> meet(const TcpOptions& options, std::chrono::nanoseconds limit) {
+    std::optional<TcpRendezvous> meet_newest(std::chrono::nanoseconds limit) {
         const int rank = newest_.rank_of(self_.id), size = static_cast<int>(newest_.members.size());
         try {
-            TcpRendezvous meeting({.rank = rank, .size = size, .token = job_.token, .run_id = job_.run_id},
-                                  {.timeout = limit},
-                                  {.contact = newest_.members[0].listener,
-                                   .listener = &listener_,
-                                   .generation = newest_.number,
-                                   .look = {look, this}});
-            TcpBackend comm(meeting, options);
-            ++met_;
-            return comm;
+            return TcpRendezvous({.rank = rank, .size = size, .token = job_.token, .run_id = job_.run_id},
+                                 {.timeout = limit},
+                                 {.contact = newest_.members[0].listener,
+                                  .listener = &listener_,
+                                  .generation = newest_.number,
+                                  .look = {look, this}});
         } catch (const Interrupted&) {
             left_ = newest_.number;
         } catch (const Error& error) {
@@ -213,11 +211,12 @@ private:
 
     void leave_generation(const Error& error) {
         left_ = newest_.number;
+        (void)store_->create(name_of(elastic::name_of_return(left_), self_.id), {});
         const int peer = error.context().peer;
         if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= newest_.members.size())
             return;
         const std::uint64_t culprit = newest_.members[static_cast<std::size_t>(peer)].id;
-        if (culprit != self_.id) (void)store_->create(name_of("out", culprit), {});
+        if (culprit != self_.id) (void)store_->create(name_of("out/", culprit), {});
     }
 
     [[noreturn]] void leave() {
@@ -228,6 +227,7 @@ private:
                          {.operation = "connect", .rank = job_.rank});
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
+        gave_up_ = true;
         const elastic::View known = view();
         const std::size_t here = known.newest.members.size() + known.waiting.size();
         bootstrap::raise(Errc::timeout,
@@ -249,6 +249,7 @@ private:
     std::uint32_t left_ = 0, met_ = 0;
     std::size_t looked_at_ = 0;
     bool listed_ = false;  ///< a generation has listed this process since it joined
+    bool gave_up_ = false;
     bool is_over_ = false;
 };
 
