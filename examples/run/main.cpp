@@ -91,7 +91,9 @@ int supervise(const Options& options, const Events& events) {
     int status = 1;
     try {
         if (!signal_queue) fail("cannot listen to signals");
-        status = supervise(options, {signal_queue.get(), lifeline.get(), stores.path()});
+        std::optional<Hosts> hosts;
+        if (options.hosts > 1) hosts.emplace(options);
+        status = supervise(options, {signal_queue.get(), lifeline.get(), hosts ? &*hosts : nullptr, stores.path()});
     } catch (const std::exception& error) {
         say(error.what());
         status = 127;
@@ -128,13 +130,23 @@ void prepare_descriptors() {
         if (const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC); nothing >= 0) ::dup2(nothing, STDIN_FILENO);
 }
 
+/// Under srun each host knows its number.
+void read_slurm(Options& o, bool is_told) {
+    const char *const hosts = std::getenv("SLURM_NNODES"), *const index = std::getenv("SLURM_NODEID");
+    if (o.store.empty() || o.hosts != 1 || is_told || hosts == nullptr || index == nullptr || std::getenv("SLURM_PROCID") == nullptr)
+        return;
+    o.hosts = std::atoi(hosts);
+    o.host_index = std::atoi(index);
+}
+
 Options parse(int argc, char** argv) {
     Options o;
     CLI::App app{
-        "Starts a program on several ranks of this machine, which meet over TCP and share memory (TcpBackend::from_environment):\n"
+        "Starts a program on several ranks of this machine, or of several, which meet over TCP (TcpBackend::from_environment):\n"
         "\n"
         "  gradsync_run -n 4 -- ./train\n"
         "  gradsync_run -n 4 --restarts 3 -- gradsync_train --backend tcp --checkpoint run1 --checkpoint-every 100 --resume\n"
+        "  gradsync_run -n 4 --hosts 2 --host-index 0 --store /shared/run1 -- ./train      # and on the other host, 1\n"
         "\n"
         "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, a fresh GRADSYNC_JOB_TOKEN, and\n"
         "GRADSYNC_RESTART, the number of starts before. Rank 0 reads standard input. If a rank fails, the others get time to end with their\n"
@@ -142,6 +154,13 @@ Options parse(int argc, char** argv) {
     app.name("gradsync_run")->option_defaults()->always_capture_default();
     app.get_formatter()->column_width(28);
     app.add_option("-n,--ranks", o.ranks, "number of ranks")->check(gradsync_examples::within(1, 1024));
+    app.add_option("--hosts", o.hosts, "hosts that run this launcher, with as many ranks on each; SLURM_NNODES with --store under srun")
+        ->check(gradsync_examples::within(1, 100'000));
+    auto* const index = app.add_option("--host-index", o.host_index, "which of them this is, from 0; SLURM_NODEID")
+                            ->check(gradsync_examples::within(0, 99'999));
+    app.add_option("--store", o.store, "a folder that all hosts see and this job alone uses; it must exist")->default_str("");
+    app.add_option("--address", o.address, "at which the others reach host 0; by default its first network's")->default_str("");
+    app.add_option("--wait", o.wait, "seconds to wait for host 0")->check(gradsync_examples::within(1.0, 86'400.0));
     app.add_option("--restarts", o.restarts, "how often to start all ranks again after a failure")
         ->check(gradsync_examples::within(0u, 1'000'000u));
     app.add_option("--grace", o.grace, "seconds that other ranks get to end by themselves")
@@ -153,6 +172,11 @@ Options parse(int argc, char** argv) {
     try {
         app.parse(argc, argv);
         o.command = app.remaining();
+        read_slurm(o, index->count() != 0);
+        if (o.hosts > 1 && o.store.empty()) throw CLI::ValidationError("--hosts needs --store: a folder that all hosts see");
+        if (o.host_index >= o.hosts)
+            throw CLI::ValidationError("--host-index: there are " + std::to_string(o.hosts) + " hosts, so say 0 to " +
+                                       std::to_string(o.hosts - 1));
         const bool dashes = !o.command.empty() && o.command.front() == "--";
         if (dashes) o.command.erase(o.command.begin());
         if (!dashes && !o.command.empty() && o.command.front().starts_with('-'))

@@ -9,7 +9,10 @@
 namespace gradsync_run {
 
 struct Options {
-    int ranks = 1;
+    int ranks = 1;  // on this host
+    int hosts = 1, host_index = 0;
+    std::string store, address;
+    double wait = 300;  // seconds for host 0
     unsigned restarts = 0;
     double grace = 30;  // seconds that the other ranks get to end by themselves
     bool bind_cores = false;

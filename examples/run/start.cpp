@@ -95,7 +95,8 @@ public:
     Start(const Options& options, unsigned number, const Events& events) : options_{options}, number_{number}, events_{events} {
         if (options.bind_cores && !cores_of(0, options.ranks))
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
-        if (options.restarts != 0) generations_.emplace(events.stores / std::to_string(number));
+        if (options.restarts != 0 && options.hosts == 1) generations_.emplace(events.stores / std::to_string(number));
+        if (events.hosts != nullptr) meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token});
         ranks_.resize(static_cast<std::size_t>(options.ranks));
         for (int r = 0; r < options.ranks; ++r) start_rank(r);
     }
@@ -107,6 +108,7 @@ public:
             wait_for_events();
             reap();
             look_at_generations();
+            look_at_hosts();
             for (int r = 0; r < options_.ranks; ++r)
                 if (const auto at = rank(r).starts_again; at && Clock::now() >= *at) start_rank(r);
             if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
@@ -119,16 +121,21 @@ public:
     }
 
 private:
+    /// Among the ranks of all hosts.
+    int number_of(int r) const { return options_.host_index * options_.ranks + r; }
+    int number_of(const Rank& rank) const { return number_of(static_cast<int>(&rank - ranks_.data())); }
+    std::string name_of(const Rank& rank) const { return "rank " + std::to_string(number_of(rank)); }
+
     Rank& rank(int r) { return ranks_[static_cast<std::size_t>(r)]; }
 
     std::map<std::string, std::string> environment_of(int r) const {
-        std::map<std::string, std::string> all{{"RANK", std::to_string(r)},
+        std::map<std::string, std::string> all{{"RANK", std::to_string(number_of(r))},
                                                {"LOCAL_RANK", std::to_string(r)},
-                                               {"WORLD_SIZE", std::to_string(options_.ranks)},
+                                               {"WORLD_SIZE", std::to_string(options_.ranks * options_.hosts)},
                                                {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
-                                               {"MASTER_ADDR", loopback},
-                                               {"MASTER_PORT", std::to_string(port_)},
-                                               {"GRADSYNC_JOB_TOKEN", token_},
+                                               {"MASTER_ADDR", meeting_.address},
+                                               {"MASTER_PORT", std::to_string(meeting_.port)},
+                                               {"GRADSYNC_JOB_TOKEN", meeting_.token},
                                                {"GRADSYNC_RESTART", std::to_string(number_ + restarts_)}};
         if (generations_) all["GRADSYNC_STORE"] = generations_->folder();
         return all;
@@ -177,7 +184,7 @@ private:
         rank.handle = Descriptor{static_cast<int>(::syscall(SYS_pidfd_open, rank.process, 0))};
         epoll_event event{.events = EPOLLIN, .data = {.u32 = static_cast<std::uint32_t>(r)}};
         if (rank.handle) ::epoll_ctl(ends_.get(), EPOLL_CTL_ADD, rank.handle.get(), &event);
-        const std::string prefix = options_.prefix ? "[" + std::to_string(r) + "] " : "";
+        const std::string prefix = options_.prefix ? "[" + std::to_string(number_of(r)) + "] " : "";
         rank.streams.emplace_back(std::move(out), out_, prefix, log_of(r, "out"));
         rank.streams.emplace_back(std::move(err), err_, prefix, log_of(r, "err"));
     }
@@ -187,7 +194,7 @@ private:
         const auto folder = options_.log_dir / ("start-" + std::to_string(number_ + restarts_));
         std::error_code error;
         std::filesystem::create_directories(folder, error);
-        const auto name = folder / ("rank-" + std::to_string(r) + "." + stream);
+        const auto name = folder / ("rank-" + std::to_string(number_of(r)) + "." + stream);
         Descriptor file{::open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)};
         if (!file) fail("cannot write " + name.string());
         return file;
@@ -222,6 +229,7 @@ private:
             milliseconds = milliseconds < 0 ? wait : std::min(milliseconds, wait);
         };
         wake_at(next_signal_at_);
+        if (events_.hosts != nullptr) wake_at(Clock::now() + std::chrono::milliseconds(200));
         for (const Rank& rank : ranks_) wake_at(rank.starts_again);
         ::poll(waiting.data(), waiting.size(), milliseconds);
         if (waiting[1].revents != 0) {  // the launcher was killed: so is the job
@@ -285,7 +293,20 @@ private:
         last_failed_ = Clock::now();
         rank.failed_after = seconds_since(rank.begin);
         if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();  // the others end with their own errors, or meet again, meanwhile
-        if (!first_failed_ && !start_again(rank)) first_failed_ = static_cast<int>(&rank - ranks_.data());
+        if (first_failed_ || start_again(rank)) return;
+        first_failed_ = static_cast<int>(&rank - ranks_.data());
+        if (events_.hosts == nullptr || elsewhere_ || asked_) return;
+        for (Stream& stream : rank.streams) stream.read();
+        elsewhere_ = events_.hosts->tell(number_, {options_.host_index, exit_status(status), failure_of(rank)});
+        if (elsewhere_->host == options_.host_index) elsewhere_.reset();
+    }
+
+    void look_at_hosts() {
+        if (events_.hosts == nullptr || first_failed_ || elsewhere_) return;
+        elsewhere_ = events_.hosts->failure(number_);
+        if (!elsewhere_) return;
+        start_no_more();
+        if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();
     }
 
     /// Starts a rank again, if the others of this job can go on. Returns false if they cannot. Failures until the ranks have met again are one
@@ -294,7 +315,6 @@ private:
         if (!generations_ || asked_) return false;
         generations_->refresh();
         if (generations_->newest() == 0 || generations_->ended()) return false;
-        const std::string name = "rank " + std::to_string(&rank - ranks_.data());
         const bool counts = !lost_since_ || rank.is_new;
         // A signal may come from outside; a program that fails by itself may never succeed.
         if (counts && !WIFSIGNALED(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
@@ -313,7 +333,7 @@ private:
         const double pause = failed_soon_ < 2 ? 0 : pause_after(failed_soon_ - 1);
         rank.starts_again = Clock::now() + std::chrono::milliseconds(static_cast<long long>(pause * 1000));
         for (Stream& stream : rank.streams) stream.read();
-        say(name + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
+        say(name_of(rank) + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
         say("starts it again, " + std::to_string(number_ + restarts_) + " of at most " + std::to_string(options_.restarts) +
             (pause > 0 ? ", in " + rounded(pause) + " s" : ""));
         return true;
@@ -329,7 +349,7 @@ private:
         const std::set<pid_t> silent = generations_->silent();
         for (int r = 0; r < options_.ranks; ++r)
             if (!rank(r).end && silent.contains(rank(r).process) && !std::exchange(rank(r).is_ended, true)) {
-                say("rank " + std::to_string(r) + " did not answer the others in time, and is ended");
+                say(name_of(rank(r)) + " did not answer the others in time, and is ended");
                 ::kill(rank(r).process, SIGKILL);
             }
         const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.process); };
@@ -355,7 +375,7 @@ private:
             if (!ranks_[r].end && !meets_others(ranks_[r])) {
                 ::kill(ranks_[r].process, next_signal_);
                 if (next_signal_ == SIGTERM) ::kill(ranks_[r].process, SIGCONT);
-                if (!was_pressed(static_cast<int>(r))) pressed_.push_back(static_cast<int>(r));
+                if (!was_pressed(number_of(ranks_[r]))) pressed_.push_back(number_of(ranks_[r]));
             }
         next_signal_ = SIGKILL;
         next_signal_at_ = Clock::now() + std::chrono::seconds(5);
@@ -363,28 +383,33 @@ private:
 
     Outcome outcome() const {
         Outcome result{.asked = asked_.has_value(), .hopeless = hopeless_, .restarts = restarts_, .seconds = seconds_since(begin_)};
-        if (!first_failed_) return result;
-        const Rank& first = ranks_[static_cast<std::size_t>(*first_failed_)];
-        result.status = exit_status(*first.end);
-        if (asked_ && *asked_ < first.begin + std::chrono::duration<double>(*first.failed_after))
+        if (!first_failed_ && !elsewhere_) return result;
+        const Rank* const first = first_failed_ ? &ranks_[static_cast<std::size_t>(*first_failed_)] : nullptr;
+        result.status = elsewhere_ ? elsewhere_->status : exit_status(*first->end);
+        if (asked_ && (first == nullptr || *asked_ < first->begin + std::chrono::duration<double>(*first->failed_after)))
             return result;  // it did what it was asked
-        result.account.push_back("rank " + std::to_string(*first_failed_) + " failed first: it " + describe_end(*first.end) + " after " +
-                                 rounded(*first.failed_after) + " s" + said_by(first));
+        result.account.push_back(elsewhere_ ? "on host " + std::to_string(elsewhere_->host) + ", " + elsewhere_->account
+                                            : failure_of(*first));
         // The others by how they ended, with the words of one: all have printed theirs.
         std::map<std::string, std::vector<int>> others;
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
-            const int number = static_cast<int>(r);
-            if (!ranks_[r].failed_after || number == *first_failed_ || was_pressed(number)) continue;
+            const int number = number_of(ranks_[r]);
+            if (!ranks_[r].failed_after || (&ranks_[r] == first && !elsewhere_) || was_pressed(number)) continue;
             others[describe_end(*ranks_[r].end)].push_back(number);
         }
         for (const auto& [what, ranks] : others) {
-            const std::string said = said_by(ranks_[static_cast<std::size_t>(ranks.front())]);
+            const std::string said = said_by(ranks_[static_cast<std::size_t>(ranks.front() - number_of(0))]);
             result.account.push_back(name_ranks(ranks) + " " + what + said);
         }
         if (!pressed_.empty())
             result.account.push_back(name_ranks(pressed_) + " did not end within " + rounded(options_.grace) + " s of that, and " +
                                      (pressed_.size() == 1 ? "was" : "were") + " ended");
         return result;
+    }
+
+    std::string failure_of(const Rank& rank) const {
+        return name_of(rank) + " failed first: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" +
+               said_by(rank);
     }
 
     /// The last line of an error, which says most: ": gradsync: ..."
@@ -403,8 +428,8 @@ private:
     const Options& options_;
     unsigned number_, restarts_ = 0, failed_soon_ = 0;
     const Events& events_;
-    const std::uint16_t port_ = free_port();
-    const std::string token_ = fresh_token();
+    Meeting meeting_{loopback, free_port(), fresh_token()};
+    std::optional<Failure> elsewhere_;  // a failure on another host, before any here
     const Clock::time_point begin_ = Clock::now();
     Clock::time_point last_failed_ = {};
     std::optional<Generations> generations_;   // if ranks may be started again

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "hosts.hpp"
 #include "options.hpp"
 #include "output.hpp"
 #include "processes.hpp"
@@ -40,6 +41,7 @@ struct Outcome {
 struct Events {
     int signals;                   // signalfd
     int lifeline;                  // a pipe: at its end the launcher is gone
+    Hosts* hosts;                  // or none
     std::filesystem::path stores;  // a folder for the stores in which ranks meet
 };
 

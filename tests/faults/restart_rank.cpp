@@ -66,7 +66,8 @@ void train(gs::TcpBackend& comm, State& state, const std::string& checkpoint, st
     comm.broadcast(gs::BufferView(&state.step, 1), 0).wait();
     const double begin = now();
     std::vector<float> gradient(state.weights.size());
-    gs::Reducer sync(comm, std::vector<gs::ParameterView>{{.name = "w", .value = gs::buffer(state.weights), .gradient = gs::buffer(gradient)}});
+    gs::Reducer sync(comm,
+                     std::vector<gs::ParameterView>{{.name = "w", .value = gs::buffer(state.weights), .gradient = gs::buffer(gradient)}});
     const double made = now();
     sync.broadcast_parameters();
     say("face", made, std::to_string(made - begin));
@@ -74,7 +75,8 @@ void train(gs::TcpBackend& comm, State& state, const std::string& checkpoint, st
         if (comm.rank() == 0 && state.step % 8 == 0) state.save(checkpoint);
         compute(microseconds);
         for (std::size_t i = 0; i < gradient.size(); ++i)
-            gradient[i] = 0.01f * state.weights[i] + static_cast<float>((state.step * 31 + i + static_cast<std::size_t>(comm.rank()) * 7) % 13);
+            gradient[i] =
+                0.01f * state.weights[i] + static_cast<float>((state.step * 31 + i + static_cast<std::size_t>(comm.rank()) * 7) % 13);
         sync.mark_ready(0);
         sync.finish();
         for (std::size_t i = 0; i < gradient.size(); ++i) state.weights[i] -= 0.1f * gradient[i];

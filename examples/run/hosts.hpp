@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+// Launchers of one job on several hosts, which agree through a store.
+
+#include <optional>
+#include <span>
+#include <sstream>
+#include <string>
+
+#include <gradsync/bootstrap/channel.hpp>
+#include <gradsync/bootstrap/store/any_store.hpp>
+
+#include "options.hpp"
+#include "processes.hpp"
+
+namespace gradsync_run {
+
+/// Where rank 0 of a start listens, and the secret of its ranks.
+struct Meeting {
+    std::string address;
+    int port = 0;
+    std::string token;
+};
+
+/// The first failure of a start, on whatever host.
+struct Failure {
+    int host = 0, status = 0;
+    std::string account;
+};
+
+class Hosts {
+public:
+    explicit Hosts(const Options& options) : options_{&options}, store_{gradsync::AnyStore::open(options.store)} {
+        const std::string name = "host/" + std::to_string(options.host_index),
+                          own = std::to_string(::getpid()) + " " + gradsync::net::Nonce::random().text();
+        if (create(name, own) != own)
+            throw std::runtime_error(
+                "--store: " + options.store + " has a host " + std::to_string(options.host_index) +
+                " already, perhaps of another job; give each job a folder of its own, and each host another --host-index");
+    }
+
+    /// Host 0 says where the ranks of a start meet, and the others wait for that.
+    Meeting meet(unsigned number, const Meeting& own) {
+        const std::string name = "start/" + std::to_string(number);
+        if (options_->host_index == 0) return meeting_in(create(name, own.address + " " + std::to_string(own.port) + " " + own.token));
+        for (const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_->wait));
+             Clock::now() < until; ::usleep(50'000))
+            if (const auto found = read(name)) return meeting_in(*found);
+        throw std::runtime_error("host 0 has not come to " + options_->store + " within the " +
+                                 std::to_string(static_cast<int>(options_->wait)) +
+                                 " s of --wait; look at its launcher's output, and check that it sees the same folder");
+    }
+
+    /// The address at which other hosts reach this one.
+    std::string address() const {
+        if (!options_->address.empty()) return options_->address;
+        const auto all = gradsync::net::addresses_of({});
+        if (all.empty()) throw std::runtime_error("this host has no network; say its address with --address");
+        return all[0].text();
+    }
+
+    /// Tells the others of a failure. Returns the first one that anybody has told.
+    Failure tell(unsigned number, const Failure& failure) {
+        return failure_in(create("failed/" + std::to_string(number),
+                                 std::to_string(failure.host) + " " + std::to_string(failure.status) + " " + failure.account));
+    }
+    std::optional<Failure> failure(unsigned number) {
+        const auto found = read("failed/" + std::to_string(number));
+        return found ? std::optional(failure_in(*found)) : std::nullopt;
+    }
+
+private:
+    std::string create(const std::string& name, const std::string& text) {
+        return std::string(gradsync::bootstrap::text_of(store_.create(name, std::as_bytes(std::span(text)))));
+    }
+    std::optional<std::string> read(const std::string& name) {
+        const auto found = store_.read(name);
+        return found ? std::optional(std::string(gradsync::bootstrap::text_of(*found))) : std::nullopt;
+    }
+    static Meeting meeting_in(const std::string& text) {
+        std::istringstream words{text};
+        Meeting meeting;
+        words >> meeting.address >> meeting.port >> meeting.token;
+        return meeting;
+    }
+    static Failure failure_in(const std::string& text) {
+        std::istringstream words{text};
+        Failure failure;
+        words >> failure.host >> failure.status;
+        words.ignore();
+        std::getline(words, failure.account);
+        return failure;
+    }
+
+    const Options* options_;
+    gradsync::AnyStore store_;
+};
+
+}  // namespace gradsync_run
