@@ -353,12 +353,13 @@ private:
                 ::kill(rank(r).process, SIGKILL);
             }
         const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.process); };
-        if (!lost_since_ || generations_->newest() == *lost_since_ || !std::ranges::all_of(ranks_, has_met)) return;
+        if (!std::ranges::all_of(ranks_, has_met)) return;
+        for (Rank& rank : ranks_) rank.is_new = false;
+        if (!lost_since_ || generations_->newest() == *lost_since_) return;
         lost_since_.reset();
         next_signal_at_.reset();
         next_signal_ = SIGTERM;
         pressed_.clear();
-        for (Rank& rank : ranks_) rank.is_new = false;
     }
 
     /// A rank that is on its way to the others, or waits for them, is not one that does not end.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """gradsync_run as its users see it.
 
-usage: test_run.py GRADSYNC_RUN [PROGRAM]      PROGRAM: gradsync_train, for ranks that train
+usage: test_run.py GRADSYNC_RUN GRADSYNC_RESTART [GRADSYNC_TRAIN]
 """
 
 import collections
@@ -292,7 +292,115 @@ class Restarts(RunTest):
         self.assertGreater(time.monotonic() - begin, 7)  # it has waited longer and longer
 
 
-@unittest.skipUnless(len(sys.argv) > 2, "needs gradsync_train")
+    def test_what_is_wrong_with_several_hosts_is_said(self):
+        for options, words in [(["--hosts", 2], "--hosts needs --store"),
+                               (["--hosts", 2, "--host-index", 2, "--store", self.folder], "there are 2 hosts, so say 0 to 1"),
+                               (["--hosts", 2, "--store", self.folder / "none"], "cannot be opened"),
+                               (["--hosts", 2, "--store", "etcd://here"], "there is no store of the kind etcd://"),
+                               (["--hosts", 2, "--host-index", 1, "--store", self.folder, "--wait", 1], "host 0 has not come to"),
+                               (["--hosts", 2, "--host-index", 1, "--store", self.folder], "has a host 1 already")]:
+            done = self.call(*options, *self.script("true"))
+            self.assertIn(done.returncode, (2, 127))
+            self.assertIn(words, done.stderr)
+
+    def on_hosts(self, *arguments):
+        """Two launchers on this machine, as if it were two."""
+        started = [self.begin("-n", 2, "--hosts", 2, "--host-index", host, "--store", self.folder, "--address", "127.0.0.1", *arguments) for host in (0, 1)]
+        return [(*host.communicate(timeout=LIMIT), host.returncode) for host in started]
+
+    def test_ranks_of_two_hosts_know_who_they_are(self):
+        done = self.on_hosts(*self.script("echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $GRADSYNC_JOB_TOKEN"))
+        lines = sorted(line for output, _, status in done for line in output.splitlines())
+        self.assertEqual([line.split()[:6] for line in lines], [[f"[{r}]", str(r), str(r % 2), "4", "2", "127.0.0.1"] for r in range(4)])
+        self.assertEqual(len({tuple(line.split()[6:]) for line in lines}), 1)
+
+    def test_a_failure_on_one_host_starts_both_again(self):
+        done = self.on_hosts("--restarts", 2, "--grace", 1, *self.script("[ $RANK = 3 ] && [ $GRADSYNC_RESTART = 0 ] && { echo oops >&2; exit 7; }; "
+                                                                          "[ $GRADSYNC_RESTART = 1 ] || sleep 1000"))
+        for _, errors, status in done:
+            self.assertEqual(status, 0, errors)
+            self.assertIn("rank 3 failed first: it ended with exit status 7", errors)
+            self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
+    def test_both_hosts_end_with_the_status_of_the_first_failure(self):
+        for _, errors, status in self.on_hosts("--grace", 1, *self.script("[ $RANK = 1 ] && exit 9; sleep 1000")):
+            self.assertEqual(status, 9, errors)
+
+
+class GoingOn(RunTest):
+    """Ranks that meet again when one of them is started again."""
+
+    def job(self, *options):
+        launcher = self.begin("-n", 3, *options, "--", RESTART, self.folder)
+        self.assertTrue(until(lambda: (self.folder / "checkpoint").exists()))
+        return launcher
+
+    def ranks_of(self, launcher):
+        supervisor = self.supervisor_of(launcher)
+        return [int(p) for p in pathlib.Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+
+    def setUp(self):
+        super().setUp()
+        self.plain = self.call("-n", 3, "--", RESTART, tempfile.mkdtemp(dir=self.folder)).stdout
+        self.assertRegex(self.plain, "y = 0x1.")
+        self.stores = set(pathlib.Path("/dev/shm").glob("gradsync_run-*"))
+
+    def tearDown(self):
+        self.assertTrue(until(lambda: set(pathlib.Path("/dev/shm").glob("gradsync_run-*")) <= self.stores), "a folder is left in /dev/shm")
+
+    def test_the_others_go_on_and_the_result_is_the_same(self):
+        launcher = self.job("--restarts", 2)
+        before = self.ranks_of(launcher)
+        os.kill(before[1], signal.SIGKILL)
+        self.assertTrue(until(lambda: len(self.ranks_of(launcher)) == 3 and before[1] not in self.ranks_of(launcher)))
+        self.assertEqual([self.ranks_of(launcher)[i] for i in (0, 1)], [before[0], before[2]])
+        output, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual((launcher.returncode, output), (0, self.plain), errors)
+        self.assertIn("rank 1 failed: it was killed by signal 9 (Killed)", errors)
+        self.assertIn("starts it again, 1 of at most 2", errors)
+        self.assertIn("[0] goes on after: rank 0: the process of rank 1 died", errors)
+        self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
+    def test_two_at_once_are_one_restart(self):
+        launcher = self.job("--restarts", 1)
+        for rank in self.ranks_of(launcher)[:2]: os.kill(rank, signal.SIGKILL)
+        output, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual((launcher.returncode, output), (0, self.plain), errors)
+        self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
+    def test_when_no_restart_is_left_the_others_learn_it(self):
+        launcher = self.job("--restarts", 1)
+        for _ in range(2):
+            os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)
+            time.sleep(0.5)
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 128 + signal.SIGKILL, errors)
+        self.assertRegex(errors, r"ranks 0, 1 ended with exit status 1: .*rank 2 died while")
+        self.assertTrue(errors.endswith("gradsync_run: no restart is left of 1.\n"), errors)
+
+    def test_a_signal_ends_a_job_that_waits_for_a_rank(self):
+        launcher = self.job("--restarts", 2)
+        os.kill(self.ranks_of(launcher)[0], signal.SIGKILL)
+        launcher.send_signal(signal.SIGINT)
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertNotEqual(launcher.returncode, 0, errors)
+
+    def test_nothing_outlives_a_launcher_that_is_killed(self):
+        for whom in "launcher", "supervisor":
+            launcher = self.job("--restarts", 2)
+            ranks = self.ranks_of(launcher)
+            os.kill(launcher.pid if whom == "launcher" else self.supervisor_of(launcher), signal.SIGKILL)
+            self.assertTrue(until(lambda: not any(map(alive, ranks))), whom)
+            (self.folder / "checkpoint").unlink()
+
+    def test_programs_that_fail_by_themselves_are_not_started_for_ever(self):
+        launcher = self.begin("-n", 2, "--restarts", 1000, "--", RESTART, self.folder / "no-such")
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 1, errors)
+        self.assertIn("ranks have failed 5 times in a row within 5.0 s of their start, and is not started again", errors)
+
+
+@unittest.skipUnless(len(sys.argv) > 3, "needs gradsync_train")
 class Training(RunTest):
     def test_a_killed_rank_costs_a_restart_and_no_bits(self):
         train = [PROGRAM, *"--backend tcp --d-model 32 --blocks 1 --heads 2 --context 16 --micro-batch 2 --global-batch 12".split()]
@@ -307,13 +415,13 @@ class Training(RunTest):
         os.kill(ranks[1], signal.SIGKILL)
         output, errors = launcher.communicate(timeout=LIMIT)
         self.assertEqual(launcher.returncode, 0, errors)
-        self.assertIn("rank 1 failed first: it was killed by signal 9 (Killed)", errors)
-        self.assertRegex(errors, r"ranks 0, 2 ended with exit status \d+: .*rank 1")
+        self.assertIn("rank 1 failed: it was killed by signal 9 (Killed)", errors)
+        self.assertIn("the job succeeded. It was started again 1 time.", errors)
         self.assertEqual(json.loads(json_file.read_text())["params_digest"], json.loads(plain.read_text())["params_digest"])
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
-    RUN, PROGRAM = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    RUN, RESTART, PROGRAM = sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
     unittest.main(argv=sys.argv[:1], verbosity=2)
