@@ -6,6 +6,7 @@
 #include <sys/inotify.h>
 
 #include <filesystem>
+#include <list>
 #include <map>
 #include <set>
 #include <span>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <gradsync/bootstrap/store/file_store.hpp>
+#include <gradsync/collective/shared_memory/segment.hpp>
 #include <gradsync/elastic/machine.hpp>
 
 #include "processes.hpp"
@@ -64,6 +66,7 @@ public:
             }
         }
         ended_ = ended_ || store_.read("end").has_value();
+        hold_memory();
     }
 
     std::uint32_t newest() const { return newest_; }
@@ -80,6 +83,25 @@ public:
     void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
 
 private:
+    /// Holds what ranks keep, so that it outlives them.
+    void hold_memory() {
+        using gradsync::shared_memory::Segment;
+        const std::string prefix = "keep/";
+        for (const std::string& name : store_.names(prefix)) {
+            if (!offers_.insert(name).second) continue;
+            const auto offer = store_.read(name);
+            Segment::IpcHandle handle;
+            if (!offer || offer->size() != sizeof handle) continue;
+            std::memcpy(&handle, offer->data(), sizeof handle);
+            try {
+                memory_.push_back(Segment::take_over(handle));
+            } catch (const std::system_error&) {
+                continue;  // the rank has died meanwhile; another one will make its own
+            }
+            const int rank = std::stoi(name.substr(prefix.size()));
+            (void)store_.create(gradsync::elastic::name_of_memory(rank), std::as_bytes(std::span(&memory_.back().ipc_handle(), 1)));
+        }
+    }
     std::set<pid_t> processes_in(const std::string& prefix) {
         std::set<pid_t> all;
         for (const std::string& name : store_.names(prefix))
@@ -98,6 +120,8 @@ private:
     std::uint32_t newest_ = 0;
     std::set<pid_t> members_;
     std::map<std::uint64_t, pid_t> processes_;  // by the member's number
+    std::set<std::string> offers_;
+    std::list<gradsync::shared_memory::Segment> memory_;
     bool ended_ = false;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // A training that gradsync_run starts, and that goes on after faults. It writes down what it does and when, for restarts.py:
 //
-//   restart_rank FOLDER STEPS ELEMENTS MICROSECONDS      # so long computes each step
+//   restart_rank FOLDER STEPS ELEMENTS MICROSECONDS [keep | own]      # so long computes each step; keeps its state in memory, as replicated or
+//                                                                     # as each rank's own, and not in checkpoints
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,10 +14,13 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include <gradsync/elastic/membership.hpp>
+#include <gradsync/elastic/kept_state.hpp>
 #include <gradsync/gradsync.hpp>
 
 namespace {
@@ -61,9 +65,20 @@ void compute(double microseconds) {
     for (const double end = now() + 1e-6 * microseconds; now() < end;) ::usleep(50);
 }
 
-void train(gs::TcpBackend& comm, State& state, const std::string& checkpoint, std::uint64_t steps, double microseconds) {
-    state.load(checkpoint);
-    comm.broadcast(gs::BufferView(&state.step, 1), 0).wait();
+void train(gs::Membership& job, gs::TcpBackend& comm, State& state, const std::string& checkpoint, std::uint64_t steps, double microseconds,
+           const std::string& way) {
+    std::optional<gs::KeptState> kept;
+    if (!way.empty())
+        kept.emplace(job, comm, std::initializer_list<gs::BufferView>{gs::buffer(state.weights), gs::BufferView(&state.step, 1)},
+                     way == "own" ? gs::StateKind::own : gs::StateKind::replicated);
+    if (kept && kept->newest()) {
+        const std::uint64_t number = kept->restore();
+        if (number != state.step) throw std::runtime_error("another step is restored");
+    } else {
+        state.load(kept ? "" : checkpoint);
+    }
+    if (!kept) comm.broadcast(gs::BufferView(&state.step, 1), 0).wait();
+    say("from", now(), std::to_string(state.step));
     const double begin = now();
     std::vector<float> gradient(state.weights.size());
     gs::Reducer sync(comm,
@@ -71,8 +86,9 @@ void train(gs::TcpBackend& comm, State& state, const std::string& checkpoint, st
     const double made = now();
     sync.broadcast_parameters();
     say("face", made, std::to_string(made - begin));
-    for (; state.step < steps; ++state.step) {
-        if (comm.rank() == 0 && state.step % 8 == 0) state.save(checkpoint);
+    while (state.step < steps) {
+        if (kept) kept->keep(state.step);
+        else if (comm.rank() == 0 && state.step % 8 == 0) state.save(checkpoint);
         compute(microseconds);
         for (std::size_t i = 0; i < gradient.size(); ++i)
             gradient[i] =
@@ -80,6 +96,7 @@ void train(gs::TcpBackend& comm, State& state, const std::string& checkpoint, st
         sync.mark_ready(0);
         sync.finish();
         for (std::size_t i = 0; i < gradient.size(); ++i) state.weights[i] -= 0.1f * gradient[i];
+        ++state.step;
     }
     std::uint64_t digest = 1469598103934665603u;
     for (const float weight : state.weights) {
@@ -92,7 +109,7 @@ void train(gs::TcpBackend& comm, State& state, const std::string& checkpoint, st
 
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
     say("start", now(), std::getenv("RANK"));
     ::signal(SIGUSR1, [](int) { ::_exit(3); });
     const std::string checkpoint = std::string(argv[1]) + "/checkpoint";
@@ -104,7 +121,7 @@ int main(int, char** argv) {
                 say("meet", now());
                 gs::TcpBackend comm = job.connect({.timeout = std::chrono::seconds(2)});
                 say("met", now(), std::to_string(job.generation()));
-                train(comm, state, checkpoint, std::strtoull(argv[2], nullptr, 10), std::atof(argv[4]));
+                train(job, comm, state, checkpoint, std::strtoull(argv[2], nullptr, 10), std::atof(argv[4]), argc > 5 ? argv[5] : "");
                 job.end(comm);
             } catch (const gs::Error& error) {
                 const double when = now();

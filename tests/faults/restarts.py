@@ -5,7 +5,7 @@
 usage: restarts.py GRADSYNC_RUN RESTART_RANK [--runs N] [--seed S] [--jobs J] [--verbose]
        restarts.py GRADSYNC_RUN RESTART_RANK --times FAULTS --ranks N [--elements E]
 
-Each run is a training of 2 to 4 ranks in which one to three faults happen, drawn from seed S, S + 1, ...: a rank is killed, stopped, told to
+Each run is a training of 2 to 4 ranks, which go on from a checkpoint or from kept memory. In each one to three faults happen, drawn from seed S, S + 1, ...: a rank is killed, stopped, told to
 exit or aborted, or the launcher is killed; at any moment, also two at once. A run is bad if it hangs, ends with other bits than one without
 faults, blames a rank without a fault, or leaves a process or a folder behind. Ends with 1 if there are any.
 
@@ -34,19 +34,19 @@ STEPS, RESTARTS, LIMIT = 60, 12, 60
 class Job:
     """A running job, and what its ranks have said so far: (word, process, time, rest), in order."""
 
-    def __init__(self, ranks, steps, elements, microseconds, restarts):
+    def __init__(self, ranks, steps, elements, microseconds, restarts, way=()):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.said, self.errors, self.rank_of = [], [], {}
         self.process = subprocess.Popen(
             [OPTIONS.gradsync_run, "-n", str(ranks), "--restarts", str(restarts), "--grace", "3", "--", OPTIONS.restart_rank, self.folder.name, str(steps),
-             str(elements), str(microseconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+             str(elements), str(microseconds), *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
         self.threads = [threading.Thread(target=self.read_out), threading.Thread(target=self.read_err)]
         for thread in self.threads: thread.start()
 
     def read_out(self):
         for line in self.process.stdout:
             words = line.split(" ", 4)
-            if len(words) == 5 and words[1] in ("start", "meet", "met", "face", "error", "failure", "digest", "end"):
+            if len(words) == 5 and words[1] in ("start", "meet", "met", "from", "face", "error", "failure", "digest", "end"):
                 self.rank_of[int(words[2])] = int(words[0][1:-1])
                 self.said.append((words[1], int(words[2]), float(words[3]), words[4].strip()))
 
@@ -89,8 +89,9 @@ def run(seed):
         at += draw.choice([0, draw.uniform(0, 0.03), draw.uniform(0, 0.4)])
         plan.append((at, draw.choice(["kill", "kill", "stop", "exit", "abort"]), draw.randrange(ranks)))
     if draw.random() < 0.08: plan.append((at + draw.uniform(0, 0.2), "launcher", draw.choice(["launcher", "supervisor"])))
-    job = Job(ranks, STEPS, 1000, 4000, RESTARTS)
-    begin, hit, description = time.monotonic(), set(), f"{ranks} ranks:"
+    way = draw.choice([(), ("keep",), ("own",)])
+    job = Job(ranks, STEPS, 1000, 4000, RESTARTS, way)
+    begin, hit, description = time.monotonic(), set(), f"{ranks} ranks, {way[0] if way else 'checkpoints'}:"
     launcher_killed = False
     for at, fault, whom in plan:
         time.sleep(max(0, begin + at - time.monotonic()))
@@ -114,6 +115,8 @@ def run(seed):
     if digests - {EXPECTED[ranks]}: wrong.append(("wrong number", f"digests {digests}"))
     if not launcher_killed and status is not None and status != 0: wrong.append(("lost", f"ended with status {status}"))
     if not launcher_killed and status == 0 and not digests: wrong.append(("lost", "no digest"))
+    begins = [int(rest) for word, _, _, rest in sorted(job.said, key=lambda said: said[2]) if word == "from"]
+    if way and begins != sorted(begins): wrong.append(("lost", f"goes on from steps {begins}"))
     for word, process, _, rest in job.said:
         if word not in ("error", "failure"): continue
         peer = int(rest.split()[0])

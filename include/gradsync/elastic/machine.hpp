@@ -16,6 +16,8 @@
 ///     gen/NUMBER            the members of a generation
 ///     back/NUMBER-MEMBER    a member that has left a generation, and waits for the next one
 ///     out/MEMBER            a member that did not answer in time: whoever started it shall end it
+///     keep/RANK-MEMBER      memory that a rank has made for its state
+///     held/RANK             the same memory, held by whoever started the rank
 ///     end                   the job has ended
 
 namespace gradsync::inline v0_2::elastic {
@@ -49,6 +51,16 @@ struct Generation {
     const std::string digits = std::to_string(number);
     return "gen/" + std::string(10 - digits.size(), '0') + digits;
 }
+[[gnu::cold]] inline std::string name_of(std::string prefix, std::uint64_t member) {
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(member));
+    return prefix += digits;
+}
+/// The names of the memory for a rank's state: as it is offered, and as it is held.
+[[gnu::cold]] inline std::string name_of_offer(int rank, std::uint64_t member) {
+    return name_of(gradsync::detail::text("keep/", rank, "-"), member);
+}
+[[gnu::cold]] inline std::string name_of_memory(int rank) { return gradsync::detail::text("held/", rank); }
 /// What the names of members begin with that have left the generation.
 [[gnu::cold]] inline std::string name_of_return(std::uint32_t generation) {
     return "back/" + std::to_string(generation) + "-";

@@ -100,14 +100,11 @@ public:
     std::uint32_t generation() const noexcept { return met_; }
 
 private:
+    friend class KeptState;
+
     /// Thrown by `look`.
     struct Interrupted {};
 
-    static std::string name_of(const std::string& prefix, std::uint64_t member) {
-        char digits[17];
-        std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(member));
-        return prefix + digits;
-    }
     static std::span<const std::byte> bytes_of(const List<elastic::Member>& members) {
         return std::as_bytes(std::span(members.data(), members.size()));
     }
@@ -142,7 +139,7 @@ private:
     void join() {
         self_.id = bootstrap::random_token() | 1;
         listed_ = false;
-        (void)store_->create(name_of("join/", self_.id), std::as_bytes(std::span(&self_, 1)));
+        (void)store_->create(elastic::name_of("join/", self_.id), std::as_bytes(std::span(&self_, 1)));
     }
 
     /// Reads what is new in the store.
@@ -211,12 +208,12 @@ private:
 
     void leave_generation(const Error& error) {
         left_ = newest_.number;
-        (void)store_->create(name_of(elastic::name_of_return(left_), self_.id), {});
+        (void)store_->create(elastic::name_of(elastic::name_of_return(left_), self_.id), {});
         const int peer = error.context().peer;
         if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= newest_.members.size())
             return;
         const std::uint64_t culprit = newest_.members[static_cast<std::size_t>(peer)].id;
-        if (culprit != self_.id) (void)store_->create(name_of("out/", culprit), {});
+        if (culprit != self_.id) (void)store_->create(elastic::name_of("out/", culprit), {});
     }
 
     [[noreturn]] void leave() {

@@ -53,13 +53,30 @@ public:
         return segment;
     }
 
+    /// Reserves all of its memory, so that writing it never fails. On the creator. Throws std::system_error if the
+    /// system has not enough.
+    [[gnu::cold]] void reserve() const {
+        const auto whole = static_cast<off_t>(bytes() + data_offset(bytes()));
+        if (::fallocate(descriptor_.get(), 0, 0, whole) != 0)
+            refuse(text("cannot reserve ", bytes(), " bytes of memory"));
+    }
+
+    /// Opens the memory as its creator does: others can open it at this process, also when the creator has died. Throws
+    /// like `open`.
+    [[gnu::cold]] static Segment take_over(const IpcHandle& handle) {
+        Descriptor descriptor = open_descriptor(handle);
+        Segment segment = open(handle, std::chrono::nanoseconds(0));
+        segment.ipc_handle_.process = ::getpid();
+        segment.ipc_handle_.descriptor = descriptor.get();
+        segment.descriptor_ = std::move(descriptor);
+        return segment;
+    }
+
     /// Maps the creator's memory. Throws std::system_error if this process cannot reach it: another machine, another
     /// process namespace, another user.
     [[gnu::cold]] static Segment open(const IpcHandle& handle,
                                       std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
-        const std::string path = text("/proc/", handle.process, "/fd/", handle.descriptor);
-        const Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-        if (!descriptor) refuse("cannot open the shared memory " + path);
+        const Descriptor descriptor = open_descriptor(handle);
         // In another process namespace the same number is another process.
         Segment segment;
         struct stat status {};
@@ -69,7 +86,7 @@ public:
             std::memcmp(segment.map(descriptor.get(), handle.bytes, for_huge_pages), &handle.token,
                         sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
-                                    path + " is not the expected shared memory");
+                                    path_of(handle) + " is not the expected shared memory");
         segment.ipc_handle_ = handle;
         return segment;
     }
@@ -93,6 +110,15 @@ private:
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) {
         throw std::system_error(errno, std::generic_category(), what);
+    }
+
+    static std::string path_of(const IpcHandle& handle) {
+        return text("/proc/", handle.process, "/fd/", handle.descriptor);
+    }
+    [[gnu::cold]] static Descriptor open_descriptor(const IpcHandle& handle) {
+        Descriptor descriptor(::open(path_of(handle).c_str(), O_RDWR | O_CLOEXEC));
+        if (!descriptor) refuse("cannot open the shared memory " + path_of(handle));
+        return descriptor;
     }
 
     /// Returns the mapping, which begins before the data.

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "../collective/shared_memory/segment.hpp"
+
+namespace gradsync::inline v0_2::elastic {
+
+/// Bytes of a state, wherever they are.
+struct Piece {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+};
+
+/// Returns those of the bytes of `pieces`, side by side, that begin at `first`.
+[[gnu::cold]] inline List<Piece> part_of(const List<Piece>& pieces, std::size_t first, std::size_t bytes) {
+    List<Piece> part;
+    for (const Piece& piece : pieces) {
+        const std::size_t skipped = gradsync::detail::smaller(first, piece.bytes);
+        const std::size_t taken = gradsync::detail::smaller(piece.bytes - skipped, bytes);
+        if (taken != 0) part.push_back({piece.data + skipped, taken});
+        first -= skipped;
+        bytes -= taken;
+    }
+    return part;
+}
+
+/// Memory for two copies of a state, each with its step. While one is written, the other stays: a process may be killed
+/// at any instruction. Another process reads what is there when the writer has ended, or waits. Not thread-safe.
+class KeptMemory {
+public:
+    KeptMemory() = default;
+    /// Makes memory for states of `bytes` bytes. `layout`: a hash of what they mean. Throws std::system_error if there is
+    /// not enough.
+    [[gnu::cold]] static KeptMemory make(std::size_t bytes, std::uint64_t layout) {
+        KeptMemory memory;
+        memory.segment_ = shared_memory::Segment::create(line + 2 * room(bytes));
+        memory.segment_.reserve();
+        new (memory.segment_.data()) Header{.bytes = bytes, .layout = layout};
+        return memory;
+    }
+    /// Throws std::system_error if the memory cannot be reached.
+    [[gnu::cold]] static KeptMemory open(const shared_memory::Segment::IpcHandle& handle) {
+        KeptMemory memory;
+        memory.segment_ = shared_memory::Segment::open(handle);
+        return memory;
+    }
+
+    const shared_memory::Segment::IpcHandle& handle() const noexcept { return segment_.ipc_handle(); }
+    /// Is this memory for states of `bytes` bytes that mean `layout`?
+    bool is_for(std::size_t bytes, std::uint64_t layout) const noexcept {
+        return segment_.bytes() == line + 2 * room(bytes) && header().bytes == bytes && header().layout == layout;
+    }
+
+    /// The step of slot 0 or 1; 0: it has no state.
+    std::uint64_t step(int slot) const noexcept { return header().steps[slot].load(std::memory_order_acquire); }
+    std::uint64_t newest() const noexcept { return gradsync::detail::larger(step(0), step(1)); }
+    /// Which slot has the state of this step; -1: none.
+    int slot_of(std::uint64_t step) const noexcept {
+        return step == this->step(0) ? 0 : step == this->step(1) ? 1 : -1;
+    }
+
+    /// Writes a state over the older one. `step` is not 0.
+    void write(std::uint64_t step, const List<Piece>& pieces) noexcept {
+        const int slot = this->step(0) <= this->step(1) ? 0 : 1;
+        forget(slot);
+        std::byte* at = state(slot);
+        for (const Piece& piece : pieces) {
+            std::memcpy(at, piece.data, piece.bytes);
+            at += piece.bytes;
+        }
+        header().steps[slot].store(step, std::memory_order_release);
+    }
+    void read(int slot, const List<Piece>& pieces) const noexcept {
+        const std::byte* at = state(slot);
+        for (const Piece& piece : pieces) {
+            std::memcpy(piece.data, at, piece.bytes);
+            at += piece.bytes;
+        }
+    }
+    /// No write of the state comes before this.
+    void forget(int slot) noexcept { header().steps[slot].exchange(0, std::memory_order_acq_rel); }
+
+private:
+    struct Header {
+        std::uint64_t bytes = 0, layout = 0;
+        std::atomic<std::uint64_t> steps[2] = {};
+    };
+    static_assert(sizeof(Header) <= 64);
+    static constexpr std::size_t line = 64;  ///< bytes of a cache line; the header takes one
+    static constexpr std::size_t room(std::size_t bytes) noexcept { return gradsync::detail::round_up(bytes, line); }
+
+    Header& header() const noexcept { return *reinterpret_cast<Header*>(segment_.data()); }
+    std::byte* state(int slot) const noexcept {
+        return segment_.data() + line + static_cast<std::size_t>(slot) * room(header().bytes);
+    }
+
+    shared_memory::Segment segment_;
+};
+
+}  // namespace gradsync::inline v0_2::elastic

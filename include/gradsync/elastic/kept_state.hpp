@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "kept_memory.hpp"
+#include "membership.hpp"
+
+namespace gradsync::inline v0_2 {
+
+/// How the state of the ranks differs.
+enum class StateKind {
+    replicated,  ///< every rank has the same: each keeps a part of it
+    own          ///< each rank has a state of its own, such as shards: it keeps all of that
+};
+
+/// Keeps the state of a training in memory that outlives this process, so that ranks that meet again go on with it.
+///
+///     while (!job.is_over()) try {
+///             gs::TcpBackend comm = job.connect();
+///             gs::Reducer sync(comm, model.parameters());
+///             gs::KeptState kept(job, comm, {gs::buffer(model.weights), gs::buffer(model.momentum)});
+///             std::uint64_t step = kept.newest() ? kept.restore() : load_checkpoint(comm, model);
+///             for (; step < steps; kept.keep(++step)) {
+///                 ...
+///             }
+///             job.end(comm);
+///         } catch (const gs::Error& error) {
+///             if (!job.goes_on(error)) throw;
+///         }
+///
+/// Whoever started the ranks holds the memory (gradsync_run --restarts K). It takes twice the bytes of the state: of one
+/// rank's if it is replicated, of each rank's otherwise. Without a store there is no such memory: `keep` does nothing.
+/// The state is the views' bytes on the host, without pointers. Not thread-safe.
+class KeptState {
+public:
+    /// `state`: the memory of this rank's state, in the same order on every start of it. It must live as long as this
+    /// object, at the same place. Collective. Throws Error(storage) on all ranks if there is not enough memory on one,
+    /// and Error(parameter_mismatch) if what is kept is the state of something else.
+    KeptState(Membership& job, TcpBackend& comm, std::span<const BufferView> state,
+              StateKind kind = StateKind::replicated)
+        : kind_(kind), rank_(comm.rank()), size_(comm.size()) {
+        for (const BufferView& view : state) {
+            if (view.space != MemorySpace::host)
+                bootstrap::raise(Errc::invalid_argument, "KeptState takes memory of the host; copy what is on a device",
+                                 {.operation = "KeptState", .rank = rank_});
+            state_.push_back({static_cast<std::byte*>(view.data), view.bytes()});
+            bytes_ += view.bytes();
+        }
+        if (!job.store_) return;
+        comm_.emplace(comm);
+        elastic::KeptMemory memory;
+        std::string problem;
+        Errc code = Errc::storage;
+        try {
+            memory = take_memory(*job.store_, job.self_.id, comm.timeout());
+        } catch (const Error& error) {
+            code = error.errc();
+            problem = error.what();
+        } catch (const std::exception& error) {
+            problem = error.what();
+        }
+        agree(std::move(memory), problem, code);
+    }
+    KeptState(Membership& job, TcpBackend& comm, std::initializer_list<BufferView> state,
+              StateKind kind = StateKind::replicated)
+        : KeptState(job, comm, std::span(state.begin(), state.size()), kind) {}
+    KeptState(const KeptState&) = delete;
+
+    /// The newest step of which all ranks have kept the state, when this object was made; the same on all ranks.
+    std::optional<std::uint64_t> newest() const noexcept { return newest_; }
+
+    /// Writes the state of `newest()` into this rank's memory, and returns its step. Throws Error(invalid_argument) if
+    /// there is none. Collective.
+    std::uint64_t restore() {
+        if (!newest_)
+            bootstrap::raise(Errc::invalid_argument, "restore: nothing is kept; ask newest() first",
+                             {.operation = "restore", .rank = rank_});
+        const std::uint64_t number = *newest_ + 1;
+        if (kind_ == StateKind::own) {
+            own().read(own().slot_of(number), state_);
+        } else {
+            for (int r = 0; r < size_; ++r) {
+                const elastic::KeptMemory& memory = memory_[static_cast<std::size_t>(r)];
+                memory.read(memory.slot_of(number), part(r));
+            }
+        }
+        // From here on the next state is written over the one that not all have.
+        for (const int slot : {0, 1})
+            if (own().step(slot) != number) own().forget(slot);
+        comm_->barrier().wait();  // all have read
+        return *newest_;
+    }
+
+    /// Keeps the state after `step` steps. Call it on all ranks, with a collective of all ranks between two calls, such as
+    /// `finish()`: then all have kept the state before, and it stays while this one is written. Throws
+    /// Error(invalid_argument) if a rank has not. Nobody waits for another.
+    void keep(std::uint64_t step) {
+        if (!comm_) return;
+        for (std::size_t r = 0; r < memory_.size(); ++r)
+            if (memory_[r].newest() < own().newest())
+                bootstrap::raise(Errc::invalid_argument,
+                                 bootstrap::text("keep: rank ", r, " has not kept step ", own().newest() - 1,
+                                                 "; call keep() on all ranks, with a finish() between two calls"),
+                                 {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
+        own().write(step + 1, part(rank_));
+    }
+
+private:
+    using Handle = shared_memory::Segment::IpcHandle;
+
+    static std::size_t cut(std::size_t bytes, int rank, int size) noexcept {
+        constexpr std::size_t line = 64;  // parts begin at cache lines
+        return static_cast<std::size_t>(rank) == static_cast<std::size_t>(size)
+                   ? bytes
+                   : bytes / line * static_cast<std::size_t>(rank) / static_cast<std::size_t>(size) * line;
+    }
+    elastic::KeptMemory& own() noexcept { return memory_[static_cast<std::size_t>(rank_)]; }
+
+    /// What rank r keeps.
+    List<elastic::Piece> part(int r) const {
+        if (kind_ == StateKind::own) return state_;
+        const std::size_t first = cut(bytes_, r, size_);
+        return elastic::part_of(state_, first, cut(bytes_, r + 1, size_) - first);
+    }
+    static std::optional<Handle> handle_in(const std::optional<Blob>& bytes) {
+        Handle handle;
+        if (!bytes || bytes->size() != sizeof handle) return std::nullopt;
+        std::memcpy(&handle, bytes->data(), sizeof handle);
+        return handle;
+    }
+
+    /// Returns the memory that this rank has had before, or some that was made and is held.
+    elastic::KeptMemory take_memory(AnyStore& store, std::uint64_t self, std::chrono::nanoseconds limit) const {
+        std::size_t bytes = 0;
+        std::uint64_t layout = gradsync::detail::fnv1a(&size_, sizeof size_);
+        for (const elastic::Piece& piece : state_)
+            layout = gradsync::detail::fnv1a(&piece.bytes, sizeof piece.bytes, layout);
+        layout = gradsync::detail::fnv1a(&kind_, sizeof kind_, layout);
+        for (const elastic::Piece& piece : part(rank_)) bytes += piece.bytes;
+        const std::string held = elastic::name_of_memory(rank_);
+        auto handle = handle_in(store.read(held));
+        elastic::KeptMemory made;  // until it is held
+        if (!handle) {
+            made = elastic::KeptMemory::make(bytes, layout);
+            (void)store.create(elastic::name_of_offer(rank_, self), std::as_bytes(std::span(&made.handle(), 1)));
+        }
+        for (const auto until = net::Clock::now() + limit; !handle; ::usleep(500)) {
+            handle = handle_in(store.read(held));
+            if (!handle && net::Clock::now() > until)
+                bootstrap::raise(Errc::storage,
+                                 bootstrap::text("nobody holds the memory of rank ", rank_,
+                                                 "; start the ranks with gradsync_run --restarts K"),
+                                 {.operation = "KeptState", .rank = rank_});
+        }
+        auto memory = elastic::KeptMemory::open(*handle);
+        if (!memory.is_for(bytes, layout))
+            bootstrap::raise(
+                Errc::parameter_mismatch,
+                bootstrap::text("the kept state of rank ", rank_,
+                                " is of another model or another number of ranks; give the job a new store"),
+                {.operation = "KeptState", .rank = rank_});
+        return memory;
+    }
+
+    /// Finds the newest step that all ranks have, or throws what is wrong with one.
+    void agree(elastic::KeptMemory memory, const std::string& problem, Errc code) {
+        struct Row {
+            std::uint64_t steps[2] = {};
+            Handle handle = {};
+            std::uint64_t code = 0;
+        } own;
+        if (problem.empty()) own = {{memory.step(0), memory.step(1)}, memory.handle(), 0};
+        else own.code = static_cast<std::uint64_t>(code);
+        List<Row> all(static_cast<std::size_t>(size_));
+        const auto bytes = [](const Row* rows, std::size_t count) {
+            return ConstBufferView(reinterpret_cast<const std::uint8_t*>(rows), count * sizeof(Row));
+        };
+        comm_
+            ->all_gather(bytes(&own, 1),
+                         BufferView(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof(Row)))
+            .wait();
+        if (!problem.empty()) bootstrap::raise(code, problem, {.operation = "KeptState", .rank = rank_});
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            if (all[r].code != 0)
+                bootstrap::raise(static_cast<Errc>(all[r].code),
+                                 bootstrap::text("rank ", r, " cannot keep its state; look at its error"),
+                                 {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)});
+        }
+        for (std::size_t r = 0; r < all.size(); ++r)
+            memory_.push_back(static_cast<int>(r) == rank_ ? std::move(memory)
+                                                           : elastic::KeptMemory::open(all[r].handle));
+        for (const std::uint64_t number : all[0].steps) {
+            bool is_whole = number != 0;
+            for (const Row& row : all) is_whole = is_whole && (row.steps[0] == number || row.steps[1] == number);
+            if (is_whole && (!newest_ || number - 1 > *newest_)) newest_ = number - 1;
+        }
+    }
+
+    StateKind kind_;
+    int rank_, size_;
+    List<elastic::Piece> state_;
+    std::size_t bytes_ = 0;
+    std::optional<TcpBackend> comm_;    ///< none without a store
+    List<elastic::KeptMemory> memory_;  ///< by rank
+    std::optional<std::uint64_t> newest_;
+};
+
+}  // namespace gradsync::inline v0_2
