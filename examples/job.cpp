@@ -86,7 +86,7 @@ Job prepare(Options options, bool speaks) {
     else if (speaks && !options.save_weights.empty()) expect_writable_folder(options.save_weights, "--save-weights");
     Text text = read_text(options.data.empty() ? default_files(GRADSYNC_SOURCE_DIR) : options.data);
     std::FILE* const out = options.json == "-" ? stderr : stdout;
-    Job job{std::move(options), out, {}, std::move(text), nullptr, nullptr};
+    Job job{std::move(options), out, {}, std::move(text), nullptr, nullptr, nullptr};
     if (job.options.model == "mlp") prepare_for<Mlp<CpuOps>>(job, speaks);
     else prepare_for<Transformer<CpuOps>>(job, speaks);
     return job;

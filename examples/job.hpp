@@ -12,6 +12,7 @@
 #include "options.hpp"
 #include "report.hpp"
 #include "safetensors.hpp"
+#include "synchroniser.hpp"
 
 namespace gradsync_train {
 
@@ -23,6 +24,7 @@ struct Job {
     Text text;
     std::unique_ptr<Checkpoint const> checkpoint;  // to go on from; or none
     std::unique_ptr<SafeWeights const> weights;    // to begin with; or none
+    MakeKeeper make_keeper;                        // or none
 };
 
 /// Reads what the flags name. Throws UsageError. One process of several says what there is to say: `speaks`.

@@ -22,6 +22,7 @@ struct MpiProcess {
     gs::MpiBackend connect(gs::MpiRendezvous&, const Options& o) const {
         return gs::MpiBackend(world, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
     }
+    static MakeKeeper keeper(gs::MpiBackend&) { return nullptr; }
     static bool goes_on(const gs::Error&) { return false; }
     static void end(gs::MpiBackend& comm) { comm.barrier().wait(); }
 };

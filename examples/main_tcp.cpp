@@ -2,10 +2,11 @@
 // gradsync_train --backend tcp: the ranks are processes that anything may have started, as long as it told each its number, and this is
 // one of them.
 
+#include <memory>
 #include <optional>
 #include <utility>
 
-#include <gradsync/elastic/membership.hpp>
+#include <gradsync/elastic/kept_state.hpp>
 #include <gradsync/gradsync.hpp>
 
 #include "place_in_job.hpp"
@@ -14,6 +15,19 @@
 namespace gradsync_train {
 
 namespace {
+
+class StateKeeper final : public Keeper {
+public:
+    StateKeeper(gs::Membership& job, gs::TcpBackend& comm, const StateViews& state)
+        : kept_{job, comm, state.views, state.is_replicated ? gs::StateKind::replicated : gs::StateKind::own} {}
+
+    bool has_state() const override { return kept_.newest().has_value(); }
+    void restore() override { (void)kept_.restore(); }
+    void keep(std::uint64_t step) override { kept_.keep(step); }
+
+private:
+    gs::KeptState kept_;
+};
 
 /// Ranks that are left after a failure meet again, if a launcher starts the lost one again.
 class TcpProcess {
@@ -25,6 +39,10 @@ public:
     gs::TcpRendezvous meet(std::chrono::nanoseconds limit) { return job_.meet({.timeout = limit}); }
     gs::TcpBackend connect(gs::TcpRendezvous& ranks, const Options& o) {
         return gs::TcpBackend(ranks, {.timeout = time_limit(o), .shared_memory = !o.no_shared_memory});
+    }
+    MakeKeeper keeper(gs::TcpBackend& comm) {
+        if (place_.store.empty()) return nullptr;
+        return [this, &comm](const StateViews& state) { return std::make_unique<StateKeeper>(job_, comm, state); };
     }
     bool goes_on(const gs::Error& error) { return job_.goes_on(error); }
     void end(gs::TcpBackend& comm) { job_.end(comm); }

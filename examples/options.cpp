@@ -259,6 +259,7 @@ Options parse_options(int argc, char** argv, int processes) {
 
     group = "Output";
     app.add_option("--checkpoint", o.checkpoint, "directory to keep the run in, written at the end")->group(group)->default_str("");
+    app.add_option("--keep-every", o.keep_every, "under gradsync_run --restarts: steps after which the state is kept in memory; 0: never");
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: at the end only")
         ->check(count_or_none)
         ->group(group);

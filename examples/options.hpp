@@ -56,7 +56,7 @@ struct Options {
     bool independent = false;
 
     std::filesystem::path checkpoint;
-    std::uint64_t checkpoint_every = 0, stop_after = 0;
+    std::uint64_t checkpoint_every = 0, keep_every = 1, stop_after = 0;
     bool resume = false;
     std::filesystem::path load_weights, save_weights;
 

@@ -123,6 +123,19 @@ public:
             reducer_->exchange().set_steps(steps);
         }
     }
+    StateViews state_views() override {
+        StateViews state{.is_replicated = !compresses};
+        for_each_array([&](StatePlace, std::size_t n, float* data) { state.views.push_back({data, n}); });
+        if constexpr (compresses)
+            for (std::size_t i = 0; i < weights_.size(); ++i)
+                for (const gs::BufferView kept : {reducer_->exchange().shared(i), reducer_->exchange().residual(i)})
+                    state.views.push_back(kept);
+        return state;
+    }
+    void state_was_written(std::uint64_t steps) override {
+        optimizer_.set_steps(steps);
+        if constexpr (compresses) reducer_->exchange().set_steps(steps);
+    }
     /// A device may have taken steps that the host does not know to have failed; what a lost rank had not sent is lost with it.
     bool has_whole_state() const override { return !Ops::on_device && !compresses && due_count_ == 0; }
     void for_whole_state(const Synchroniser::StateSink& sink) const override {

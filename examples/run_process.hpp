@@ -81,6 +81,7 @@ bool goes_on(Process& process) {
 ///     int rank() const, size() const;        // as it was started
 ///     auto meet(limit);                      // a rendezvous
 ///     auto connect(rendezvous, options);     // the backend over it
+///     MakeKeeper keeper(backend);            // or none
 ///     bool goes_on(const gs::Error&);        // whether the ranks that are left meet again
 ///     void end(backend);                     // waits for the others
 template <class Process>
@@ -98,6 +99,7 @@ int run_process(Process&& process, int argc, char** argv) {
             if (code) return *code;
 
             comm.emplace(process.connect(ranks, job->options));
+            if (!job->options.independent) job->make_keeper = process.keeper(*comm);
             const Results results = run_rank(CpuOps{}, *comm, *job);
             // The others wait for what rank 0 alone does now, however long: here, where they notice if it dies.
             comm->set_timeout(std::chrono::hours(24));
@@ -109,6 +111,7 @@ int run_process(Process&& process, int argc, char** argv) {
             const std::string name = "rank " + std::to_string(rank) + ": ";  // the library's errors have it already
             std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(), ending.text.c_str());
             if (goes_on(process)) {
+                job.reset();
                 comm.reset();
                 continue;
             }

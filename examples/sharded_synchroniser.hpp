@@ -82,6 +82,16 @@ public:
         sharded_.optimizer().set_steps(steps);
     }
 
+    StateViews state_views() override {
+        StateViews state{.is_replicated = false};
+        sharded_.for_each_shard([&](std::size_t, std::size_t, std::size_t, gs::BufferView piece) { state.views.push_back(piece); });
+        return state;
+    }
+    void state_was_written(std::uint64_t steps) override {
+        sharded_.publish();
+        sharded_.optimizer().set_steps(steps);
+    }
+
     const gs::Statistics& statistics() const override { return sharded_.statistics(); }
     double matrix_seconds() const override { return matrix_seconds_of(sharded_.optimizer()); }
     MemoryUse memory() const override {

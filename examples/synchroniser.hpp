@@ -32,6 +32,28 @@ struct StatePlace {
 };
 constexpr std::size_t state_arrays(bool compresses, int ranks) { return compresses ? 4 + static_cast<std::size_t>(ranks) : 3; }
 
+/// The training's state as this rank's memory, which stays where it is.
+struct StateViews {
+    std::vector<gs::BufferView> views = {};
+    bool is_replicated = true;  // every rank has the same; otherwise each has a part, or some of its own
+};
+
+/// Keeps the state of a rank in memory that outlives it.
+class Keeper {
+public:
+    Keeper() = default;
+    Keeper(const Keeper&) = delete;
+    virtual ~Keeper() = default;
+
+    /// Is there a state that all ranks have kept? Local, the same on every rank.
+    virtual bool has_state() const = 0;
+    /// Writes it where the views say. All ranks call it together.
+    virtual void restore() = 0;
+    /// All ranks call it, with a collective between two calls.
+    virtual void keep(std::uint64_t step) = 0;
+};
+using MakeKeeper = std::function<std::unique_ptr<Keeper>(const StateViews&)>;
+
 /// Owns weights, gradients and the optimizer's state, as much of them as the way of sharding leaves to this rank: see
 /// plain_synchroniser.hpp and sharded_synchroniser.hpp. The loop does not know which way it is. All ranks call the
 /// same functions in the same order, but for those said to be local.
@@ -66,6 +88,11 @@ public:
     virtual bool has_whole_state() const { return false; }
     /// Then this is it, array after array. Local.
     virtual void for_whole_state(const StateSink&) const {}
+
+    /// This rank's state, on the host. Local.
+    virtual StateViews state_views() = 0;
+    /// Call it after writing the state of step `steps` there. All ranks call it together.
+    virtual void state_was_written(std::uint64_t steps) = 0;
 
     // Local.
     virtual const gs::Statistics& statistics() const = 0;

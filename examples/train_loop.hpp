@@ -17,6 +17,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "checkpoint.hpp"
@@ -146,6 +147,15 @@ inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Prog
     }
 }
 
+/// For the state of `sync` and of the loop.
+inline std::unique_ptr<Keeper> make_keeper(const Job& job, Synchroniser& sync, Progress& progress) {
+    if (!job.make_keeper || job.options.keep_every == 0) return nullptr;
+    StateViews state = sync.state_views();
+    static_assert(sizeof progress % sizeof(std::uint64_t) == 0 && std::is_trivially_copyable_v<Progress>);
+    state.views.push_back({reinterpret_cast<std::uint64_t*>(&progress), sizeof progress / sizeof(std::uint64_t)});
+    return job.make_keeper(state);
+}
+
 template <class Model, class Ops>
 Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, const MakeSynchroniser& make) {
     using Clock = std::chrono::steady_clock;
@@ -165,7 +175,11 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     const Schedule schedule{o.lr, o.warmup, o.steps};
     const std::size_t arrays = state_arrays(o.compress != "none", o.ranks);
     Progress progress{};
-    if (job.checkpoint) {
+    const std::unique_ptr<Keeper> keeper = make_keeper(job, *sync, progress);
+    if (keeper && keeper->has_state()) {
+        keeper->restore();
+        sync->state_was_written(progress.steps);
+    } else if (job.checkpoint) {
         job.checkpoint->restore(parameters, arrays, *sync);
         progress = job.checkpoint->progress();
     }
@@ -215,6 +229,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     RankSummary summary;
     Results results;
     try {
+        if (keeper && !keeper->has_state()) keeper->keep(progress.steps);
         while (progress.steps < o.last_step()) {
             const auto started = Clock::now();
             for (std::size_t a = 0; a < rounds; ++a) {
@@ -259,6 +274,10 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
                 if (speaks) line->note(formatted("step %llu  validation loss %.3f", static_cast<unsigned long long>(progress.steps), mean));
             }
             if (saves) save();
+            if (keeper && progress.steps % o.keep_every == 0) {
+                sync->flush();
+                keeper->keep(progress.steps);
+            }
         }
         line.reset();
 
@@ -286,7 +305,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         // all of the state, that is kept for a run that goes on with --resume. Every rank that is left sees to it: more
         // than one may be lost, and none knows which. (Some may be a step ahead of others, which is as good.)
         const bool lost = error.errc() == gs::Errc::peer_failed || error.errc() == gs::Errc::peer_left || error.errc() == gs::Errc::timeout;
-        if (lost && !steps.empty() && !o.checkpoint.empty()) {
+        if (lost && !keeper && !steps.empty() && !o.checkpoint.empty()) {
             line.reset();
             keep_after_loss(checkpoints, shard.rank, progress, o.checkpoint, *sync);
         }

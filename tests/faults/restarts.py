@@ -92,7 +92,7 @@ def run(seed):
     way = draw.choice([(), ("keep",), ("own",)])
     job = Job(ranks, STEPS, 1000, 4000, RESTARTS, way)
     begin, hit, description = time.monotonic(), set(), f"{ranks} ranks, {way[0] if way else 'checkpoints'}:"
-    launcher_killed = False
+    launcher_killed, stopped = False, set()
     for at, fault, whom in plan:
         time.sleep(max(0, begin + at - time.monotonic()))
         if fault == "launcher":
@@ -103,6 +103,7 @@ def run(seed):
             until = time.monotonic() + 0.2
             while (victim := job.living().get(whom)) is None and time.monotonic() < until: time.sleep(0.001)
             if victim is None: continue
+            if fault == "stop" and len(stopped := stopped | {whom}) == ranks: continue  # nobody would be left to notice
             hit.add(whom)
         description += f" {fault} {whom} after {time.monotonic() - begin:.3f} s;"
         try:
