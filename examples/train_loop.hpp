@@ -179,6 +179,9 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     if (keeper && keeper->has_state()) {
         keeper->restore();
         sync->state_was_written(progress.steps);
+        if (shard.rank == 0)
+            std::fprintf(stderr, "gradsync_train: going on after step %llu, which the ranks have kept\n",
+                         static_cast<unsigned long long>(progress.steps));
     } else if (job.checkpoint) {
         job.checkpoint->restore(parameters, arrays, *sync);
         progress = job.checkpoint->progress();

@@ -33,6 +33,12 @@ public:
     /// not enough.
     [[gnu::cold]] static KeptMemory make(std::size_t bytes, std::uint64_t layout) {
         KeptMemory memory;
+        // The system would rather kill a process than refuse.
+        if (const std::size_t left = available(); line + 2 * room(bytes) > left)
+            throw std::system_error(
+                std::make_error_code(std::errc::not_enough_memory),
+                gradsync::detail::text("keeping two states of ", bytes, " bytes needs more than the ", left,
+                                       " bytes of memory that are left"));
         memory.segment_ = shared_memory::Segment::create(line + 2 * room(bytes));
         memory.segment_.reserve();
         new (memory.segment_.data()) Header{.bytes = bytes, .layout = layout};
@@ -88,6 +94,24 @@ private:
     static_assert(sizeof(Header) <= 64);
     static constexpr std::size_t line = 64;  ///< bytes of a cache line; the header takes one
     static constexpr std::size_t room(std::size_t bytes) noexcept { return gradsync::detail::round_up(bytes, line); }
+
+    /// Returns how much memory this process may still take: of the machine, and of its control group (version 2).
+    [[gnu::cold]] static std::size_t available() {
+        const auto number_in = [](const char* file, const char* format) {
+            unsigned long long number = ~0ull;
+            std::FILE* const lines = std::fopen(file, "re");
+            char text[128];
+            while (lines != nullptr && std::fgets(text, sizeof text, lines) != nullptr)
+                if (std::sscanf(text, format, &number) == 1) break;
+            if (lines != nullptr) std::fclose(lines);
+            return number;
+        };
+        const auto of_machine = number_in("/proc/meminfo", "MemAvailable: %llu");
+        const auto limit = number_in("/sys/fs/cgroup/memory.max", "%llu"),
+                   used = number_in("/sys/fs/cgroup/memory.current", "%llu");
+        const auto of_group = limit == ~0ull || used > limit ? limit : limit - used;
+        return gradsync::detail::smaller(of_machine < (~0ull >> 10) ? of_machine << 10 : ~0ull, of_group);
+    }
 
     Header& header() const noexcept { return *reinterpret_cast<Header*>(segment_.data()); }
     std::byte* state(int slot) const noexcept {

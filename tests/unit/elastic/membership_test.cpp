@@ -5,26 +5,21 @@
 
 #include <doctest/doctest.h>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
-#include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "support/forked.hpp"
+#include "support/restarted_processes.hpp"
 #include "support/says.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -34,78 +29,11 @@ using gradsync::Error;
 using gradsync::Job;
 using gradsync::Membership;
 using gradsync::TcpBackend;
+using gradsync_test::content_of;
+using gradsync_test::Processes;
 using gradsync_test::says;
 
 namespace {
-
-std::string content_of(const std::string& file) {
-    std::ifstream in(file);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
-/// A job whose processes this one starts.
-class Processes {
-public:
-    using Run = std::function<void(Membership&, int start, const std::string& store)>;
-
-    Processes(int size, Run run) : size_(size), run_(std::move(run)) {
-        gradsync_test::await_end_of_threads(0);
-        for (int rank = 0; rank < size; ++rank) start(rank);
-    }
-    ~Processes() {
-        for (const pid_t process : processes_) ::kill(process, SIGKILL);
-        while (::wait(nullptr) > 0) {
-        }
-    }
-
-    std::string file(const std::string& name) const { return folder_.file(name.c_str()); }
-    Job job(int rank) const {
-        return {.rank = rank, .size = size_, .address = "127.0.0.1", .token = "of this test", .store = store_.path().string()};
-    }
-    void start(int rank) {
-        if (processes_.size() <= static_cast<std::size_t>(rank)) processes_.resize(static_cast<std::size_t>(rank) + 1);
-        const int number = ++starts_;
-        std::fflush(nullptr);
-        const pid_t child = ::fork();
-        if (child == 0) {
-            std::string said = "done";
-            try {
-                Membership membership(job(rank));
-                run_(membership, number, store_.path().string());
-            } catch (const std::exception& error) {
-                said = error.what();
-            }
-            std::ofstream(file("rank" + std::to_string(rank))) << said;
-            ::_exit(0);
-        }
-        processes_[static_cast<std::size_t>(rank)] = child;
-    }
-    void send(int rank, int signal) const { ::kill(processes_[static_cast<std::size_t>(rank)], signal); }
-    /// Kills a rank, and starts another one in its place.
-    void replace(int rank) {
-        send(rank, SIGKILL);
-        ::waitpid(processes_[static_cast<std::size_t>(rank)], nullptr, 0);
-        start(rank);
-    }
-    void wait_for(const std::string& name) const {
-        while (!std::filesystem::exists(file(name))) std::this_thread::sleep_for(1ms);
-    }
-    /// What each rank said at its end.
-    std::vector<std::string> ends() {
-        for (const pid_t process : processes_) ::waitpid(process, nullptr, 0);
-        processes_.clear();
-        std::vector<std::string> all;
-        for (int rank = 0; rank < size_; ++rank) all.push_back(content_of(file("rank" + std::to_string(rank))));
-        return all;
-    }
-
-private:
-    int size_;
-    Run run_;
-    gradsync_test::TemporaryDirectory folder_, store_;
-    std::vector<pid_t> processes_;
-    int starts_ = 0;
-};
 
 /// Sums in steps that every rank writes down, so that a job that is started again goes on with the last one that all have. `at(step, rank)`:
 /// what happens in a step.
