@@ -149,8 +149,9 @@ Options parse(int argc, char** argv) {
         "  gradsync_run -n 4 --hosts 2 --host-index 0 --store /shared/run1 -- ./train      # and on the other host, 1\n"
         "\n"
         "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, a fresh GRADSYNC_JOB_TOKEN, and\n"
-        "GRADSYNC_RESTART, the number of restarts before. Rank 0 reads standard input. If a rank fails, the others get time to end with their\n"
-        "own errors, or to meet it again (gradsync::Membership). The exit status is that of the rank that failed first, or 128 + the number of the signal that ended it.\n"};
+        "GRADSYNC_RESTART, the number of restarts before. Rank 0 reads standard input. If a rank fails, the others get time to end with\n"
+        "their own errors, or to meet that rank again (gradsync::Membership); then they are ended. The exit status is that of the rank\n"
+        "that failed first, or 128 + the number of the signal that ended it.\n"};
     app.name("gradsync_run")->option_defaults()->always_capture_default();
     app.get_formatter()->column_width(28);
     app.add_option("-n,--ranks", o.ranks, "number of ranks")->check(gradsync_examples::within(1, 1024));

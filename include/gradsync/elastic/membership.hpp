@@ -49,8 +49,8 @@ public:
         return TcpBackend(ranks, options);
     }
 
-    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew each
-    /// time the members change. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended or
+    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew when
+    /// the members change. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended or
     /// its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
     TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
         ++met_;
