@@ -149,8 +149,9 @@ Options parse(int argc, char** argv) {
         "  gradsync_run -n 4 --hosts 2 --host-index 0 --store /shared/run1 -- ./train      # and on the other host, 1\n"
         "\n"
         "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, a fresh GRADSYNC_JOB_TOKEN, and\n"
-        "GRADSYNC_RESTART, the number of starts before. Rank 0 reads standard input. If a rank fails, the others get time to end with their\n"
-        "own errors, then they are ended. The exit status is that of the rank that failed first, or 128 + the number of the signal that ended it.\n"};
+        "GRADSYNC_RESTART, the number of restarts before. Rank 0 reads standard input. If a rank fails, the others get time to end with\n"
+        "their own errors, or to meet that rank again (gradsync::Membership); then they are ended. The exit status is that of the rank\n"
+        "that failed first, or 128 + the number of the signal that ended it.\n"};
     app.name("gradsync_run")->option_defaults()->always_capture_default();
     app.get_formatter()->column_width(28);
     app.add_option("-n,--ranks", o.ranks, "number of ranks")->check(gradsync_examples::within(1, 1024));
@@ -161,7 +162,7 @@ Options parse(int argc, char** argv) {
     app.add_option("--store", o.store, "a folder that all hosts see and this job alone uses; it must exist")->default_str("");
     app.add_option("--address", o.address, "at which the others reach host 0; by default its first network's")->default_str("");
     app.add_option("--wait", o.wait, "seconds to wait for host 0")->check(gradsync_examples::within(1.0, 86'400.0));
-    app.add_option("--restarts", o.restarts, "how often to start all ranks again after a failure")
+    app.add_option("--restarts", o.restarts, "how often to start ranks again after a failure")
         ->check(gradsync_examples::within(0u, 1'000'000u));
     app.add_option("--grace", o.grace, "seconds that other ranks get to end by themselves")
         ->check(gradsync_examples::within(0.0, 86'400.0));

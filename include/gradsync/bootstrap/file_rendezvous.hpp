@@ -13,15 +13,16 @@ struct FileRendezvousOptions {
     std::string bind = {};
 };
 
-/// A rendezvous of ranks that all see a folder, on one machine or in a file system that machines share. They need not
-/// know an address: rank 0 leaves its own in the folder, with a secret for this job, and they meet there.
+/// A TcpRendezvous for ranks that all see a folder, on one machine or in a file system that machines share. The ranks
+/// need neither an address nor a token: rank 0 writes its addresses and a random secret into the folder.
 ///
-/// Rank 0 makes the folder, which must not exist yet, and removes it when all have arrived. Remove the folder of a
-/// killed job by hand: a folder that exists is refused. Only its owner can access the folder.
+/// Rank 0 makes the folder with access for its owner only, and removes it when all ranks have met. The folder must not
+/// exist before: remove that of a killed job by hand.
 class FileRendezvous : public TcpRendezvous {
 public:
-    /// Throws Error(invalid_argument) if rank 0 finds that the folder exists, and for an invalid rank, size or time
-    /// limit; Error(storage) if the folder cannot be read. Otherwise see TcpRendezvous. Collective.
+    /// Throws Error(invalid_argument) if rank 0 cannot make the folder or it exists, if another rank finds that it
+    /// belongs to another user or that others may write into it, and for an invalid rank, size or time limit;
+    /// Error(storage) if it cannot be read. Otherwise see TcpRendezvous. Collective.
     FileRendezvous(std::string folder, int rank, int size, FileRendezvousOptions options = {})
         : FileRendezvous(Meeting(std::move(folder), rank, size, options), options) {}
 

@@ -17,7 +17,7 @@ struct Job {
     std::string token = {};  ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
     /// The same on all ranks, different in every other job; keeps jobs apart. Need not be secret.
     std::string run_id = {};
-    /// A folder, where ranks that are started again and those that are left find one another; see Membership.
+    /// A folder through which a Membership meets again after a failure. Empty: the first failure ends the job.
     std::string store = {};
 
     /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher

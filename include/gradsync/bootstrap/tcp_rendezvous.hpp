@@ -45,7 +45,7 @@ public:
     /// and for a token that is no secret. Collective.
     explicit TcpRendezvous(Job job, TcpRendezvousOptions options = {});
 
-    /// The same at a rank 0 that listens already. The job's address and port are not used.
+    /// Internal: the same at a rank 0 that listens already. The job's address and port are not used.
     TcpRendezvous(Job job, TcpRendezvousOptions options, net::MeetingPlace at);
 
     /// See the concept `Rendezvous`.

@@ -5,19 +5,20 @@
 #include "../collective/process.hpp"
 
 /// @file
-/// What a process of a changing job does next, as a function of what it knows. No clock, socket or store is in here, so
-/// that what runs can also be simulated.
+/// Internal: what a process of a changing job does next, as a function of what it knows. This file has no clock, socket
+/// or store, so a simulation can run the same code.
 ///
-/// The ranks of a job meet in generations, numbered from 1. A generation is a record in the job's store: its members, by
-/// rank. It is never changed; when a rank is lost, the others propose the next one, and the first proposal counts.
+/// The ranks of a job meet in generations, numbered from 1. A generation is a record in the job's store: its members,
+/// by rank. A record never changes. When a rank is lost, the others propose the next generation; the first proposal
+/// counts.
 ///
 ///     job                   the job's secret
 ///     join/MEMBER           a process that waits to become a member
 ///     gen/NUMBER            the members of a generation
 ///     back/NUMBER-MEMBER    a member that has left a generation, and waits for the next one
-///     out/MEMBER            a member that did not answer in time: whoever started it shall end it
+///     out/MEMBER            a member that did not answer in time; its launcher must end it
 ///     keep/RANK-MEMBER      memory that a rank has made for its state
-///     held/RANK             the same memory, held by whoever started the rank
+///     held/RANK             the same memory, held by the launcher
 ///     end                   the job has ended
 
 namespace gradsync::inline v0_2::elastic {
@@ -61,12 +62,12 @@ struct Generation {
     return name_of(gradsync::detail::text("keep/", rank, "-"), member);
 }
 [[gnu::cold]] inline std::string name_of_memory(int rank) { return gradsync::detail::text("held/", rank); }
-/// What the names of members begin with that have left the generation.
+/// Returns the prefix of the records of members that have left the generation.
 [[gnu::cold]] inline std::string name_of_return(std::uint32_t generation) {
     return "back/" + std::to_string(generation) + "-";
 }
 
-/// The members that bytes of the store mean; none if they mean something else.
+/// Returns the members that a record holds; none if the bytes are no record of members.
 [[gnu::cold]] inline List<Member> members_in(const Blob& bytes) {
     List<Member> members(bytes.size() % sizeof(Member) == 0 ? bytes.size() / sizeof(Member) : 0);
     if (!members.empty()) std::memcpy(members.data(), bytes.data(), bytes.size());

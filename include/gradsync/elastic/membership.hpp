@@ -7,30 +7,30 @@
 
 namespace gradsync::inline v0_2 {
 
-/// This process's part in a job that loses ranks and gets others for them: it meets the other ranks, and meets them
-/// again after a failure.
+/// Lets a process meet the other ranks of its job, and meet them again after one of them was lost and started again.
 ///
-///     auto job = gs::Membership::from_environment();      // gradsync_run --restarts K sets what it reads
+///     auto job = gs::Membership::from_environment();      // reads what gradsync_run --restarts K sets
 ///     while (!job.is_over()) try {
-///             gs::TcpBackend comm = job.connect();        // waits until all ranks are here
-///             ...                                         // a new face; load the newest checkpoint; train
+///             gs::TcpBackend comm = job.connect();        // waits for all ranks
+///             ...                                         // make a Reducer; load the newest checkpoint; train
 ///             job.end(comm);
 ///         } catch (const gs::Error& error) {
-///             if (!job.goes_on(error)) throw;             // the others have lost a rank, and connect again
+///             if (!job.goes_on(error)) throw;             // true: another rank was lost; meet again
 ///         }
 ///
-/// The number of ranks stays; a rank that is lost is started again by whoever started it, and this class waits for it.
-/// Without a store it does what `TcpBackend::from_environment` does, and the first failure ends the job. Not
+/// The number of ranks does not change. A launcher must start lost ranks again; `connect` waits for them. Without a
+/// store, `connect` does what `TcpBackend::from_environment` does, and the first failure ends the job. Not
 /// thread-safe.
 class Membership {
     using Clock = net::Clock;
 
 public:
-    /// The job of the environment; see `Job`. Throws Error if the environment is invalid, or if the store cannot be
-    /// reached.
+    /// Reads the job from the environment; see `Job::from`. Throws Error(invalid_argument) if a variable is invalid,
+    /// and otherwise what the constructor throws.
     static Membership from_environment() { return Membership(Job::from_environment()); }
 
-    /// `job.rank` is the place of this process among the ranks; `job.store` is where they meet.
+    /// Opens the folder `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws
+    /// Error(storage) if the folder cannot be opened, and Error(invalid_argument) if others may write into it.
     explicit Membership(Job job) : job_(std::move(job)) {
         if (job_.store.empty()) return;
         store_.emplace(AnyStore::open(job_.store));
@@ -40,16 +40,18 @@ public:
         job_.run_id = bootstrap::text("changing ", job_.run_id);
     }
 
-    /// Returns a backend of all ranks; see `meet`. Collective.
+    /// Returns a backend of all ranks. `options.timeout` limits the meeting, as in `meet`, and the backend. The backend
+    /// is yours; destroy it, and the Reducers over it, before you connect again. Throws what `meet` and TcpBackend
+    /// throw. Collective.
     TcpBackend connect(const TcpOptions& options = {}) {
         auto ranks = meet(
             {.timeout = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout), .bind = options.bind});
         return TcpBackend(ranks, options);
     }
 
-    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for ranks that are missing, and longer while others
-    /// come and go. Throws Error(timeout) if they do not come, Error(peer_left) if the job has ended, and otherwise what
-    /// TcpRendezvous throws. Collective.
+    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew when
+    /// the members change. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended or
+    /// its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
     TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
         ++met_;
         if (!store_) return TcpRendezvous(job_, options);
@@ -75,8 +77,9 @@ public:
         }
     }
 
-    /// Call it with what was thrown since `meet`. Returns true if this process can meet the others again, because another
-    /// rank was lost; false if the failure is this process's own, if the others did not come, or if there is no store.
+    /// Returns whether to go on after `error`, the first error since `meet` or `connect`. True: another rank was lost
+    /// (`peer_failed`, `peer_left` or `timeout`); call `connect` again, unless `is_over()`. False: the failure is this
+    /// process's own, the ranks did not meet within the time limit, the job was ended, or there is no store.
     bool goes_on(const Error& error) {
         if (!store_) return false;
         refresh();
@@ -87,16 +90,16 @@ public:
         return true;
     }
 
-    /// Ends the job, once all ranks are here; from then on nobody is started again. Throws what a barrier throws.
-    /// Collective.
+    /// Waits for all ranks and ends the job: a rank that fails later is not replaced. Throws what `barrier` throws, and
+    /// Error(storage). Collective.
     void end(TcpBackend& comm) {
         comm.barrier().wait();
         if (store_) (void)store_->create("end", {});
         is_over_ = true;
     }
-    bool is_over() const noexcept { return is_over_; }  ///< Has `end` been called, here or by all others?
+    bool is_over() const noexcept { return is_over_; }  ///< Has this process, or have all others, called `end`?
 
-    /// Returns how often the ranks have met, the first time included.
+    /// Returns how often this process has called `meet` or `connect`.
     std::uint32_t generation() const noexcept { return met_; }
 
 private:

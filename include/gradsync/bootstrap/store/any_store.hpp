@@ -7,7 +7,7 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Owns a Store of any type.
+/// Internal: owns a Store of any type.
 class AnyStore {
 public:
     template <Store S>
