@@ -22,9 +22,10 @@ struct Meeting {
     std::string token;
 };
 
-/// The first failure of a start, on whatever host.
+/// Why a start ends early, on whatever host.
 struct Failure {
     int host = 0, status = 0;
+    bool asked = false;  // a signal asked for it
     std::string account;
 };
 
@@ -61,15 +62,25 @@ public:
 
     /// Tells the others of a failure. Returns the first one that anybody has told.
     Failure tell(unsigned number, const Failure& failure) {
-        return failure_in(create("failed/" + std::to_string(number),
-                                 std::to_string(failure.host) + " " + std::to_string(failure.status) + " " + failure.account));
+        return failure_in(create("failed/" + std::to_string(number), std::to_string(failure.host) + " " + std::to_string(failure.status) +
+                                                                         " " + std::to_string(failure.asked) + " " + failure.account));
     }
     std::optional<Failure> failure(unsigned number) {
         const auto found = read("failed/" + std::to_string(number));
         return found ? std::optional(failure_in(*found)) : std::nullopt;
     }
 
+    /// Tells the others that the ranks of this host have succeeded.
+    void finish(unsigned number) { create(done(number, options_->host_index), ""); }
+    /// Have the ranks of all hosts succeeded?
+    bool have_all_finished(unsigned number) {
+        for (int host = 0; host < options_->hosts; ++host)
+            if (!read(done(number, host))) return false;
+        return true;
+    }
+
 private:
+    static std::string done(unsigned number, int host) { return "done/" + std::to_string(number) + "/" + std::to_string(host); }
     std::string create(const std::string& name, const std::string& text) {
         return std::string(gradsync::bootstrap::text_of(store_.create(name, std::as_bytes(std::span(text)))));
     }
@@ -86,7 +97,7 @@ private:
     static Failure failure_in(const std::string& text) {
         std::istringstream words{text};
         Failure failure;
-        words >> failure.host >> failure.status;
+        words >> failure.host >> failure.status >> failure.asked;
         words.ignore();
         std::getline(words, failure.account);
         return failure;

@@ -72,7 +72,7 @@ int supervise(const Options& options, const Events& events) {
             std::to_string(most_soon) + " times in a row within " + std::to_string(static_cast<int>(soon)) + " s of its start";
         const std::string hopeless = failed_soon == most_soon ? "the job has failed " + often : outcome.hopeless;
         if (!hopeless.empty()) {
-            say(hopeless + ", and is not started again; mend what the errors above say");
+            say(hopeless + "; the job is not started again: mend what the errors above say");
             return outcome.status;
         }
         const double pause = failed_soon == 0 ? 0 : pause_after(failed_soon);
@@ -83,7 +83,7 @@ int supervise(const Options& options, const Events& events) {
 }
 
 /// The supervisor's process.
-[[noreturn]] void be_supervisor(const Options& options, Descriptor lifeline, const StoreFolder& stores) {
+[[noreturn]] void be_supervisor(const Options& options, Descriptor lifeline, const std::optional<StoreFolder>& stores) {
     ::setsid();  // what is sent to the launcher's group, or typed on its terminal, comes through the launcher only
     adopt_orphans();
     const sigset_t signals = passed_on();
@@ -93,13 +93,13 @@ int supervise(const Options& options, const Events& events) {
         if (!signal_queue) fail("cannot listen to signals");
         std::optional<Hosts> hosts;
         if (options.hosts > 1) hosts.emplace(options);
-        status = supervise(options, {signal_queue.get(), lifeline.get(), hosts ? &*hosts : nullptr, stores.path()});
+        status = supervise(options, {signal_queue.get(), lifeline.get(), hosts ? &*hosts : nullptr, stores ? stores->path() : ""});
     } catch (const std::exception& error) {
         say(error.what());
         status = 127;
     }
     if (!kill_descendants()) say("some processes of the job do not end");
-    stores.remove();
+    if (stores) stores->remove();
     ::_exit(status);
 }
 
@@ -133,7 +133,7 @@ void prepare_descriptors() {
 /// Under srun each host knows its number.
 void read_slurm(Options& o, bool is_told) {
     const char *const hosts = std::getenv("SLURM_NNODES"), *const index = std::getenv("SLURM_NODEID");
-    if (o.store.empty() || o.hosts != 1 || is_told || hosts == nullptr || index == nullptr || std::getenv("SLURM_PROCID") == nullptr)
+    if (o.store.empty() || o.hosts != 1 || is_told || hosts == nullptr || index == nullptr || std::getenv("SLURM_STEP_ID") == nullptr)
         return;
     o.hosts = std::atoi(hosts);
     o.host_index = std::atoi(index);
@@ -174,6 +174,7 @@ Options parse(int argc, char** argv) {
         app.parse(argc, argv);
         o.command = app.remaining();
         read_slurm(o, index->count() != 0);
+        if (o.hosts == 1 && !o.store.empty()) throw CLI::ValidationError("--store is for several hosts; say --hosts and --host-index, too");
         if (o.hosts > 1 && o.store.empty()) throw CLI::ValidationError("--hosts needs --store: a folder that all hosts see");
         if (o.host_index >= o.hosts)
             throw CLI::ValidationError("--host-index: there are " + std::to_string(o.hosts) + " hosts, so say 0 to " +
@@ -207,7 +208,8 @@ int main(int argc, char** argv) {
     ::sigprocmask(SIG_BLOCK, &signals, nullptr);
     adopt_orphans();  // those of a supervisor that was killed
     try {
-        const StoreFolder stores;
+        std::optional<StoreFolder> stores;
+        if (options.restarts != 0 && options.hosts == 1) stores.emplace();
         auto [lifeline, held] = make_pipe();
         const pid_t supervisor = ::fork();
         if (supervisor < 0) fail("cannot start");

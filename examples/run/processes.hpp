@@ -124,6 +124,12 @@ inline std::string describe_end(int status) {
     return "ended with exit status " + std::to_string(WEXITSTATUS(status));
 }
 
+/// Not by a mistake of the program.
+inline bool was_ended_from_outside(int status) {
+    const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    return signal == SIGKILL || signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
+}
+
 /// Returns the exit status as a shell reports it.
 inline int exit_status(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 

@@ -114,6 +114,7 @@ public:
             if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
         }
         kill_descendants();  // they may keep the streams open
+        await_other_hosts();
         const auto is_open = [](const Stream* stream) { return stream->is_open(); };
         while ((std::ranges::any_of(streams(), is_open) || out_.has_something() || err_.has_something()) && !asked_again_)
             wait_for_events();
@@ -165,6 +166,7 @@ private:
             ::dup2(err_end.get(), STDERR_FILENO);
             if (r != 0)
                 if (const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC); nothing >= 0) ::dup2(nothing, STDIN_FILENO);
+            ::unsetenv("GRADSYNC_STORE");  // of a launcher around this one
             for (const auto& [name, value] : environment_of(r)) ::setenv(name.c_str(), value.c_str(), 1);
             if (options_.bind_cores)
                 if (const auto cores = cores_of(r, options_.ranks)) ::sched_setaffinity(0, sizeof *cores, &*cores);
@@ -229,13 +231,13 @@ private:
             milliseconds = milliseconds < 0 ? wait : std::min(milliseconds, wait);
         };
         wake_at(next_signal_at_);
-        if (events_.hosts != nullptr) wake_at(Clock::now() + std::chrono::milliseconds(200));
+        if (events_.hosts != nullptr) milliseconds = milliseconds < 0 ? 200 : std::min(milliseconds, 200);
         for (const Rank& rank : ranks_) wake_at(rank.starts_again);
         ::poll(waiting.data(), waiting.size(), milliseconds);
         if (waiting[1].revents != 0) {  // the launcher was killed: so is the job
             kill_descendants();
             std::error_code error;
-            std::filesystem::remove_all(events_.stores, error);
+            if (!events_.stores.empty()) std::filesystem::remove_all(events_.stores, error);
             ::_exit(128 + SIGKILL);
         }
         signalfd_siginfo signal{};
@@ -260,6 +262,9 @@ private:
         start_no_more();
         // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
         // waited enough.
+        if (!asked_ && events_.hosts != nullptr)
+            events_.hosts->tell(
+                number_, {options_.host_index, 128 + signal, true, std::string("the job was asked to end by ") + ::strsignal(signal)});
         if (!asked_) asked_ = now;
         asked_again_ = again;
         next_signal_ = again || signal == SIGTERM ? SIGKILL : SIGTERM;
@@ -297,8 +302,21 @@ private:
         first_failed_ = static_cast<int>(&rank - ranks_.data());
         if (events_.hosts == nullptr || elsewhere_ || asked_) return;
         for (Stream& stream : rank.streams) stream.read();
-        elsewhere_ = events_.hosts->tell(number_, {options_.host_index, exit_status(status), failure_of(rank)});
+        elsewhere_ = events_.hosts->tell(number_, {options_.host_index, exit_status(status), false, failure_of(rank)});
         if (elsewhere_->host == options_.host_index) elsewhere_.reset();
+    }
+
+    /// The job has succeeded when it has on all hosts.
+    void await_other_hosts() {
+        if (events_.hosts == nullptr || first_failed_ || elsewhere_ || asked_) return;
+        events_.hosts->finish(number_);
+        const auto until = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.wait * 1000));
+        while (!asked_ && !events_.hosts->have_all_finished(number_) && !(elsewhere_ = events_.hosts->failure(number_))) {
+            if (Clock::now() > until)
+                return say("the ranks of this host have succeeded; not all other hosts have told of theirs within the " +
+                           rounded(options_.wait) + " s of --wait");
+            wait_for_events();
+        }
     }
 
     void look_at_hosts() {
@@ -316,13 +334,13 @@ private:
         generations_->refresh();
         if (generations_->newest() == 0 || generations_->ended()) return false;
         const bool counts = !lost_since_ || rank.is_new;
-        // A signal may come from outside; a program that fails by itself may never succeed.
-        if (counts && !WIFSIGNALED(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
+        // A program that fails by itself may never succeed.
+        if (counts && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
         if (counts && number_ + restarts_ == options_.restarts) refusal = "no restart is left of " + std::to_string(options_.restarts);
         if (failed_soon_ == most_soon)
-            refusal = hopeless_ =
-                "ranks have failed " + std::to_string(most_soon) + " times in a row within " + rounded(soon) + " s of their start";
+            refusal = hopeless_ = "ranks have failed " + std::to_string(most_soon) + " times in a row within " +
+                                  std::to_string(static_cast<int>(soon)) + " s of their start";
         if (!refusal.empty()) {
             generations_->end(refusal);
             start_no_more();
@@ -334,7 +352,8 @@ private:
         rank.starts_again = Clock::now() + std::chrono::milliseconds(static_cast<long long>(pause * 1000));
         for (Stream& stream : rank.streams) stream.read();
         say(name_of(rank) + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
-        say("starts it again, " + std::to_string(number_ + restarts_) + " of at most " + std::to_string(options_.restarts) +
+        say((counts ? "starts it again, " + std::to_string(number_ + restarts_) + " of at most " + std::to_string(options_.restarts)
+                    : std::string("starts it again, too")) +
             (pause > 0 ? ", in " + rounded(pause) + " s" : ""));
         return true;
     }
@@ -385,6 +404,7 @@ private:
     Outcome outcome() const {
         Outcome result{.asked = asked_.has_value(), .hopeless = hopeless_, .restarts = restarts_, .seconds = seconds_since(begin_)};
         if (!first_failed_ && !elsewhere_) return result;
+        result.asked = result.asked || (elsewhere_ && elsewhere_->asked);
         const Rank* const first = first_failed_ ? &ranks_[static_cast<std::size_t>(*first_failed_)] : nullptr;
         result.status = elsewhere_ ? elsewhere_->status : exit_status(*first->end);
         if (asked_ && (first == nullptr || *asked_ < first->begin + std::chrono::duration<double>(*first->failed_after)))
@@ -409,8 +429,8 @@ private:
     }
 
     std::string failure_of(const Rank& rank) const {
-        return name_of(rank) + " failed first: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" +
-               said_by(rank);
+        return name_of(rank) + (restarts_ == 0 ? " failed first: it " : " failed: it ") + describe_end(*rank.end) + " after " +
+               rounded(*rank.failed_after) + " s" + said_by(rank);
     }
 
     /// The last line of an error, which says most: ": gradsync: ..."

@@ -288,7 +288,7 @@ class Restarts(RunTest):
         begin = time.monotonic()
         done = self.call("-n", 1, "--restarts", 1000, *self.script("echo no such file >&2; exit 6"))
         self.assertEqual(done.returncode, 6)
-        self.assertIn("the job has failed 5 times in a row within 5 s of its start, and is not started again", done.stderr)
+        self.assertIn("the job has failed 5 times in a row within 5 s of its start; the job is not started again", done.stderr)
         self.assertGreater(time.monotonic() - begin, 7)  # it has waited longer and longer
 
 
@@ -321,6 +321,22 @@ class Restarts(RunTest):
             self.assertEqual(status, 0, errors)
             self.assertIn("rank 3 failed first: it ended with exit status 7", errors)
             self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
+    def test_a_failure_after_the_other_host_has_succeeded_starts_both_again(self):
+        for _, errors, status in self.on_hosts("--restarts", 1, *self.script("[ $RANK = 3 ] && [ $GRADSYNC_RESTART = 0 ] && { sleep 1; exit 7; }; true")):
+            self.assertEqual(status, 0, errors)
+            self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
+    def test_a_signal_to_one_host_ends_the_other(self):
+        script = self.script("echo $$ > {0}/ready$RANK; exec sleep 1000".format(self.folder))
+        started = [self.begin("-n", 1, "--restarts", 3, "--hosts", 2, "--host-index", host, "--store", self.folder, "--address", "127.0.0.1", "--grace", 1, *script)
+                   for host in (0, 1)]
+        self.numbers_in("ready*", 2)
+        started[0].send_signal(signal.SIGTERM)
+        for host in started:
+            _, errors = host.communicate(timeout=LIMIT)
+            self.assertEqual(host.returncode, 128 + signal.SIGTERM, errors)
+            self.assertNotIn("starts again", errors)
 
     def test_both_hosts_end_with_the_status_of_the_first_failure(self):
         for _, errors, status in self.on_hosts("--grace", 1, *self.script("[ $RANK = 1 ] && exit 9; sleep 1000")):
@@ -397,7 +413,7 @@ class GoingOn(RunTest):
         launcher = self.begin("-n", 2, "--restarts", 1000, "--", RESTART, self.folder / "no-such")
         _, errors = launcher.communicate(timeout=LIMIT)
         self.assertEqual(launcher.returncode, 1, errors)
-        self.assertIn("ranks have failed 5 times in a row within 5.0 s of their start, and is not started again", errors)
+        self.assertIn("ranks have failed 5 times in a row within 5 s of their start; the job is not started again", errors)
 
 
 @unittest.skipUnless(len(sys.argv) > 3, "needs gradsync_train")

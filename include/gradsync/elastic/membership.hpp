@@ -53,8 +53,10 @@ public:
     /// the members change. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended or
     /// its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
     TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
-        ++met_;
-        if (!store_) return TcpRendezvous(job_, options);
+        if (!store_) {
+            met_ = 1;
+            return TcpRendezvous(job_, options);
+        }
         if (!listener_) listen(options.bind);
         std::uint32_t known = newest_.number;
         for (auto deadline = Clock::now() + options.timeout;;) {
@@ -67,7 +69,10 @@ public:
             if (next.step == elastic::Step::propose) {
                 (void)store_->create(elastic::name_of_generation(newest_.number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
-                if (auto ranks = meet_newest(options.timeout)) return *std::move(ranks);
+                if (auto ranks = meet_newest(options.timeout)) {
+                    met_ = newest_.number;
+                    return *std::move(ranks);
+                }
                 deadline = Clock::now() + options.timeout;
             } else if (Clock::now() < deadline) {
                 ::usleep(1'000);
@@ -99,7 +104,7 @@ public:
     }
     bool is_over() const noexcept { return is_over_; }  ///< Has this process, or have all others, called `end`?
 
-    /// Returns how often this process has called `meet` or `connect`.
+    /// Returns the number of the last meeting, from 1: how often the ranks of the job have met, or tried to.
     std::uint32_t generation() const noexcept { return met_; }
 
 private:
