@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
-// A training that goes on when it loses a rank: the others keep running, and wait for one that takes its place.
+// A training that goes on when it loses a rank: the others keep running, wait for one that takes its place, and all go on from the step that
+// they have kept.
 //
 //   gradsync_run -n 4 --restarts 3 -- gradsync_restart FOLDER     # kill a rank; FOLDER is for the checkpoint
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -10,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include <gradsync/elastic/membership.hpp>
+#include <gradsync/elastic/kept_state.hpp>
 #include <gradsync/gradsync.hpp>
 
 namespace gs = gradsync;
@@ -35,16 +37,18 @@ State load(const std::string& file) {
     return state;
 }
 
-/// Trains from the newest checkpoint on.
-void train(gs::TcpBackend& comm, const std::string& checkpoint, int steps) {
+/// Trains from the newest state that is kept, else from the checkpoint.
+void train(gs::Membership& job, gs::TcpBackend& comm, const std::string& checkpoint, int steps) {
     State state = comm.rank() == 0 ? load(checkpoint) : State();
     comm.broadcast(gs::BufferView(&state.step, 1), 0).wait();
     std::vector<float> gradient(2);
     gs::Reducer sync(comm,
                      std::vector<gs::ParameterView>{{.name = "line", .value = gs::buffer(state.line), .gradient = gs::buffer(gradient)}});
     sync.broadcast_parameters();
-    for (; state.step < steps; ++state.step) {
-        if (comm.rank() == 0 && state.step % 20 == 0) save(state, checkpoint);
+    gs::KeptState kept(job, comm, {gs::buffer(state.line), gs::BufferView(&state.step, 1)});
+    if (kept.newest()) kept.restore();
+    while (state.step < steps) {
+        if (comm.rank() == 0 && state.step % 100 == 0) save(state, checkpoint);
         std::mt19937 random(static_cast<unsigned>(state.step * comm.size() + comm.rank()));
         std::uniform_real_distribution<float> place(-1, 1), noise(-0.1f, 0.1f);
         gradient = {0, 0};
@@ -56,6 +60,7 @@ void train(gs::TcpBackend& comm, const std::string& checkpoint, int steps) {
         sync.mark_ready(0);
         sync.finish();
         for (int i = 0; i < 2; ++i) state.line[i] -= 0.1f * gradient[static_cast<std::size_t>(i)];
+        kept.keep(static_cast<std::uint64_t>(++state.step));
         std::this_thread::sleep_for(std::chrono::milliseconds(10));  // a larger model would take longer
     }
     if (comm.rank() == 0) std::printf("y = %a x %+a\n", static_cast<double>(state.line[0]), static_cast<double>(state.line[1]));
@@ -70,7 +75,7 @@ int main(int argc, char** argv) {
         gs::Membership job = gs::Membership::from_environment();
         while (!job.is_over()) try {
                 gs::TcpBackend comm = job.connect({.timeout = std::chrono::seconds(30)});
-                train(comm, checkpoint, 300);
+                train(job, comm, checkpoint, 300);
                 job.end(comm);
             } catch (const gs::Error& error) {
                 if (!job.goes_on(error)) throw;

@@ -349,6 +349,9 @@ class GoingOn(RunTest):
     def job(self, *options):
         launcher = self.begin("-n", 3, *options, "--", RESTART, self.folder)
         self.assertTrue(until(lambda: (self.folder / "checkpoint").exists()))
+        variables = pathlib.Path(f"/proc/{self.ranks_of(launcher)[0]}/environ").read_bytes().split(b"\0")
+        self.stores += [pathlib.Path(v.decode().partition("=")[2]).parent for v in variables if v.startswith(b"GRADSYNC_STORE=")]
+        self.assertTrue(self.stores[-1].exists())
         return launcher
 
     def ranks_of(self, launcher):
@@ -359,10 +362,10 @@ class GoingOn(RunTest):
         super().setUp()
         self.plain = self.call("-n", 3, "--", RESTART, tempfile.mkdtemp(dir=self.folder)).stdout
         self.assertRegex(self.plain, "y = 0x1.")
-        self.stores = set(pathlib.Path("/dev/shm").glob("gradsync_run-*"))
+        self.stores = []
 
     def tearDown(self):
-        self.assertTrue(until(lambda: set(pathlib.Path("/dev/shm").glob("gradsync_run-*")) <= self.stores), "a folder is left in /dev/shm")
+        self.assertTrue(until(lambda: not any(store.exists() for store in self.stores)), "a folder is left in /dev/shm")
 
     def test_the_others_go_on_and_the_result_is_the_same(self):
         launcher = self.job("--restarts", 2)

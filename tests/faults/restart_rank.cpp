@@ -111,6 +111,7 @@ void train(gs::Membership& job, gs::TcpBackend& comm, State& state, const std::s
 
 int main(int argc, char** argv) {
     say("start", now(), std::getenv("RANK"));
+    if (const char* const store = std::getenv("GRADSYNC_STORE")) say("store", now(), store);
     ::signal(SIGUSR1, [](int) { ::_exit(3); });
     const std::string checkpoint = std::string(argv[1]) + "/checkpoint";
     State state;

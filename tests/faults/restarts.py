@@ -14,7 +14,6 @@ the new communicator, less the time that the new process needs to come, and the 
 """
 import argparse
 import concurrent.futures
-import glob
 import os
 import pathlib
 import random
@@ -36,7 +35,7 @@ class Job:
 
     def __init__(self, ranks, steps, elements, microseconds, restarts, way=()):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        self.said, self.errors, self.rank_of = [], [], {}
+        self.said, self.errors, self.rank_of, self.stores = [], [], {}, set()
         self.process = subprocess.Popen(
             [OPTIONS.gradsync_run, "-n", str(ranks), "--restarts", str(restarts), "--grace", "3", "--", OPTIONS.restart_rank, self.folder.name, str(steps),
              str(elements), str(microseconds), *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -46,8 +45,9 @@ class Job:
     def read_out(self):
         for line in self.process.stdout:
             words = line.split(" ", 4)
-            if len(words) == 5 and words[1] in ("start", "meet", "met", "from", "face", "error", "failure", "digest", "end"):
+            if len(words) == 5 and words[1] in ("store", "start", "meet", "met", "from", "face", "error", "failure", "digest", "end"):
                 self.rank_of[int(words[2])] = int(words[0][1:-1])
+                if words[1] == "store": self.stores.add(os.path.dirname(words[4].strip()))
                 self.said.append((words[1], int(words[2]), float(words[3]), words[4].strip()))
 
     def read_err(self):
@@ -129,6 +129,8 @@ def run(seed):
     until = time.monotonic() + 5
     while job.children() and time.monotonic() < until: time.sleep(0.05)
     if job.children(): wrong.append(("left behind", f"processes {job.children()}"))
+    for store in job.stores:
+        if os.path.exists(store): wrong.append(("left behind", store))
     for process in job.children(): os.kill(process, signal.SIGKILL)
     if wrong and OPTIONS.verbose:
         for line in sorted(job.said, key=lambda said: said[2]): print(f"   {line[2] - begin:8.3f} [{job.rank_of[line[1]]}] {line[0]} {line[1]} {line[3][:150]}")
@@ -139,17 +141,12 @@ def run(seed):
 
 def faults():
     counts = {"hang": 0, "wrong number": 0, "wrong culprit": 0, "lost": 0, "left behind": 0}
-    stores = set(glob.glob("/dev/shm/gradsync_run-*"))
     with concurrent.futures.ThreadPoolExecutor(OPTIONS.jobs) as pool:
         for seed, description, wrong in pool.map(run, range(OPTIONS.seed, OPTIONS.seed + OPTIONS.runs)):
             if OPTIONS.verbose or wrong: print(f"seed {seed}: {description}", flush=True)
             for kind, text in wrong:
                 counts[kind] += 1
                 print(f"   {kind}: {text[:300]}", flush=True)
-    left = set(glob.glob("/dev/shm/gradsync_run-*")) - stores
-    if left:
-        counts["left behind"] += len(left)
-        print(f"   left behind: {sorted(left)}")
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + OPTIONS.runs - 1}")
     print(f"{OPTIONS.runs} runs, {counts['hang']} hangs, {counts['wrong number']} wrong numbers, {counts['wrong culprit']} wrong culprits, "
           f"{counts['lost']} lost, {counts['left behind']} left behind")

@@ -68,7 +68,8 @@ public:
     /// The newest step of which all ranks have kept the state, when this object was made; the same on all ranks.
     std::optional<std::uint64_t> newest() const noexcept { return newest_; }
 
-    /// Writes the state of `newest()` into this rank's memory, and returns its step. Throws Error(invalid_argument) if
+    /// Writes the state of `newest()` into this rank's memory, and returns its step. With sharding, call `publish()`
+    /// afterwards. Throws Error(invalid_argument) if
     /// there is none. Collective.
     std::uint64_t restore() {
         if (!newest_)
