@@ -6,6 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <unistd.h>
+
 #include <gradsync/backend/mpi.hpp>
 #include <gradsync/backend/tcp.hpp>
 
@@ -22,7 +24,18 @@ struct MpiEnvironment {
         MPI_Comm_size(MPI_COMM_WORLD, &size);
         sizes_here.from = std::min(size, 3);  // MpiBackend has programs of 1 and 2 ranks; TcpBackend runs at these over threads
     }
-    ~MpiEnvironment() { MPI_Finalize(); }
+    ~MpiEnvironment() {
+        meet();
+        MPI_Finalize();
+    }
+    /// Waits for all processes in naps: the waits of an MPI may keep the core that the others need.
+    static void meet() {
+        const auto begun = std::chrono::steady_clock::now();
+        MPI_Request request;
+        MPI_Ibarrier(MPI_COMM_WORLD, &request);
+        for (int over = 0; MPI_Test(&request, &over, MPI_STATUS_IGNORE), over == 0;)
+            if (std::chrono::steady_clock::now() - begun > std::chrono::milliseconds(1)) ::usleep(200);
+    }
 };
 inline MpiEnvironment& environment() {
     static MpiEnvironment only;
@@ -48,6 +61,7 @@ struct MpiProcessesWith {
     template <class F>
     static void run(int size, std::chrono::nanoseconds limit, F&& f) {
         const bool member = environment().rank < size;
+        environment().meet();
         MPI_Comm comm = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : 1, environment().rank, &comm);
         if (member) {

@@ -15,5 +15,5 @@ TEST_CASE("MpiRendezvous is a rendezvous") {
     std::vector<double> data(1000, world.rank + 1);
     comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
     CHECK(data[999] == world.size * (world.size + 1) / 2);
-    MPI_Barrier(MPI_COMM_WORLD);
+    gradsync_test::MpiEnvironment::meet();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_trainings
+// ctest: LIBRARIES gradsync_trainings_on_host gradsync_trainings
 // Whole trainings that are drawn from a seed, against one that a single process computes: the same bits.
 //
 //   GRADSYNC_TRAININGS_SEED=7 GRADSYNC_TRAININGS_RUNS=1 trainings_random_test

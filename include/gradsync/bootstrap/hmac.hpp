@@ -26,9 +26,12 @@ struct Hash {
 class Sha256 {
 public:
     [[gnu::cold]] void add(std::string_view text) noexcept {
-        for (const char byte : text) {
-            block_[count_++ % sizeof block_] = static_cast<std::uint8_t>(byte);
-            if (count_ % sizeof block_ == 0) mix();
+        while (!text.empty()) {
+            const std::size_t used = count_ % sizeof block_;
+            const std::size_t added = text.copy(reinterpret_cast<char*>(block_) + used, sizeof block_ - used);
+            text.remove_prefix(added);
+            count_ += added;
+            if (used + added == sizeof block_) mix();
         }
     }
 
@@ -50,8 +53,7 @@ public:
 private:
     using Word = std::uint32_t;
 
-    static Word turned(Word word, int bits) noexcept { return word >> bits | word << (32 - bits); }
-
+    /// A program that is not optimised takes half the time where turns are no calls, and `a` to `h` no array.
     [[gnu::cold]] void mix() noexcept {
         /// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
         static constexpr Word constants[64] = {
@@ -70,14 +72,16 @@ private:
         }
         for (std::size_t i = 16; i < 64; ++i) {
             const Word a = schedule[i - 15], b = schedule[i - 2];
-            schedule[i] = schedule[i - 16] + (turned(a, 7) ^ turned(a, 18) ^ a >> 3) + schedule[i - 7] +
-                          (turned(b, 17) ^ turned(b, 19) ^ b >> 10);
+            schedule[i] = schedule[i - 16] + ((a >> 7 | a << 25) ^ (a >> 18 | a << 14) ^ a >> 3) + schedule[i - 7] +
+                          ((b >> 17 | b << 15) ^ (b >> 19 | b << 13) ^ b >> 10);
         }
-        auto [a, b, c, d, e, f, g, h] = state_;
+        Word a = state_[0], b = state_[1], c = state_[2], d = state_[3];
+        Word e = state_[4], f = state_[5], g = state_[6], h = state_[7];
         for (std::size_t i = 0; i < 64; ++i) {
-            const Word first =
-                h + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & f) ^ (~e & g)) + constants[i] + schedule[i];
-            const Word second = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+            const Word first = h + ((e >> 6 | e << 26) ^ (e >> 11 | e << 21) ^ (e >> 25 | e << 7)) +
+                               ((e & f) ^ (~e & g)) + constants[i] + schedule[i];
+            const Word second =
+                ((a >> 2 | a << 30) ^ (a >> 13 | a << 19) ^ (a >> 22 | a << 10)) + ((a & b) ^ (a & c) ^ (b & c));
             h = g, g = f, f = e, e = d + first, d = c, c = b, b = a, a = first + second;
         }
         const Word mixed[8] = {a, b, c, d, e, f, g, h};

@@ -68,8 +68,11 @@ static_assert(sizeof(std::atomic<std::uint32_t>) == 4, "a futex is a 32-bit word
 /// core is worth more to others than the microseconds are to this rank.
 class Backoff {
 public:
-    /// `nap`: the longest sleep between two looks.
-    explicit Backoff(bool cores_are_shared, std::chrono::nanoseconds nap = std::chrono::milliseconds(1)) noexcept
+    static constexpr std::chrono::nanoseconds longest_nap = std::chrono::milliseconds(1);
+
+    /// `nap`: the longest sleep between two looks. In a long wait it may grow to a 256th of the wait so far, because
+    /// that lengthens the wait by less than half a percent.
+    explicit Backoff(bool cores_are_shared, std::chrono::nanoseconds nap = longest_nap) noexcept
         : spins_left_(cores_are_shared ? 20 : 50), nap_(nap) {}
 
     /// One round. `awake`: should it skip the nap?
@@ -82,8 +85,10 @@ public:
         }
         const auto now = std::chrono::steady_clock::now();
         if (yielding_since_ == std::chrono::steady_clock::time_point{}) yielding_since_ = now;
-        if (now - yielding_since_ < std::chrono::microseconds(500)) ::sched_yield();
-        else wait_queue.nap(awake, nap_);
+        const std::chrono::nanoseconds waited = now - yielding_since_;
+        if (waited < std::chrono::microseconds(500)) return static_cast<void>(::sched_yield());
+        using gradsync::detail::larger, gradsync::detail::smaller;
+        wait_queue.nap(awake, smaller(larger(nap_, waited / 256), longest_nap));
     }
 
     /// True once spinning is over. From then on, reading the clock and flags costs little in comparison.

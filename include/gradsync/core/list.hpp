@@ -95,7 +95,10 @@ public:
     [[gnu::noinline]] void resize(std::size_t size) {
         if (size > capacity_) grow(size > 2 * size_ ? size : 2 * size_);
         const std::size_t end = size > size_ || plain ? size : size_;
-        for (std::size_t i = size < size_ ? size : size_; i < end; ++i) data_[i] = T();
+        std::size_t i = size < size_ ? size : size_;
+        if constexpr (bytes) set_bytes(i, end, T());
+        else
+            for (; i < end; ++i) data_[i] = T();
         size_ = size;
     }
     void clear() { resize(0); }
@@ -114,7 +117,9 @@ public:
         if (capacity > capacity_) grow(capacity > 2 * size_ ? capacity : 2 * size_);
     }
     void fill(const T& value) {
-        for (T& element : *this) element = value;
+        if constexpr (bytes) set_bytes(0, size_, value);
+        else
+            for (T& element : *this) element = value;
     }
 
     friend bool operator==(const List& a, const List& b) {
@@ -127,6 +132,8 @@ private:
     /// Elements that need no constructor and no destructor: memory for them takes less code.
     static constexpr bool plain =
         __is_trivially_copyable(T) && __is_trivially_assignable(T&, const T&) && alignof(T) <= 16;
+    /// Memory is written at once, because loops over bytes take long in programs that are not optimised.
+    static constexpr bool bytes = plain && sizeof(T) == 1;
 
     static T* make(std::size_t size) {
         if constexpr (plain) return static_cast<T*>(::operator new(size * sizeof(T)));
@@ -136,8 +143,16 @@ private:
         if constexpr (plain) ::operator delete(data);
         else delete[] data;
     }
+    void set_bytes(std::size_t first, std::size_t last, T value) {
+        if (last > first) __builtin_memset(data_ + first, __builtin_bit_cast(unsigned char, value), last - first);
+    }
     void copy(const T* elements) {
-        for (std::size_t i = 0; i < size_; ++i) data_[i] = elements[i];
+        if constexpr (plain) copy_memory(data_, elements, size_);
+        else
+            for (std::size_t i = 0; i < size_; ++i) data_[i] = elements[i];
+    }
+    static void copy_memory(T* to, const T* from, std::size_t size) {
+        if (size != 0) __builtin_memmove(static_cast<void*>(to), from, size * sizeof(T));
     }
     void swap(List& other) noexcept {
         std::swap(data_, other.data_);
@@ -146,7 +161,9 @@ private:
     }
     [[gnu::noinline]] void grow(std::size_t capacity) {
         T* const longer = make(capacity);
-        for (std::size_t i = 0; i < size_; ++i) longer[i] = std::move(data_[i]);
+        if constexpr (plain) copy_memory(longer, data_, size_);
+        else
+            for (std::size_t i = 0; i < size_; ++i) longer[i] = std::move(data_[i]);
         destroy(std::exchange(data_, longer));
         capacity_ = capacity;
     }

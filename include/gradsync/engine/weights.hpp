@@ -171,7 +171,7 @@ private:
             return digest_of(static_cast<const std::byte*>(value.data), value.bytes(), 0);
         std::uint64_t digest = 0;
         const std::size_t count = piece_bytes / size_of(value.dtype);
-        List<std::byte> piece(piece_bytes);
+        List<std::byte> piece(smaller(piece_bytes, value.bytes()));
         for (std::size_t first = 0; first < value.count; first += count) {
             const BufferView part = value.subview(first, smaller(count, value.count - first));
             passes.read(part, piece.data());

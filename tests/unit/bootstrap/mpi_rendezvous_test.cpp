@@ -28,7 +28,7 @@ void check_missing(MPI_Comm comm, int missing) {
         CHECK(outcome.says("for rank " + std::to_string(missing) + ";"));
         CHECK(outcome.error->context().peer == missing);
     }
-    MPI_Barrier(MPI_COMM_WORLD);
+    MpiEnvironment::meet();
     if (rank == missing) {  // the first call of the others' exchange is still under way; they will not make the second one
         ++*bootstrap::last_call_of(comm);
         const int none = 0;
@@ -37,7 +37,7 @@ void check_missing(MPI_Comm comm, int missing) {
         MPI_Iallgather(&none, 1, MPI_INT, counts, 1, MPI_INT, comm, &request);
         MPI_Wait(&request, MPI_STATUS_IGNORE);
     }
-    MPI_Barrier(MPI_COMM_WORLD);
+    MpiEnvironment::meet();
 }
 
 }  // namespace

@@ -373,7 +373,7 @@ TEST_CASE("try_finish, called again and again, throws as finish does: where a ra
                         auto model = tensors(model_sizes);
                         Reducer<ThreadBackend, PerParameter, OverlapBackward> sync(comm, model);
                         backward(sync, model, comm.rank(), 0);
-                        while (!sync.try_finish()) std::this_thread::yield();
+                        while (!sync.try_finish()) std::this_thread::sleep_for(std::chrono::microseconds(100));
                         comm.barrier().wait();
                         comm.set_timeout(limit);
                         const bool guilty = comm.rank() == 0;
@@ -381,7 +381,7 @@ TEST_CASE("try_finish, called again and again, throws as finish does: where a ra
                         if (guilty && fault == Fault::stopped) std::this_thread::sleep_for(3 * limit);
                         for (const std::size_t i : {3u, 2u, 1u}) sync.mark_ready(i);
                         if (!guilty || fault != Fault::forgot) sync.mark_ready(0);
-                        while (!sync.try_finish()) std::this_thread::yield();
+                        while (!sync.try_finish()) std::this_thread::sleep_for(std::chrono::microseconds(100));
                     });
                     std::string surprises;
                     for (std::size_t r = 0; r < result.size(); ++r) {
@@ -411,7 +411,7 @@ void check_named(const char* named, void (*mark)(Reducer<ThreadBackend, Flat>&))
             comm.set_timeout(std::chrono::milliseconds(300));
             mark(sync);
             std::this_thread::sleep_for(std::chrono::milliseconds(20 * comm.rank()));
-            while (!sync.try_finish()) std::this_thread::yield();
+            while (!sync.try_finish()) std::this_thread::sleep_for(std::chrono::microseconds(100));
         });
         int own = 0;
         for (const Outcome& outcome : result) {

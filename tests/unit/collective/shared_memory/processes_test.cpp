@@ -64,6 +64,10 @@ sm::Call all_reduce(void* data, std::size_t count, gs::ReduceOp op = gs::ReduceO
 void expect(bool good, const std::string& what) {
     if (!good) throw std::runtime_error(what);
 }
+/// Of each element. A text for each would take most of the test's time.
+void expect_element(bool good, std::size_t i, int step = 0) {
+    if (!good) expect(false, "step " + std::to_string(step) + ", element " + std::to_string(i));
+}
 
 /// Runs `f(rank)` in `size` processes; returns how each of them ended: "ok", or the signal or failure.
 std::vector<std::string> run_forked(int size, const std::function<void(int)>& f) {
@@ -171,7 +175,7 @@ TEST_CASE("processes add up in the order of the tree, collective after collectiv
                         0, static_cast<std::size_t>(rank.size),
                         [&](std::size_t r) { return std::optional(value(static_cast<int>(r), i, step)); },
                         [](float a, float b) { return std::optional(a + b); });
-                    expect(rank.own[i] == sum, "step " + std::to_string(step) + ", element " + std::to_string(i));
+                    expect_element(rank.own[i] == sum, i, step);
                 }
                 rank.wait({});  // a barrier: the others may still compare
             }
@@ -187,7 +191,7 @@ TEST_CASE("processes: more collectives than a board has slots can be started bef
         std::vector<std::uint64_t> numbers;
         for (std::size_t i = 0; i < many; ++i) numbers.push_back(rank.seat.start(all_reduce(rank.own + i, 1)));
         for (const std::uint64_t n : numbers) rank.seat.wait(n);
-        for (std::size_t i = 0; i < many; ++i) expect(rank.own[i] == 2, "element " + std::to_string(i));
+        for (std::size_t i = 0; i < many; ++i) expect_element(rank.own[i] == 2, i);
     });
     CHECK(ends == std::vector<std::string>(2, "ok"));
 }
@@ -425,7 +429,7 @@ TEST_CASE("processes: what a rank has seen complete when it fails is complete fo
         while (repeat % 4 >= 2 && !engine.test(n)) std::this_thread::yield();
         engine.wait(n);
         engine.fail({.culprit = engine.rank(), .message = "the disk is full"});
-        for (std::size_t i = 0; i < own.size(); ++i) expect(own[i] == 3, "element " + std::to_string(i));
+        for (std::size_t i = 0; i < own.size(); ++i) expect_element(own[i] == 3, i);
     });
     CHECK(ends == std::vector<std::string>(3, "ok"));
 }
