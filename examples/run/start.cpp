@@ -371,6 +371,8 @@ private:
                 say(name_of(rank(r)) + " did not answer the others in time, and is ended");
                 ::kill(rank(r).process, SIGKILL);
             }
+        // A job that has ended well has only to leave.
+        if (generations_->ended() && !next_signal_at_) next_signal_at_ = Clock::now() + grace();
         const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.process); };
         if (!std::ranges::all_of(ranks_, has_met)) return;
         for (Rank& rank : ranks_) rank.is_new = false;

@@ -412,6 +412,13 @@ class GoingOn(RunTest):
             self.assertTrue(until(lambda: not any(map(alive, ranks))), whom)
             (self.folder / "checkpoint").unlink()
 
+    def test_a_rank_that_does_not_leave_a_job_that_has_ended_is_ended(self):
+        script = "import os, signal, subprocess, sys; subprocess.run(sys.argv[1:], check=True); os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
+        launcher = self.begin("-n", 2, "--restarts", 1, "--grace", 1, "--", sys.executable, "-c", script, RESTART, self.folder)
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 128 + signal.SIGTERM, errors)
+        self.assertIn("rank 1 did not end within 1.0 s of that, and was ended", errors)
+
     def test_programs_that_fail_by_themselves_are_not_started_for_ever(self):
         launcher = self.begin("-n", 2, "--restarts", 1000, "--", RESTART, self.folder / "no-such")
         _, errors = launcher.communicate(timeout=LIMIT)
