@@ -29,8 +29,8 @@ struct Piece {
 class KeptMemory {
 public:
     KeptMemory() = default;
-    /// Makes memory for states of `bytes` bytes. `layout`: a hash of what they mean. Throws std::system_error if there is
-    /// not enough.
+    /// Makes memory for states of `bytes` bytes. `layout`: a hash of what they mean. Throws std::system_error if there
+    /// is not enough.
     [[gnu::cold]] static KeptMemory make(std::size_t bytes, std::uint64_t layout) {
         KeptMemory memory;
         // The system would rather kill a process than refuse.

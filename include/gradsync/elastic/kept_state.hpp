@@ -27,9 +27,9 @@ enum class StateKind {
 ///             if (!job.goes_on(error)) throw;
 ///         }
 ///
-/// Whoever started the ranks holds the memory (gradsync_run --restarts K). It takes twice the bytes of the state: of one
-/// rank's if it is replicated, of each rank's otherwise. Without a store there is no such memory: `keep` does nothing.
-/// The state is the views' bytes on the host, without pointers. Not thread-safe.
+/// The launcher holds the memory (gradsync_run --restarts K). It takes twice the bytes of the state: of one rank's if it
+/// is replicated, of each rank's otherwise. Without a store there is no such memory, and `keep` does nothing. The state
+/// is the bytes of the views, on the host; pointers mean nothing to another process. Not thread-safe.
 class KeptState {
 public:
     /// `state`: the memory of this rank's state, in the same order on every start of it. It must live as long as this
@@ -91,9 +91,9 @@ public:
         return *newest_;
     }
 
-    /// Keeps the state after `step` steps. Call it on all ranks, with a collective of all ranks between two calls, such as
-    /// `finish()`: then all have kept the state before, and it stays while this one is written. Throws
-    /// Error(invalid_argument) if a rank has not. Nobody waits for another.
+    /// Keeps the state after `step` steps. Call it on all ranks, with a collective of all ranks between two calls, such
+    /// as `finish()`: then all have kept the state before, and it stays while this one is written. Waits for no other
+    /// rank. Throws Error(invalid_argument) if a rank has not kept the state before.
     void keep(std::uint64_t step) {
         if (!comm_) return;
         for (std::size_t r = 0; r < memory_.size(); ++r)
