@@ -27,9 +27,9 @@ enum class StateKind {
 ///             if (!job.goes_on(error)) throw;
 ///         }
 ///
-/// The launcher holds the memory (gradsync_run --restarts K). It takes twice the bytes of the state: of one rank's if it
-/// is replicated, of each rank's otherwise. Without a store there is no such memory, and `keep` does nothing. The state
-/// is the bytes of the views, on the host; pointers mean nothing to another process. Not thread-safe.
+/// The launcher holds the memory (gradsync_run --restarts K). It takes twice the bytes of the state: of one rank's if
+/// it is replicated, of each rank's otherwise. Without a store there is no such memory, and `keep` does nothing. The
+/// state is the bytes of the views, on the host; pointers mean nothing to another process. Not thread-safe.
 class KeptState {
 public:
     /// `state`: the memory of this rank's state, in the same order on every start of it. It must live as long as this
