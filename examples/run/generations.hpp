@@ -6,18 +6,18 @@
 #include <sys/inotify.h>
 
 #include <filesystem>
-#include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <gradsync/bootstrap/store/file_store.hpp>
-#include <gradsync/collective/shared_memory/segment.hpp>
 #include <gradsync/elastic/machine.hpp>
 
 #include "processes.hpp"
+#include "state_files.hpp"
 
 namespace gradsync_run {
 
@@ -45,7 +45,16 @@ private:
 /// The generations of one start of a job. Ranks of programs that do not use the store have none.
 class Generations {
 public:
-    explicit Generations(const std::filesystem::path& folder) : folder_{make(folder)}, store_{folder_.string()} {
+    /// `state`: what ranks find as kept; or none.
+    Generations(const std::filesystem::path& folder, const std::optional<SavedState>& state)
+        : folder_{make(folder)}, store_{folder_.string()} {
+        if (state)
+            for (std::size_t r = 0; r < state->ranks.size(); ++r) {
+                const SavedState::Rank& rank = state->ranks[r];
+                KeptMemory memory = KeptMemory::make(rank.bytes, rank.layout);
+                memory.write(state->number, {{const_cast<std::byte*>(rank.state.data()), rank.bytes}});
+                hold(static_cast<int>(r), std::move(memory));
+            }
         if (watch_) ::inotify_add_watch(watch_.get(), folder_.c_str(), IN_CREATE);
     }
 
@@ -82,24 +91,34 @@ public:
     /// Ranks that wait for others learn why they wait no longer.
     void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
 
+    /// The memory of each of `ranks` ranks; nothing unless all have some.
+    std::vector<const KeptMemory*> memory(std::size_t ranks) const {
+        std::vector<const KeptMemory*> all;
+        for (const auto& [rank, memory] : memory_) all.push_back(&memory);
+        if (all.size() != ranks) all.clear();
+        return all;
+    }
+
 private:
+    void hold(int rank, KeptMemory memory) {
+        const auto handle = memory.handle();
+        memory_[rank] = std::move(memory);
+        (void)store_.create(gradsync::elastic::name_of_memory(rank), std::as_bytes(std::span(&handle, 1)));
+    }
     /// Holds what ranks keep, so that it outlives them.
     void hold_memory() {
-        using gradsync::shared_memory::Segment;
         const std::string prefix = "keep/";
         for (const std::string& name : store_.names(prefix)) {
             if (!offers_.insert(name).second) continue;
             const auto offer = store_.read(name);
-            Segment::IpcHandle handle;
+            gradsync::shared_memory::Segment::IpcHandle handle;
             if (!offer || offer->size() != sizeof handle) continue;
             std::memcpy(&handle, offer->data(), sizeof handle);
             try {
-                memory_.push_back(Segment::take_over(handle));
+                hold(std::stoi(name.substr(prefix.size())), KeptMemory::take_over(handle));
             } catch (const std::system_error&) {
-                continue;  // the rank has died meanwhile; another one will make its own
+                // The rank has died meanwhile; another one will make its own.
             }
-            const int rank = std::stoi(name.substr(prefix.size()));
-            (void)store_.create(gradsync::elastic::name_of_memory(rank), std::as_bytes(std::span(&memory_.back().ipc_handle(), 1)));
         }
     }
     std::set<pid_t> processes_in(const std::string& prefix) {
@@ -121,7 +140,7 @@ private:
     std::set<pid_t> members_;
     std::map<std::uint64_t, pid_t> processes_;  // by the member's number
     std::set<std::string> offers_;
-    std::list<gradsync::shared_memory::Segment> memory_;
+    std::map<int, KeptMemory> memory_;  // by rank
     bool ended_ = false;
 };
 

@@ -59,7 +59,11 @@ int supervise(const Options& options, const Events& events) {
         say(outcome.account);
         const std::string starts =
             number == 0 ? "" : " It was started again " + std::to_string(number) + (number == 1 ? " time." : " times.");
-        if (outcome.status == 0 || outcome.asked) {
+        if (outcome.status == 0 || outcome.asked != 0) {
+            if (outcome.asked != 0 && outcome.has_state) {
+                say("the job was asked to end; the next start goes on from " + options.state.string());
+                return outcome.asked == SIGTERM ? 0 : outcome.status;
+            }
             if (!starts.empty()) say(outcome.status == 0 ? "the job succeeded." + starts : "the job was asked to end." + starts);
             return outcome.status;
         }
@@ -164,6 +168,11 @@ Options parse(int argc, char** argv) {
     app.add_option("--wait", o.wait, "seconds to wait for host 0")->check(gradsync_examples::within(1.0, 86'400.0));
     app.add_option("--restarts", o.restarts, "how often to start ranks again after a failure")
         ->check(gradsync_examples::within(0u, 1'000'000u));
+    app.add_option("--state", o.state,
+                   "a folder: what ranks keep in memory (KeptState) is also written there, and a later start goes on from it")
+        ->default_str("");
+    app.add_option("--state-every", o.state_every, "seconds between these writes; and at the end")
+        ->check(gradsync_examples::within(0.1, 1e6));
     app.add_option("--grace", o.grace, "seconds that other ranks get to end by themselves")
         ->check(gradsync_examples::within(0.0, 86'400.0));
     app.add_flag("--bind", o.bind_cores, "give each rank cores of its own");
@@ -176,6 +185,7 @@ Options parse(int argc, char** argv) {
         read_slurm(o, index->count() != 0);
         if (o.hosts == 1 && !o.store.empty()) throw CLI::ValidationError("--store is for several hosts; say --hosts and --host-index, too");
         if (o.hosts > 1 && o.store.empty()) throw CLI::ValidationError("--hosts needs --store: a folder that all hosts see");
+        if (o.hosts > 1 && !o.state.empty()) throw CLI::ValidationError("--state works on one host only");
         if (o.host_index >= o.hosts)
             throw CLI::ValidationError("--host-index: there are " + std::to_string(o.hosts) + " hosts, so say 0 to " +
                                        std::to_string(o.hosts - 1));
@@ -209,7 +219,7 @@ int main(int argc, char** argv) {
     adopt_orphans();  // those of a supervisor that was killed
     try {
         std::optional<StoreFolder> stores;
-        if (options.restarts != 0 && options.hosts == 1) stores.emplace();
+        if ((options.restarts != 0 || !options.state.empty()) && options.hosts == 1) stores.emplace();
         auto [lifeline, held] = make_pipe();
         const pid_t supervisor = ::fork();
         if (supervisor < 0) fail("cannot start");

@@ -13,6 +13,8 @@ struct Options {
     int hosts = 1, host_index = 0;
     std::string store, address;
     double wait = 300;  // seconds for host 0
+    std::filesystem::path state;
+    double state_every = 60;  // seconds
     unsigned restarts = 0;
     double grace = 30;  // seconds that the other ranks get to end by themselves
     bool bind_cores = false;

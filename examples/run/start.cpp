@@ -95,7 +95,8 @@ public:
     Start(const Options& options, unsigned number, const Events& events) : options_{options}, number_{number}, events_{events} {
         if (options.bind_cores && !cores_of(0, options.ranks))
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
-        if (options.restarts != 0 && options.hosts == 1) generations_.emplace(events.stores / std::to_string(number));
+        if (!options.state.empty()) files_.emplace(options.state);
+        if (!events.stores.empty()) generations_.emplace(events.stores / std::to_string(number), load_state());
         if (events.hosts != nullptr) meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token});
         ranks_.resize(static_cast<std::size_t>(options.ranks));
         for (int r = 0; r < options.ranks; ++r) start_rank(r);
@@ -109,12 +110,14 @@ public:
             reap();
             look_at_generations();
             look_at_hosts();
+            if (files_ && Clock::now() >= next_save_at_) save_beside();
             for (int r = 0; r < options_.ranks; ++r)
                 if (const auto at = rank(r).starts_again; at && Clock::now() >= *at) start_rank(r);
             if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
         }
         kill_descendants();  // they may keep the streams open
         await_other_hosts();
+        save_state();
         const auto is_open = [](const Stream* stream) { return stream->is_open(); };
         while ((std::ranges::any_of(streams(), is_open) || out_.has_something() || err_.has_something()) && !asked_again_)
             wait_for_events();
@@ -231,6 +234,7 @@ private:
             milliseconds = milliseconds < 0 ? wait : std::min(milliseconds, wait);
         };
         wake_at(next_signal_at_);
+        if (files_) wake_at(next_save_at_);
         if (events_.hosts != nullptr) milliseconds = milliseconds < 0 ? 200 : std::min(milliseconds, 200);
         for (const Rank& rank : ranks_) wake_at(rank.starts_again);
         ::poll(waiting.data(), waiting.size(), milliseconds);
@@ -265,7 +269,7 @@ private:
         if (!asked_ && events_.hosts != nullptr)
             events_.hosts->tell(
                 number_, {options_.host_index, 128 + signal, true, std::string("the job was asked to end by ") + ::strsignal(signal)});
-        if (!asked_) asked_ = now;
+        if (!asked_) asked_ = now, asked_by_ = signal;
         asked_again_ = again;
         next_signal_ = again || signal == SIGTERM ? SIGKILL : SIGTERM;
         next_signal_at_ = now + (again ? std::chrono::milliseconds(0) : signal == SIGTERM ? grace() : std::chrono::seconds(5));
@@ -288,6 +292,7 @@ private:
             if (rank != ranks_.end() && rank->handle) break;
             if (::waitpid(next.si_pid, &status, WNOHANG) != next.si_pid) break;
             if (rank != ranks_.end() && !rank->end) note_end(*rank, status);
+            if (next.si_pid == saver_) saver_ = -1;
             next = {};
         }
     }
@@ -337,7 +342,8 @@ private:
         // A program that fails by itself may never succeed.
         if (counts && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
-        if (counts && number_ + restarts_ == options_.restarts) refusal = "no restart is left of " + std::to_string(options_.restarts);
+        if (counts && number_ + restarts_ == options_.restarts)
+            refusal = options_.restarts == 0 ? "a rank has failed" : "no restart is left of " + std::to_string(options_.restarts);
         if (failed_soon_ == most_soon)
             refusal = hopeless_ = "ranks have failed " + std::to_string(most_soon) + " times in a row within " +
                                   std::to_string(static_cast<int>(soon)) + " s of their start";
@@ -391,6 +397,45 @@ private:
                                                      : generations_->back_from(*lost_since_).contains(rank.process);
     }
 
+    /// What ranks find as kept: of an earlier run, if there is one.
+    std::optional<SavedState> load_state() {
+        if (!files_) return std::nullopt;
+        const auto state = files_->load([&](const std::string& what) { say(what); });
+        if (state && state->ranks.size() != static_cast<std::size_t>(options_.ranks))
+            throw std::runtime_error("--state: " + options_.state.string() + " has the state of " + std::to_string(state->ranks.size()) +
+                                     " ranks; start as many, or name another folder");
+        if (!state) return state;
+        saved_ = state->number;
+        say("goes on after step " + std::to_string(saved_ - 1) + ", from " + options_.state.string());
+        return state;
+    }
+
+    /// Writes the newest state in a process of its own: what the launcher has to do meanwhile, it does.
+    void save_beside() {
+        next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
+        if (saver_ >= 0 || !generations_) return;
+        const pid_t parent = ::getpid();
+        saver_ = ::fork();
+        if (saver_ != 0) return;
+        die_with(parent);
+        err_ = Sink{STDERR_FILENO};  // what is queued is the parent's to write
+        save_state();
+        err_.write();
+        ::_exit(0);
+    }
+    /// Writes the newest state that all ranks have kept.
+    void save_state() {
+        if (!files_ || !generations_) return;
+        try {
+            const auto state = StateFiles::copy(generations_->memory(ranks_.size()), saved_);
+            if (!state) return;
+            files_->save(*state);
+            saved_ = state->number;
+        } catch (const std::exception& error) {
+            say("the state was not written, and the job goes on: " + std::string(error.what()));
+        }
+    }
+
     /// The ranks that are left do not end by themselves.
     void press_on() {
         for (std::size_t r = 0; r < ranks_.size(); ++r)
@@ -404,9 +449,10 @@ private:
     }
 
     Outcome outcome() const {
-        Outcome result{.asked = asked_.has_value(), .hopeless = hopeless_, .restarts = restarts_, .seconds = seconds_since(begin_)};
+        Outcome result{
+            .asked = asked_by_, .hopeless = hopeless_, .has_state = saved_ != 0, .restarts = restarts_, .seconds = seconds_since(begin_)};
         if (!first_failed_ && !elsewhere_) return result;
-        result.asked = result.asked || (elsewhere_ && elsewhere_->asked);
+        if (elsewhere_ && elsewhere_->asked) result.asked = elsewhere_->status - 128;
         const Rank* const first = first_failed_ ? &ranks_[static_cast<std::size_t>(*first_failed_)] : nullptr;
         result.status = elsewhere_ ? elsewhere_->status : exit_status(*first->end);
         if (asked_ && (first == nullptr || *asked_ < first->begin + std::chrono::duration<double>(*first->failed_after)))
@@ -455,13 +501,18 @@ private:
     std::optional<Failure> elsewhere_;  // a failure on another host, before any here
     const Clock::time_point begin_ = Clock::now();
     Clock::time_point last_failed_ = {};
+    std::optional<StateFiles> files_;
+    std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read
     std::optional<Generations> generations_;   // if ranks may be started again
     std::optional<std::uint32_t> lost_since_;  // the generation that has lost a rank, until all have met again
     std::vector<Rank> ranks_;
+    Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
+    pid_t saver_ = -1;
     std::list<Stream> old_streams_;  // of ranks that were started again
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;
     std::optional<Clock::time_point> asked_;  // when a signal first asked for the end
+    int asked_by_ = 0;                        // that signal
     bool asked_again_ = false;
     std::string hopeless_;
     Sink out_{STDOUT_FILENO}, err_{STDERR_FILENO};

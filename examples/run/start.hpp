@@ -30,8 +30,9 @@ struct Rank {
 /// How a start ended.
 struct Outcome {
     int status = 0;             // 0, or that of the rank that failed first, or 128 + signal
-    bool asked = false;         // a signal asked for the end
+    int asked = 0;              // the signal that asked for the end
     std::string hopeless = {};  // why starting again would not help
+    bool has_state = false;     // in --state, so that the job can go on later
     unsigned restarts = 0;      // after which other ranks went on
     double seconds = 0;
     std::vector<std::string> account = {};  // lines for people, if a rank failed

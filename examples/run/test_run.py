@@ -419,6 +419,62 @@ class GoingOn(RunTest):
         self.assertEqual(launcher.returncode, 128 + signal.SIGTERM, errors)
         self.assertIn("rank 1 did not end within 1.0 s of that, and was ended", errors)
 
+    def test_a_job_goes_on_from_its_state_on_disk_after_the_launcher_was_killed(self):
+        state = ["--state", self.folder / "state", "--state-every", 0.2]
+        launcher = self.job("--restarts", 1, *state)
+        self.assertTrue(until(lambda: any((self.folder / "state").glob("state.*"))))
+        os.kill(launcher.pid, signal.SIGKILL)
+        launcher.communicate(timeout=LIMIT)
+        (self.folder / "checkpoint").unlink()
+        done = self.call("-n", 3, *state, "--", RESTART, self.folder)
+        self.assertEqual((done.returncode, done.stdout), (0, self.plain), done.stderr)
+        self.assertRegex(done.stderr, r"gradsync_run: goes on after step [1-9][0-9]*, from ")
+
+    def test_a_job_that_is_asked_to_end_leaves_its_state(self):
+        state = ["--state", self.folder / "state", "--state-every", 1000]
+        launcher = self.job(*state)
+        time.sleep(0.5)
+        launcher.terminate()
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 0, errors)
+        self.assertIn("the job was asked to end; the next start goes on from ", errors)
+        done = self.call("-n", 3, *state, "--", RESTART, self.folder)
+        self.assertEqual((done.returncode, done.stdout), (0, self.plain), done.stderr)
+        self.assertEqual([file.name for file in (self.folder / "state").iterdir() if file.name == "state.300"], ["state.300"])
+        self.assertLessEqual(len(list((self.folder / "state").iterdir())), 2)
+
+    def test_a_damaged_state_is_said_and_an_older_one_taken(self):
+        folder = self.folder / "state"
+        done = self.call("-n", 3, "--state", folder, "--state-every", 0.5, "--", RESTART, self.folder)
+        self.assertEqual((done.returncode, done.stdout), (0, self.plain), done.stderr)
+        newest, older = sorted(folder.iterdir(), key=lambda file: -int(file.suffix[1:]))
+        whole = newest.read_bytes()
+        for broken in (whole[:-1], whole[:20], b"", whole[:30] + bytes([whole[30] ^ 1]) + whole[31:], whole + b"x"):
+            newest.write_bytes(broken)
+            done = self.call("-n", 3, "--state", folder, "--state-every", 1000, "--", RESTART, self.folder)
+            self.assertEqual((done.returncode, done.stdout), (0, self.plain), done.stderr)
+            self.assertIn("state.300 is damaged; going on from an older state", done.stderr)
+            self.assertIn(f"goes on after step {older.suffix[1:]}, from", done.stderr)
+
+    def test_what_is_wrong_with_a_state_is_said(self):
+        folder = self.folder / "state"
+        self.assertEqual(self.call("-n", 3, "--state", folder, "--", RESTART, self.folder).returncode, 0)
+        done = self.call("-n", 2, "--state", folder, "--", RESTART, self.folder)
+        self.assertEqual(done.returncode, 127)
+        self.assertIn("has the state of 3 ranks; start as many, or name another folder", done.stderr)
+        done = self.call("-n", 3, "--state", "/dev/null/here", "--", RESTART, self.folder)
+        self.assertIn("--state: cannot make /dev/null/here", done.stderr)
+
+    def test_a_disk_that_is_full_ends_no_job(self):
+        if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0: self.skipTest("cannot mount a small disk here")
+        disk = self.folder / "disk"
+        disk.mkdir()
+        command = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=4k tmpfs {disk} && dd if=/dev/zero of={disk}/fill bs=4k count=1 2>/dev/null; exec \"$@\"", "sh",
+                   RUN, "-n", "3", "--state", disk, "--state-every", "0.5", "--", RESTART, self.folder]
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual((done.returncode, done.stdout), (0, self.plain), done.stderr)
+        self.assertIn("the state was not written, and the job goes on: cannot write", done.stderr)
+
     def test_programs_that_fail_by_themselves_are_not_started_for_ever(self):
         launcher = self.begin("-n", 2, "--restarts", 1000, "--", RESTART, self.folder / "no-such")
         _, errors = launcher.communicate(timeout=LIMIT)

@@ -51,6 +51,18 @@ public:
         return memory;
     }
 
+    /// The same, so that the memory stays when its maker ends. For a launcher.
+    [[gnu::cold]] static KeptMemory take_over(const shared_memory::Segment::IpcHandle& handle) {
+        KeptMemory memory;
+        memory.segment_ = shared_memory::Segment::take_over(handle);
+        if (handle.bytes < line || handle.bytes != line + 2 * room(memory.bytes()))
+            throw std::system_error(std::make_error_code(std::errc::invalid_argument),
+                                    "this memory is not for a state");
+        return memory;
+    }
+
+    std::size_t bytes() const noexcept { return header().bytes; }      ///< Returns the bytes of a state.
+    std::uint64_t layout() const noexcept { return header().layout; }  ///< Returns what was given to `make`.
     const shared_memory::Segment::IpcHandle& handle() const noexcept { return segment_.ipc_handle(); }
     /// Is this memory for states of `bytes` bytes that mean `layout`?
     bool is_for(std::size_t bytes, std::uint64_t layout) const noexcept {
