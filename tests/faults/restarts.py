@@ -3,30 +3,30 @@
 """Faults of jobs that gradsync_run starts, and that go on.
 
 usage: restarts.py GRADSYNC_RUN RESTART_RANK [--runs N] [--seed S] [--jobs J] [--verbose]
-       restarts.py GRADSYNC_RUN RESTART_RANK --times FAULTS --ranks N [--elements E]
+       restarts.py GRADSYNC_RUN RESTART_RANK --times FAULTS --ranks N [--elements E] [--keep]
 
-Each run is a training of 2 to 4 ranks, which go on from a checkpoint or from kept memory. In each one to three faults happen, drawn from seed S, S + 1, ...: a rank is killed, stopped, told to
-exit or aborted, or the launcher is killed; at any moment, also two at once. A run is bad if it hangs, ends with other bits than one without
-faults, blames a rank without a fault, or leaves a process or a folder behind. Ends with 1 if there are any.
+Each run is a training of 2 to 4 ranks, which go on from a checkpoint or from kept memory. In each one to three faults happen, drawn from seed
+S, S + 1, ...: a rank is killed, stopped, stopped for a while, told to exit or aborted, or the launcher is killed; at any moment, also two at
+once. A run is bad if it hangs, ends with other bits than one without faults, loses a step that was kept, blames a rank without a fault, or
+leaves a process or a folder behind. Ends with 1 if there are any.
 
 --times kills a rank again and again, and reports by the ranks' clocks: from the kill to the error on each other rank, from the last error to
-the new communicator, less the time that the new process needs to come, and the construction of a Reducer of E elements.
+the new communicator, less the time that the new process needs to come, from the kill until all have their state again (from a checkpoint, or
+with --keep from memory), and the construction of a Reducer of E elements.
 """
 import argparse
 import concurrent.futures
+import contextlib
 import os
-import pathlib
 import random
-import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "exit": signal.SIGUSR1, "abort": signal.SIGABRT}
+FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "pause": signal.SIGSTOP, "exit": signal.SIGUSR1, "abort": signal.SIGABRT}
 STEPS, RESTARTS, LIMIT = 60, 12, 60
 
 
@@ -87,9 +87,12 @@ def run(seed):
     plan, at = [], 0
     for _ in range(draw.choice([1, 1, 2, 3])):
         at += draw.choice([0, draw.uniform(0, 0.03), draw.uniform(0, 0.4)])
-        plan.append((at, draw.choice(["kill", "kill", "stop", "exit", "abort"]), draw.randrange(ranks)))
+        plan.append((at, draw.choice(["kill", "kill", "stop", "pause", "exit", "abort"]), draw.randrange(ranks)))
+        # Ranks wait for 2 s: it wakes when the others have just given it up, or are about to.
+        if plan[-1][1] == "pause": plan.append((at + draw.choice([0.1, draw.uniform(1.9, 2.3)]), "wake", plan[-1][2]))
     if draw.random() < 0.08: plan.append((at + draw.uniform(0, 0.2), "launcher", draw.choice(["launcher", "supervisor"])))
     way = draw.choice([(), ("keep",), ("own",)])
+    plan.sort(key=lambda fault: fault[0])
     job = Job(ranks, STEPS, 1000, 4000, RESTARTS, way)
     begin, hit, description = time.monotonic(), set(), f"{ranks} ranks, {way[0] if way else 'checkpoints'}:"
     launcher_killed, stopped = False, set()
@@ -103,12 +106,15 @@ def run(seed):
             until = time.monotonic() + 0.2
             while (victim := job.living().get(whom)) is None and time.monotonic() < until: time.sleep(0.001)
             if victim is None: continue
-            if fault == "stop" and len(stopped := stopped | {whom}) == ranks: continue  # nobody would be left to notice
+            if fault == "wake":
+                for process, rank in job.rank_of.items():
+                    if rank == whom and os.path.exists(f"/proc/{process}"):
+                        with contextlib.suppress(ProcessLookupError): os.kill(process, signal.SIGCONT)
+                continue
+            if fault in ("stop", "pause") and len(stopped := stopped | {whom}) == ranks: continue  # nobody would be left to notice
             hit.add(whom)
         description += f" {fault} {whom} after {time.monotonic() - begin:.3f} s;"
-        try:
-            os.kill(victim, FAULTS.get(fault, signal.SIGKILL))
-        except ProcessLookupError: pass
+        with contextlib.suppress(ProcessLookupError): os.kill(victim, FAULTS.get(fault, signal.SIGKILL))
     status = job.wait(LIMIT)
     wrong = []
     if status is None: wrong.append(("hang", "did not end within %d s" % LIMIT))
@@ -163,9 +169,9 @@ def percentiles(name, seconds):
 
 def times():
     """Kills a rank, waits until all train again, and so on."""
-    job = Job(OPTIONS.ranks, 10**9, OPTIONS.elements, 200, OPTIONS.times + 10)
+    job = Job(OPTIONS.ranks, 10**9, OPTIONS.elements, 200, OPTIONS.times + 10, ["keep"] if OPTIONS.keep else [])
     draw = random.Random(OPTIONS.seed)
-    to_error, to_met, faces = [], [], []
+    to_error, to_met, to_step, faces = [], [], [], []
 
     def await_all(word, since, count):
         until = time.monotonic() + 30
@@ -185,16 +191,19 @@ def times():
         errors = await_all("error", killed, OPTIONS.ranks - 1)
         met = await_all("met", killed, OPTIONS.ranks)
         faces += [float(said[3]) for said in await_all("face", killed, OPTIONS.ranks)]
+        begins = await_all("from", killed, OPTIONS.ranks)
         start, meet = (next(said[2] for said in job.said if said[0] == word and said[2] > killed and said[1] not in [e[1] for e in errors])
                        for word in ("start", "meet"))
         last = max(said[2] for said in errors)
         to_error += [said[2] - killed for said in errors]
         to_met += [said[2] - last - max(0, meet - max(start, last)) for said in met]
+        to_step.append(max(said[2] for said in begins) - killed - (meet - start))
     job.process.send_signal(signal.SIGTERM)
     job.wait(LIMIT)
     print(f"{OPTIONS.ranks} ranks, {OPTIONS.times} faults")
     percentiles("from the kill to the error", to_error)
     percentiles("from the last error to the communicator, less what the new process needs to come", to_met)
+    percentiles("from the kill until all have their state, less what the new process does before it comes", to_step)
     percentiles(f"construction of a Reducer of {OPTIONS.elements} elements", faces)
     return 0
 
@@ -203,7 +212,7 @@ parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("restart_rank")
 for name, value in ("runs", 20), ("seed", 0), ("jobs", 4), ("times", 0), ("ranks", 2), ("elements", 1000): parser.add_argument("--" + name, type=int, default=value)
-parser.add_argument("--verbose", action="store_true")
+for name in "verbose", "keep": parser.add_argument("--" + name, action="store_true")
 OPTIONS = parser.parse_args()
 if OPTIONS.times: sys.exit(times())
 EXPECTED = {ranks: expected(ranks, 1000) for ranks in (2, 3, 4)}

@@ -109,20 +109,26 @@ private:
 
     /// Returns how much memory this process may still take: of the machine, and of its control group (version 2).
     [[gnu::cold]] static std::size_t available() {
-        const auto number_in = [](const char* file, const char* format) {
-            unsigned long long number = ~0ull;
+        constexpr unsigned long long unlimited = ~0ull;
+        const auto number_in = [](const char* file, std::string_view before) {
+            unsigned long long number = unlimited;
             std::FILE* const lines = std::fopen(file, "re");
             char text[128];
             while (lines != nullptr && std::fgets(text, sizeof text, lines) != nullptr)
-                if (std::sscanf(text, format, &number) == 1) break;
+                if (std::string_view(text).starts_with(before)) {
+                    char* end = nullptr;
+                    const unsigned long long read = std::strtoull(text + before.size(), &end, 10);
+                    if (end != text + before.size()) number = read;  // it may say "max"
+                    break;
+                }
             if (lines != nullptr) std::fclose(lines);
             return number;
         };
-        const auto of_machine = number_in("/proc/meminfo", "MemAvailable: %llu");
-        const auto limit = number_in("/sys/fs/cgroup/memory.max", "%llu"),
-                   used = number_in("/sys/fs/cgroup/memory.current", "%llu");
-        const auto of_group = limit == ~0ull || used > limit ? limit : limit - used;
-        return gradsync::detail::smaller(of_machine < (~0ull >> 10) ? of_machine << 10 : ~0ull, of_group);
+        const auto of_machine = number_in("/proc/meminfo", "MemAvailable:");
+        const auto limit = number_in("/sys/fs/cgroup/memory.max", ""),
+                   used = number_in("/sys/fs/cgroup/memory.current", "");
+        const auto of_group = limit == unlimited || used > limit ? limit : limit - used;
+        return gradsync::detail::smaller(of_machine < (unlimited >> 10) ? of_machine << 10 : unlimited, of_group);
     }
 
     Header& header() const noexcept { return *reinterpret_cast<Header*>(segment_.data()); }
