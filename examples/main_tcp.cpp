@@ -19,7 +19,7 @@ namespace {
 class StateKeeper final : public Keeper {
 public:
     StateKeeper(gs::Membership& job, gs::TcpBackend& comm, const StateViews& state)
-        : kept_{job, comm, state.views, state.is_replicated ? gs::StateKind::replicated : gs::StateKind::own} {}
+        : kept_{job, comm, state.views, state.is_replicated ? gs::StateKind::replicated : gs::StateKind::own, state.name} {}
 
     bool has_state() const override { return kept_.newest().has_value(); }
     void restore() override { (void)kept_.restore(); }

@@ -27,7 +27,8 @@ struct State {
 
 /// A checkpoint appears as a whole or not at all.
 void save(const State& state, const std::string& file) {
-    std::ofstream(file + ".new", std::ios::binary).write(reinterpret_cast<const char*>(&state), sizeof state);
+    std::ofstream out(file + ".new", std::ios::binary);
+    if (!out.write(reinterpret_cast<const char*>(&state), sizeof state).flush()) throw std::runtime_error("cannot write " + file + ".new");
     std::filesystem::rename(file + ".new", file);
 }
 State load(const std::string& file) {

@@ -36,6 +36,7 @@ constexpr std::size_t state_arrays(bool compresses, int ranks) { return compress
 struct StateViews {
     std::vector<gs::BufferView> views = {};
     bool is_replicated = true;  // every rank has the same; otherwise each has a part, or some of its own
+    std::string name = {};      // of the model and the run
 };
 
 /// Keeps the state of a rank in memory that outlives it.

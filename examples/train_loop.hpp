@@ -148,9 +148,10 @@ inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Prog
 }
 
 /// For the state of `sync` and of the loop.
-inline std::unique_ptr<Keeper> make_keeper(const Job& job, Synchroniser& sync, Progress& progress) {
+inline std::unique_ptr<Keeper> make_keeper(const Job& job, const std::string& name, Synchroniser& sync, Progress& progress) {
     if (!job.make_keeper || job.options.keep_every == 0) return nullptr;
     StateViews state = sync.state_views();
+    state.name = name;
     static_assert(sizeof progress % sizeof(std::uint64_t) == 0 && std::is_trivially_copyable_v<Progress>);
     state.views.push_back({reinterpret_cast<std::uint64_t*>(&progress), sizeof progress / sizeof(std::uint64_t)});
     return job.make_keeper(state);
@@ -175,7 +176,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     const Schedule schedule{o.lr, o.warmup, o.steps};
     const std::size_t arrays = state_arrays(o.compress != "none", o.ranks);
     Progress progress{};
-    const std::unique_ptr<Keeper> keeper = make_keeper(job, *sync, progress);
+    const std::unique_ptr<Keeper> keeper = make_keeper(job, o.describe_run(config.description()), *sync, progress);
     if (keeper && keeper->has_state()) {
         keeper->restore();
         sync->state_was_written(progress.steps);

@@ -41,6 +41,11 @@ struct Job {
     template <class Lookup>
     static Job from(Lookup&& variable);
 
+    /// Returns whether the ranks meet at an address that only this machine reaches.
+    bool is_at_loopback() const noexcept {
+        return address == "localhost" || address == "::1" || address.starts_with("127.");
+    }
+
     static Job from_environment();  ///< Reads this process's environment; see `from`.
 };
 

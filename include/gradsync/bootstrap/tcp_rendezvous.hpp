@@ -65,10 +65,6 @@ private:
         const bool colons = address.find(':') != std::string::npos;
         return bootstrap::text(colons ? "[" : "", address, colons ? "]:" : ":", is_told() ? told.port() : job_.port);
     }
-    bool at_loopback() const noexcept {
-        return job_.address == "localhost" || job_.address == "::1" || job_.address.starts_with("127.");
-    }
-
     /// The greeting that rank `from` sends to rank 0.
     [[gnu::cold]] net::Hello hello(int from) const noexcept {
         bootstrap::Sha256 job;
@@ -84,8 +80,15 @@ private:
 
     [[gnu::cold]] net::Socket listen() const {
         // Both descriptors have one queue of callers; the other one stays open.
-        if (place_.listener != nullptr) return net::Socket(::dup(place_.listener->get()));
-        const std::string where = bind_.empty() && at_loopback() ? job_.address : bind_;
+        if (place_.listener != nullptr) {
+            net::Socket socket(::dup(place_.listener->get()));
+            if (!socket)
+                refuse(Errc::invalid_argument,
+                       bootstrap::text("cannot listen: ", std::strerror(errno),
+                                       "; look how many files this process may open (ulimit -n)"));
+            return socket;
+        }
+        const std::string where = bind_.empty() && job_.is_at_loopback() ? job_.address : bind_;
         std::string problem;
         net::Socket socket = net::listen(where, job_.port, size() + 16, problem);
         if (socket) return socket;
@@ -256,7 +259,7 @@ GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options
       bind_(std::move(options.bind)),
       place_(std::move(at)) {
     if (size() == 1) return;
-    if (!is_told() && !at_loopback() && job_.token != "open" && job_.token.size() < 16)
+    if (!is_told() && !job_.is_at_loopback() && job_.token != "open" && job_.token.size() < 16)
         refuse(Errc::invalid_argument,
                bootstrap::text("the ranks meet at ", place(),
                                job_.token.empty() ? ", and have no token" : ", and their token is too short",

@@ -29,12 +29,12 @@ struct Piece {
 class KeptMemory {
 public:
     KeptMemory() = default;
-    /// Makes memory for states of `bytes` bytes. `layout`: a hash of what they mean. Throws std::system_error if there
-    /// is not enough.
-    [[gnu::cold]] static KeptMemory make(std::size_t bytes, std::uint64_t layout) {
+    /// Makes memory for states of `bytes` bytes. `layout`: a hash of what they mean. `sharers`: processes of this
+    /// machine that make as much at the same time. Throws std::system_error if there is not enough.
+    [[gnu::cold]] static KeptMemory make(std::size_t bytes, std::uint64_t layout, std::size_t sharers = 1) {
         KeptMemory memory;
         // The system would rather kill a process than refuse.
-        if (const std::size_t left = available(); line + 2 * room(bytes) > left)
+        if (const std::size_t left = available() / sharers; line + 2 * room(bytes) > left)
             throw std::system_error(
                 std::make_error_code(std::errc::not_enough_memory),
                 gradsync::detail::text("keeping two states of ", bytes, " bytes needs more than the ", left,
@@ -42,12 +42,14 @@ public:
         memory.segment_ = shared_memory::Segment::create(line + 2 * room(bytes));
         memory.segment_.reserve();
         new (memory.segment_.data()) Header{.bytes = bytes, .layout = layout};
+        memory.look();
         return memory;
     }
     /// Throws std::system_error if the memory cannot be reached.
     [[gnu::cold]] static KeptMemory open(const shared_memory::Segment::IpcHandle& handle) {
         KeptMemory memory;
         memory.segment_ = shared_memory::Segment::open(handle);
+        memory.look();
         return memory;
     }
 
@@ -55,19 +57,15 @@ public:
     [[gnu::cold]] static KeptMemory take_over(const shared_memory::Segment::IpcHandle& handle) {
         KeptMemory memory;
         memory.segment_ = shared_memory::Segment::take_over(handle);
-        if (handle.bytes < line || handle.bytes != line + 2 * room(memory.bytes()))
-            throw std::system_error(std::make_error_code(std::errc::invalid_argument),
-                                    "this memory is not for a state");
+        memory.look();
         return memory;
     }
 
-    std::size_t bytes() const noexcept { return header().bytes; }      ///< Returns the bytes of a state.
-    std::uint64_t layout() const noexcept { return header().layout; }  ///< Returns what was given to `make`.
+    std::size_t bytes() const noexcept { return bytes_; }      ///< Returns the bytes of a state.
+    std::uint64_t layout() const noexcept { return layout_; }  ///< Returns what was given to `make`.
     const shared_memory::Segment::IpcHandle& handle() const noexcept { return segment_.ipc_handle(); }
     /// Is this memory for states of `bytes` bytes that mean `layout`?
-    bool is_for(std::size_t bytes, std::uint64_t layout) const noexcept {
-        return segment_.bytes() == line + 2 * room(bytes) && header().bytes == bytes && header().layout == layout;
-    }
+    bool is_for(std::size_t bytes, std::uint64_t layout) const noexcept { return bytes_ == bytes && layout_ == layout; }
 
     /// The step of slot 0 or 1; 0: it has no state.
     std::uint64_t step(int slot) const noexcept { return header().steps[slot].load(std::memory_order_acquire); }
@@ -96,7 +94,10 @@ public:
         }
     }
     /// No write of the state comes before this.
-    void forget(int slot) noexcept { header().steps[slot].exchange(0, std::memory_order_acq_rel); }
+    void forget(int slot) noexcept {
+        header().steps[slot].store(0, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+    }
 
 private:
     struct Header {
@@ -127,16 +128,33 @@ private:
         const auto of_machine = number_in("/proc/meminfo", "MemAvailable:");
         const auto limit = number_in("/sys/fs/cgroup/memory.max", ""),
                    used = number_in("/sys/fs/cgroup/memory.current", "");
-        const auto of_group = limit == unlimited || used > limit ? limit : limit - used;
+        // Pages of files that nobody uses are counted, and given up first.
+        const auto files = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
+        const auto taken = used == unlimited || files == unlimited || files > used ? used : used - files;
+        const auto of_group = limit == unlimited ? limit : taken > limit ? 0 : limit - taken;
         return gradsync::detail::smaller(of_machine < (unlimited >> 10) ? of_machine << 10 : unlimited, of_group);
+    }
+
+    /// Another process may overwrite the header later: this is what counts. Throws std::system_error if the memory is
+    /// for something else.
+    [[gnu::cold]] void look() {
+        if (segment_.bytes() >= line) {
+            bytes_ = header().bytes;
+            layout_ = header().layout;
+        }
+        if (bytes_ > segment_.bytes() || segment_.bytes() != line + 2 * room(bytes_))
+            throw std::system_error(std::make_error_code(std::errc::invalid_argument),
+                                    "this memory is not for a state");
     }
 
     Header& header() const noexcept { return *reinterpret_cast<Header*>(segment_.data()); }
     std::byte* state(int slot) const noexcept {
-        return segment_.data() + line + static_cast<std::size_t>(slot) * room(header().bytes);
+        return segment_.data() + line + static_cast<std::size_t>(slot) * room(bytes_);
     }
 
     shared_memory::Segment segment_;
+    std::size_t bytes_ = 0;
+    std::uint64_t layout_ = 0;
 };
 
 }  // namespace gradsync::inline v0_2::elastic

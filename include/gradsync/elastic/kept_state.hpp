@@ -33,10 +33,11 @@ enum class StateKind {
 class KeptState {
 public:
     /// `state`: the memory of this rank's state, in the same order on every start of it. It must live as long as this
-    /// object, at the same place. Collective. Throws Error(storage) on all ranks if there is not enough memory on one,
+    /// object, at the same place. `name`: of what it is the state, such as the model; what is kept under another name is
+    /// refused. One object at a time, of all ranks. Collective. Throws Error(storage) on all ranks if there is not enough memory on one,
     /// and Error(parameter_mismatch) if what is kept is the state of something else.
     KeptState(Membership& job, TcpBackend& comm, std::span<const BufferView> state,
-              StateKind kind = StateKind::replicated)
+              StateKind kind = StateKind::replicated, std::string_view name = {})
         : kind_(kind), rank_(comm.rank()), size_(comm.size()) {
         for (const BufferView& view : state) {
             if (view.space != MemorySpace::host)
@@ -46,24 +47,38 @@ public:
             bytes_ += view.bytes();
         }
         if (!job.store_) return;
+        if (job.keeps_ || size_ != job.job_.size)
+            bootstrap::raise(Errc::invalid_argument,
+                             job.keeps_ ? "KeptState: the job has one already; give it all of the state"
+                                        : "KeptState takes the backend of all ranks of the job, and no part of it",
+                             {.operation = "KeptState", .rank = rank_});
         comm_.emplace(comm);
-        elastic::KeptMemory memory;
+        Row own{.bytes = bytes_, .layout = layout(name)};
         std::string problem;
-        Errc code = Errc::storage;
-        try {
-            memory = take_memory(*job.store_, job.self_.id, comm.timeout());
-        } catch (const Error& error) {
-            code = error.errc();
-            problem = error.what();
-        } catch (const std::exception& error) {
-            problem = error.what();
-        }
-        agree(std::move(memory), problem, code);
+        attempt(own, problem, [&] {
+            memory_.resize(static_cast<std::size_t>(size_));
+            this->own() = take_memory(*job.store_, job.self_.id, own.layout, comm.timeout());
+            own.steps[0] = this->own().step(0);
+            own.steps[1] = this->own().step(1);
+            own.handle = this->own().handle();
+        });
+        const List<Row> all = agree(own, problem);
+        attempt(own, problem, [&] {
+            for (std::size_t r = 0; r < all.size(); ++r)
+                if (static_cast<int>(r) != rank_) memory_[r] = elastic::KeptMemory::open(all[r].handle);
+        });
+        find_newest(all);
+        (void)agree(own, problem);  // nobody keeps anything before all have forgotten what not all have
+        job.keeps_ = true;
+        keeps_ = &job.keeps_;
     }
     KeptState(Membership& job, TcpBackend& comm, std::initializer_list<BufferView> state,
-              StateKind kind = StateKind::replicated)
-        : KeptState(job, comm, std::span(state.begin(), state.size()), kind) {}
+              StateKind kind = StateKind::replicated, std::string_view name = {})
+        : KeptState(job, comm, std::span(state.begin(), state.size()), kind, name) {}
     KeptState(const KeptState&) = delete;
+    ~KeptState() {
+        if (keeps_ != nullptr) *keeps_ = false;
+    }
 
     /// The newest step of which all ranks have kept the state, when this object was made; the same on all ranks.
     std::optional<std::uint64_t> newest() const noexcept { return newest_; }
@@ -72,21 +87,17 @@ public:
     /// afterwards. Throws Error(invalid_argument) if
     /// there is none. Collective.
     std::uint64_t restore() {
-        if (!newest_)
-            bootstrap::raise(Errc::invalid_argument, "restore: nothing is kept; ask newest() first",
+        const std::uint64_t number = newest_ ? *newest_ + 1 : 0;
+        bool is_there = newest_.has_value();
+        for (const elastic::KeptMemory& memory : memory_) is_there = is_there && memory.slot_of(number) >= 0;
+        if (!is_there)
+            bootstrap::raise(Errc::invalid_argument,
+                             "restore: nothing is kept, or newer states have replaced it; ask newest() first",
                              {.operation = "restore", .rank = rank_});
-        const std::uint64_t number = *newest_ + 1;
-        if (kind_ == StateKind::own) {
-            own().read(own().slot_of(number), state_);
-        } else {
-            for (int r = 0; r < size_; ++r) {
-                const elastic::KeptMemory& memory = memory_[static_cast<std::size_t>(r)];
-                memory.read(memory.slot_of(number), part(r));
-            }
+        for (int r = 0; r < size_; ++r) {
+            const elastic::KeptMemory& memory = memory_[static_cast<std::size_t>(r)];
+            if (r == rank_ || kind_ == StateKind::replicated) memory.read(memory.slot_of(number), part(r));
         }
-        // From here on the next state is written over the one that not all have.
-        for (const int slot : {0, 1})
-            if (own().step(slot) != number) own().forget(slot);
         comm_->barrier().wait();  // all have read
         return *newest_;
     }
@@ -129,19 +140,46 @@ private:
         return handle;
     }
 
-    /// Returns the memory that this rank has had before, or some that was made and is held.
-    elastic::KeptMemory take_memory(AnyStore& store, std::uint64_t self, std::chrono::nanoseconds limit) const {
-        std::size_t bytes = 0;
-        std::uint64_t layout = gradsync::detail::fnv1a(&size_, sizeof size_);
+    /// What a rank tells the others.
+    struct Row {
+        std::uint64_t steps[2] = {};  ///< that its memory has
+        std::uint64_t bytes = 0, layout = 0;
+        Handle handle = {};
+        std::uint64_t code = 0;  ///< of its error
+    };
+
+    /// A hash of what the bytes mean, as far as this class knows.
+    std::uint64_t layout(std::string_view name) const {
+        std::uint64_t hash = gradsync::detail::fnv1a(name.data(), name.size());
         for (const elastic::Piece& piece : state_)
-            layout = gradsync::detail::fnv1a(&piece.bytes, sizeof piece.bytes, layout);
-        layout = gradsync::detail::fnv1a(&kind_, sizeof kind_, layout);
+            hash = gradsync::detail::fnv1a(&piece.bytes, sizeof piece.bytes, hash);
+        hash = gradsync::detail::fnv1a(&size_, sizeof size_, hash);
+        return gradsync::detail::fnv1a(&kind_, sizeof kind_, hash);
+    }
+
+    template <class F>
+    static void attempt(Row& own, std::string& problem, F&& f) {
+        try {
+            f();
+        } catch (const Error& error) {
+            own.code = static_cast<std::uint64_t>(error.errc());
+            problem = error.what();
+        } catch (const std::exception& error) {
+            own.code = static_cast<std::uint64_t>(Errc::storage);
+            problem = error.what();
+        }
+    }
+
+    /// Returns the memory that this rank has had before, or some that was made and is held.
+    elastic::KeptMemory take_memory(AnyStore& store, std::uint64_t self, std::uint64_t layout,
+                                    std::chrono::nanoseconds limit) const {
+        std::size_t bytes = 0;
         for (const elastic::Piece& piece : part(rank_)) bytes += piece.bytes;
         const std::string held = elastic::name_of_memory(rank_);
         auto handle = handle_in(store.read(held));
         elastic::KeptMemory made;  // until it is held
         if (!handle) {
-            made = elastic::KeptMemory::make(bytes, layout);
+            made = elastic::KeptMemory::make(bytes, layout, static_cast<std::size_t>(size_));
             (void)store.create(elastic::name_of_offer(rank_, self), std::as_bytes(std::span(&made.handle(), 1)));
         }
         for (const auto until = net::Clock::now() + limit; !handle; ::usleep(500)) {
@@ -157,43 +195,47 @@ private:
             bootstrap::raise(
                 Errc::parameter_mismatch,
                 bootstrap::text("the kept state of rank ", rank_,
-                                " is of another model or another number of ranks; give the job a new store"),
+                                " is of another model or another number of ranks; use another folder for --state"),
                 {.operation = "KeptState", .rank = rank_});
         return memory;
     }
 
-    /// Finds the newest step that all ranks have, or throws what is wrong with one.
-    void agree(elastic::KeptMemory memory, const std::string& problem, Errc code) {
-        struct Row {
-            std::uint64_t steps[2] = {};
-            Handle handle = {};
-            std::uint64_t code = 0;
-        } own;
-        if (problem.empty()) own = {{memory.step(0), memory.step(1)}, memory.handle(), 0};
-        else own.code = static_cast<std::uint64_t>(code);
+    /// Returns what all ranks tell, or throws what is wrong with one. Collective.
+    List<Row> agree(const Row& own, const std::string& problem) {
         List<Row> all(static_cast<std::size_t>(size_));
-        const auto bytes = [](const Row* rows, std::size_t count) {
-            return ConstBufferView(reinterpret_cast<const std::uint8_t*>(rows), count * sizeof(Row));
+        const auto bytes = [](auto* rows, std::size_t count) {
+            return std::span(reinterpret_cast<std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(rows)>>,
+                                                                 const std::uint8_t, std::uint8_t>*>(rows),
+                             count * sizeof(Row));
         };
-        comm_
-            ->all_gather(bytes(&own, 1),
-                         BufferView(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof(Row)))
-            .wait();
-        if (!problem.empty()) bootstrap::raise(code, problem, {.operation = "KeptState", .rank = rank_});
+        comm_->all_gather(const_buffer(bytes(&own, 1)), buffer(bytes(all.data(), all.size()))).wait();
+        if (!problem.empty())
+            bootstrap::raise(static_cast<Errc>(own.code), problem, {.operation = "KeptState", .rank = rank_});
         for (std::size_t r = 0; r < all.size(); ++r) {
             if (all[r].code != 0)
-                bootstrap::raise(static_cast<Errc>(all[r].code),
-                                 bootstrap::text("rank ", r, " cannot keep its state; look at its error"),
-                                 {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)});
+                bootstrap::raise(
+                    is_errc(static_cast<int>(all[r].code)) ? static_cast<Errc>(all[r].code) : Errc::storage,
+                    bootstrap::text("rank ", r, " cannot keep its state; look at its error"),
+                    {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)});
+            if (kind_ == StateKind::replicated && (all[r].bytes != all[0].bytes || all[r].layout != all[0].layout))
+                bootstrap::raise(
+                    Errc::parameter_mismatch,
+                    bootstrap::text("KeptState: rank ", r, " has ", all[r].bytes, " bytes of state, rank 0 ",
+                                    all[0].bytes, ", or in other pieces; a replicated state is the same on all ranks"),
+                    {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)});
         }
-        for (std::size_t r = 0; r < all.size(); ++r)
-            memory_.push_back(static_cast<int>(r) == rank_ ? std::move(memory)
-                                                           : elastic::KeptMemory::open(all[r].handle));
+        return all;
+    }
+
+    /// Finds the newest step that all ranks have, and forgets what they have of others.
+    void find_newest(const List<Row>& all) {
         for (const std::uint64_t number : all[0].steps) {
             bool is_whole = number != 0;
             for (const Row& row : all) is_whole = is_whole && (row.steps[0] == number || row.steps[1] == number);
             if (is_whole && (!newest_ || number - 1 > *newest_)) newest_ = number - 1;
         }
+        for (const int slot : {0, 1})
+            if (!newest_ || own().step(slot) != *newest_ + 1) own().forget(slot);
     }
 
     StateKind kind_;
@@ -203,6 +245,7 @@ private:
     std::optional<TcpBackend> comm_;    ///< none without a store
     List<elastic::KeptMemory> memory_;  ///< by rank
     std::optional<std::uint64_t> newest_;
+    bool* keeps_ = nullptr;  ///< of the Membership
 };
 
 }  // namespace gradsync::inline v0_2

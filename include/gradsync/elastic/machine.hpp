@@ -47,6 +47,12 @@ struct Generation {
     }
 };
 
+[[gnu::cold]] inline bool are_same(const List<Member>& one, const List<Member>& other) noexcept {
+    bool same = one.size() == other.size();
+    for (std::size_t i = 0; same && i < one.size(); ++i) same = one[i] == other[i];
+    return same;
+}
+
 /// The name of a generation in the store; they sort by their numbers.
 [[gnu::cold]] inline std::string name_of_generation(std::uint32_t number) {
     const std::string digits = std::to_string(number);

@@ -58,11 +58,16 @@ public:
             return TcpRendezvous(job_, options);
         }
         if (!listener_) listen(options.bind);
-        std::uint32_t known = newest_.number;
+        constexpr int most_failures = 3;  // of meetings of the same members
+        int failures = 0;
+        List<elastic::Member> members = newest_.members;
         for (auto deadline = Clock::now() + options.timeout;;) {
             refresh();
-            if (newest_.number != known) deadline = Clock::now() + options.timeout;
-            known = newest_.number;
+            if (!elastic::are_same(newest_.members, members)) {
+                deadline = Clock::now() + options.timeout;
+                failures = 0;
+                members = newest_.members;
+            }
             if (self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0)) join();
             const elastic::Decision next = elastic::decide(view());
             if (next.step == elastic::Step::leave) leave();
@@ -73,6 +78,7 @@ public:
                     met_ = newest_.number;
                     return *std::move(ranks);
                 }
+                if (++failures == most_failures) give_up(options.timeout);
                 deadline = Clock::now() + options.timeout;
             } else if (Clock::now() < deadline) {
                 ::usleep(1'000);
@@ -87,11 +93,12 @@ public:
     /// process's own, the ranks did not meet within the time limit, the job was ended, or there is no store.
     bool goes_on(const Error& error) {
         if (!store_) return false;
+        const elastic::Generation met = newest_;  // the error is of these members, and there may be others by now
         refresh();
         if (end_ && end_->empty()) is_over_ = true;
         if (end_) return is_over_;
         if (gave_up_ || !is_of_peer(error)) return false;
-        leave_generation(error);
+        leave_generation(met, error);
         return true;
     }
 
@@ -134,7 +141,7 @@ private:
     /// Listens for the whole life of this process: at a fixed port, a rank that is stopped could keep others from it.
     void listen(const std::string& bind) {
         std::string problem;
-        const std::string where = bind.empty() && job_.address.starts_with("127.") ? job_.address : bind;
+        const std::string where = bind.empty() && job_.is_at_loopback() ? job_.address : bind;
         listener_ = net::listen(where, self_.listener, problem);
         if (!listener_)
             bootstrap::raise(
@@ -159,21 +166,23 @@ private:
             newest_ = {newest_.number + 1, members_in(*found, name)};
             listed_ |= newest_.rank_of(self_.id) >= 0;
             waiting_.erase_if([&](const elastic::Member& one) { return newest_.rank_of(one.id) >= 0; });
-            for (const elastic::Member& one : newest_.members) note(one.id);
+            for (const elastic::Member& one : newest_.members)
+                if (!is_known(one.id)) known_.push_back(one.id);
         }
         if (!end_) end_ = store_->read("end");
         for (const std::string& name : store_->names("join/")) {
             const std::uint64_t id = std::strtoull(name.c_str() + std::strlen("join/"), nullptr, 16);
-            if (!note(id)) continue;
-            if (const auto found = store_->read(name)) waiting_.push_back(members_in(*found, name)[0]);
+            if (is_known(id)) continue;
+            const auto found = store_->read(name);
+            if (!found) continue;  // it is late
+            known_.push_back(id);
+            waiting_.push_back(members_in(*found, name)[0]);
         }
     }
-    /// Returns whether the member was unknown.
-    bool note(std::uint64_t member) {
+    bool is_known(std::uint64_t member) const noexcept {
         for (const std::uint64_t known : known_)
-            if (known == member) return false;
-        known_.push_back(member);
-        return true;
+            if (known == member) return true;
+        return false;
     }
 
     bool is_dead(const elastic::Member& one) const noexcept { return !one.process.alive(self_.process); }
@@ -198,10 +207,10 @@ private:
                                   .generation = newest_.number,
                                   .look = {look, this}});
         } catch (const Interrupted&) {
-            left_ = newest_.number;
+            note_left(newest_);
         } catch (const Error& error) {
             if (!is_of_peer(error)) throw;
-            leave_generation(error);
+            leave_generation(newest_, error);
         }
         return {};
     }
@@ -214,13 +223,16 @@ private:
         if (own.is_dead(members[own.looked_at_++ % members.size()])) throw Interrupted();
     }
 
-    void leave_generation(const Error& error) {
-        left_ = newest_.number;
+    void note_left(const elastic::Generation& generation) {
+        left_ = generation.number;
         (void)store_->create(elastic::name_of(elastic::name_of_return(left_), self_.id), {});
+    }
+    void leave_generation(const elastic::Generation& generation, const Error& error) {
+        note_left(generation);
         const int peer = error.context().peer;
-        if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= newest_.members.size())
+        if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= generation.members.size())
             return;
-        const std::uint64_t culprit = newest_.members[static_cast<std::size_t>(peer)].id;
+        const std::uint64_t culprit = generation.members[static_cast<std::size_t>(peer)].id;
         if (culprit != self_.id) (void)store_->create(elastic::name_of("out/", culprit), {});
     }
 
@@ -256,6 +268,7 @@ private:
     bool listed_ = false;  ///< a generation has listed this process since it joined
     bool gave_up_ = false;
     bool is_over_ = false;
+    bool keeps_ = false;  ///< a KeptState has the job's memory
 };
 
 }  // namespace gradsync::inline v0_2
