@@ -5,12 +5,15 @@
 #include <stdlib.h>
 #include <sys/inotify.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include <gradsync/bootstrap/store/file_store.hpp>
@@ -55,38 +58,47 @@ public:
                 memory.write(state->number, {{const_cast<std::byte*>(rank.state.data()), rank.bytes}});
                 hold(static_cast<int>(r), std::move(memory));
             }
-        if (watch_) ::inotify_add_watch(watch_.get(), folder_.c_str(), IN_CREATE);
+        if (!watch_ || ::inotify_add_watch(watch_.get(), folder_.c_str(), IN_CREATE) < 0) watch_ = {};
     }
 
     const std::filesystem::path& folder() const { return folder_; }
-    /// Readable when the store has something new.
-    int descriptor() const { return watch_.get(); }
+    /// Readable when the store has something new; -1 if the system does not tell, and one has to look.
+    int descriptor() const { return watch_ ? watch_.get() : -1; }
 
+    /// Reads what is new.
     void refresh() {
         char events[4096];
-        while (::read(watch_.get(), events, sizeof events) > 0) {
-        }
+        bool is_new = !watch_ || !std::exchange(has_looked_, true);
+        while (watch_ && ::read(watch_.get(), events, sizeof events) > 0) is_new = true;
+        if (!is_new) return;
         while (const auto found = store_.read(gradsync::elastic::name_of_generation(newest_ + 1))) {
             ++newest_;
-            members_.clear();
-            for (const auto& member : gradsync::elastic::members_in(*found)) {
-                members_.insert(member.process.process());
-                processes_[member.id] = member.process.process();
-            }
+            processes_.clear();
+            for (const auto& member : gradsync::elastic::members_in(*found)) processes_[member.id] = member.process.process();
         }
         ended_ = ended_ || store_.read("end").has_value();
+        silent_ = processes_in("out/");
+        back_ = processes_in(gradsync::elastic::name_of_return(newest_));
+        for (const std::string& name : store_.names("join/"))
+            if (known_.insert(name).second)
+                if (const auto found = store_.read(name))
+                    for (const auto& member : gradsync::elastic::members_in(*found)) joined_.push_back(member.process.process());
         hold_memory();
     }
 
     std::uint32_t newest() const { return newest_; }
     /// Does the newest generation have this process?
-    bool has(pid_t process) const { return members_.contains(process); }
+    bool has(pid_t process) const {
+        return std::ranges::any_of(processes_, [&](const auto& member) { return member.second == process; });
+    }
     bool ended() const { return ended_; }
 
-    /// Processes that others have waited for in vain.
-    std::set<pid_t> silent() { return processes_in("out/"); }
-    /// Processes that have left the generation, and wait for the next one.
-    std::set<pid_t> back_from(std::uint32_t generation) { return processes_in(gradsync::elastic::name_of_return(generation)); }
+    /// Has the newest generation this process, for which the others have waited in vain?
+    bool is_silent(pid_t process) const { return silent_.contains(process); }
+    /// Has this process left the newest generation, and waits for the next one?
+    bool is_back(pid_t process) const { return back_.contains(process); }
+    /// Processes that wait for their first generation, since the last call.
+    std::vector<pid_t> take_joined() { return std::exchange(joined_, {}); }
 
     /// Ranks that wait for others learn why they wait no longer.
     void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
@@ -109,15 +121,18 @@ private:
     void hold_memory() {
         const std::string prefix = "keep/";
         for (const std::string& name : store_.names(prefix)) {
-            if (!offers_.insert(name).second) continue;
+            if (!known_.insert(name).second) continue;
+            const int rank = std::stoi(name.substr(prefix.size()));
+            if (memory_.contains(rank)) continue;
             const auto offer = store_.read(name);
             gradsync::shared_memory::Segment::IpcHandle handle;
             if (!offer || offer->size() != sizeof handle) continue;
             std::memcpy(&handle, offer->data(), sizeof handle);
             try {
-                hold(std::stoi(name.substr(prefix.size())), KeptMemory::take_over(handle));
-            } catch (const std::system_error&) {
-                // The rank has died meanwhile; another one will make its own.
+                hold(rank, KeptMemory::take_over(handle));
+            } catch (const std::system_error& error) {
+                // A rank that has died meanwhile takes its memory along; another one will make its own.
+                if (error.code() != std::errc::no_such_file_or_directory) throw;
             }
         }
     }
@@ -137,10 +152,12 @@ private:
     gradsync::FileStore store_;
     Descriptor watch_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
     std::uint32_t newest_ = 0;
-    std::set<pid_t> members_;
-    std::map<std::uint64_t, pid_t> processes_;  // by the member's number
-    std::set<std::string> offers_;
+    std::map<std::uint64_t, pid_t> processes_;  // of the newest generation, by the member's number
+    std::set<pid_t> silent_, back_;             // of these
+    std::vector<pid_t> joined_;
+    std::set<std::string> known_;       // names that have been read
     std::map<int, KeptMemory> memory_;  // by rank
+    bool has_looked_ = false;
     bool ended_ = false;
 };
 

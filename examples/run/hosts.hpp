@@ -40,12 +40,13 @@ public:
                 " already, perhaps of another job; give each job a folder of its own, and each host another --host-index");
     }
 
-    /// Host 0 says where the ranks of a start meet, and the others wait for that.
-    Meeting meet(unsigned number, const Meeting& own) {
+    /// Host 0 says where the ranks of a start meet, and the others wait for that. `check()` is called meanwhile; it may throw.
+    template <class Check>
+    Meeting meet(unsigned number, const Meeting& own, Check&& check) {
         const std::string name = "start/" + std::to_string(number);
         if (options_->host_index == 0) return meeting_in(create(name, own.address + " " + std::to_string(own.port) + " " + own.token));
         for (const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_->wait));
-             Clock::now() < until; ::usleep(50'000))
+             Clock::now() < until; ::usleep(50'000), check())
             if (const auto found = read(name)) return meeting_in(*found);
         throw std::runtime_error("host 0 has not come to " + options_->store + " within the " +
                                  std::to_string(static_cast<int>(options_->wait)) +

@@ -67,6 +67,11 @@ int supervise(const Options& options, const Events& events) {
             if (!starts.empty()) say(outcome.status == 0 ? "the job succeeded." + starts : "the job was asked to end." + starts);
             return outcome.status;
         }
+        if (outcome.is_over && outcome.hopeless.empty()) {
+            if (number < options.restarts) say("the ranks had ended the job, so it is not started again." + starts);
+            else if (options.restarts != 0) say("no restart is left of " + std::to_string(options.restarts) + ".");
+            return outcome.status;
+        }
         failed_soon = outcome.seconds < soon ? failed_soon + 1 : 0;
         if (number == options.restarts) {
             if (options.restarts != 0) say("no restart is left of " + std::to_string(options.restarts) + ".");

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -75,8 +76,9 @@ inline void die_with(pid_t parent) {
     if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it was dead before
 }
 
-/// All living descendants of this process: its children, theirs, and so on, in whatever session or group.
-inline std::vector<pid_t> descendants() {
+/// All living descendants of this process: its children, theirs, and so on, in whatever session or group. `without`: processes that are left
+/// out, with theirs.
+inline std::vector<pid_t> descendants(const std::set<pid_t>& without = {}) {
     std::multimap<pid_t, pid_t> children;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
@@ -94,7 +96,8 @@ inline std::vector<pid_t> descendants() {
     }
     std::vector<pid_t> all;
     const auto add = [&](pid_t parent) {
-        for (auto [at, end] = children.equal_range(parent); at != end; ++at) all.push_back(at->second);
+        for (auto [at, end] = children.equal_range(parent); at != end; ++at)
+            if (!without.contains(at->second)) all.push_back(at->second);
     };
     add(::getpid());
     for (std::size_t i = 0; i < all.size(); ++i) add(all[i]);

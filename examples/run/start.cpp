@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -37,19 +36,6 @@ std::uint16_t free_port() {
         ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&name), &length) != 0)
         fail("cannot find a free port");
     return ntohs(name.sin_port);
-}
-
-/// A secret that only the ranks of this start know.
-std::string fresh_token() {
-    unsigned char bytes[16];
-    if (::getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail("no random numbers");
-    std::string token;
-    for (const unsigned char byte : bytes) {
-        char text[3];
-        std::snprintf(text, sizeof text, "%02x", byte);
-        token += text;
-    }
-    return token;
 }
 
 /// The cores of rank r of n: its part of those that this process may use, or none if there are fewer than ranks.
@@ -97,7 +83,8 @@ public:
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
         if (!options.state.empty()) files_.emplace(options.state);
         if (!events.stores.empty()) generations_.emplace(events.stores / std::to_string(number), load_state());
-        if (events.hosts != nullptr) meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token});
+        if (events.hosts != nullptr)
+            meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token}, [&] { check_nobody_asks(); });
         ranks_.resize(static_cast<std::size_t>(options.ranks));
         for (int r = 0; r < options.ranks; ++r) start_rank(r);
     }
@@ -147,6 +134,14 @@ private:
 
     void start_rank(int r) {
         Rank& rank = this->rank(r);
+        if (rank.process >= 0) {  // in place of another one, which may have left processes of its own
+            std::set<pid_t> living{saver_};
+            for (const Rank& other : ranks_)
+                if (!other.end) living.insert(other.process);
+            for (const pid_t orphan : descendants(living)) ::kill(orphan, SIGKILL);
+            next_signal_at_ = Clock::now() + grace();
+            next_signal_ = SIGTERM;
+        }
         old_streams_.remove_if([](const Stream& stream) { return !stream.is_open(); });
         for (Stream& stream : rank.streams) old_streams_.push_back(std::move(stream));
         rank = {.begin = Clock::now(), .is_new = true};
@@ -226,7 +221,7 @@ private:
         std::erase_if(open, [](const Stream* stream) { return !stream->may_read(); });
         for (const Stream* stream : open) waiting.push_back({stream->descriptor(), POLLIN, 0});
         if (generations_) waiting.push_back({generations_->descriptor(), POLLIN, 0});
-        int milliseconds = -1;
+        int milliseconds = generations_ && generations_->descriptor() < 0 ? 20 : -1;
         const auto wake_at = [&](const std::optional<Clock::time_point>& at) {
             if (!at || all_ended()) return;
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now()).count();
@@ -264,6 +259,8 @@ private:
         const bool again = asked_ && now - *asked_ > std::chrono::seconds(1);
         if (asked_ && !again) return;
         start_no_more();
+        tell_ranks("a signal has ended it");
+        if (files_ && !asked_) save_beside();  // batch systems do not wait long
         // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
         // waited enough.
         if (!asked_ && events_.hosts != nullptr)
@@ -300,7 +297,6 @@ private:
         rank.end = status;
         rank.handle = Descriptor{};
         if (exit_status(status) == 0) return;
-        last_failed_ = Clock::now();
         rank.failed_after = seconds_since(rank.begin);
         if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();  // the others end with their own errors, or meet again, meanwhile
         if (first_failed_ || start_again(rank)) return;
@@ -348,7 +344,7 @@ private:
             refusal = hopeless_ = "ranks have failed " + std::to_string(most_soon) + " times in a row within " +
                                   std::to_string(static_cast<int>(soon)) + " s of their start";
         if (!refusal.empty()) {
-            generations_->end(refusal);
+            tell_ranks(refusal);
             start_no_more();
             return false;
         }
@@ -368,33 +364,53 @@ private:
     }
     void say(const std::string& text) { err_.add("gradsync_run: " + text + "\n"); }
 
+    /// Ranks that wait for others learn why they wait no longer.
+    void tell_ranks(const std::string& reason) {
+        try {
+            if (generations_) generations_->end(reason);
+        } catch (const std::exception& error) {
+            say(error.what());
+        }
+    }
+
     void look_at_generations() {
         if (!generations_) return;
-        generations_->refresh();
-        const std::set<pid_t> silent = generations_->silent();
-        for (int r = 0; r < options_.ranks; ++r)
-            if (!rank(r).end && silent.contains(rank(r).process) && !std::exchange(rank(r).is_ended, true)) {
-                say(name_of(rank(r)) + " did not answer the others in time, and is ended");
-                ::kill(rank(r).process, SIGKILL);
+        try {
+            generations_->refresh();
+        } catch (const std::exception& error) {
+            if (std::exchange(store_trouble_, error.what()) != error.what()) say(store_trouble_);
+        }
+        for (const pid_t process : generations_->take_joined())
+            for (Rank& rank : ranks_)
+                if (rank.process == process) {
+                    rank.has_joined = true;
+                    longest_start_ = std::max(longest_start_, Clock::now() - rank.begin);
+                }
+        for (Rank& rank : ranks_)
+            if (!rank.end && generations_->is_silent(rank.process) && !std::exchange(rank.is_ended, true)) {
+                say(name_of(rank) + " did not answer the others in time, and is ended");
+                ::kill(rank.process, SIGKILL);
             }
-        // A job that has ended well has only to leave.
-        if (generations_->ended() && !next_signal_at_) next_signal_at_ = Clock::now() + grace();
+        // When a rank leaves a job that has ended, the others have only to leave.
+        const auto has_ended = [](const Rank& rank) { return rank.end.has_value(); };
+        if (generations_->ended() && !next_signal_at_ && std::ranges::any_of(ranks_, has_ended)) next_signal_at_ = Clock::now() + grace();
         const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.process); };
         if (!std::ranges::all_of(ranks_, has_met)) return;
         for (Rank& rank : ranks_) rank.is_new = false;
-        if (!lost_since_ || generations_->newest() == *lost_since_) return;
+        if (!lost_since_ || generations_->newest() == *lost_since_ || asked_ || first_failed_) return;
         lost_since_.reset();
         next_signal_at_.reset();
         next_signal_ = SIGTERM;
         pressed_.clear();
     }
 
-    /// A rank that is on its way to the others, or waits for them, is not one that does not end.
-    bool meets_others(const Rank& rank) {
-        if (!lost_since_) return false;
-        if (rank.is_new) return rank.begin > last_failed_;  // else others have waited for it and given up
-        return generations_->newest() > *lost_since_ ? generations_->has(rank.process)
-                                                     : generations_->back_from(*lost_since_).contains(rank.process);
+    /// A rank that is on its way to the others, or waits for them, is not one that does not end: it has a limit of its own.
+    bool meets_others(const Rank& rank) const {
+        if (!lost_since_ || asked_ || first_failed_) return false;
+        if (generations_->newest() > *lost_since_ && generations_->has(rank.process)) return true;
+        if (!rank.is_new) return generations_->newest() == *lost_since_ && generations_->is_back(rank.process);
+        const Clock::duration usual = std::max<Clock::duration>(grace(), 3 * longest_start_);
+        return rank.has_joined || Clock::now() < rank.begin + usual;
     }
 
     /// What ranks find as kept: of an earlier run, if there is one.
@@ -426,14 +442,26 @@ private:
     /// Writes the newest state that all ranks have kept.
     void save_state() {
         if (!files_ || !generations_) return;
+        has_state_ = false;
         try {
-            const auto state = StateFiles::copy(generations_->memory(ranks_.size()), saved_);
-            if (!state) return;
-            files_->save(*state);
-            saved_ = state->number;
+            const auto memory = generations_->memory(ranks_.size());
+            if (const auto state = StateFiles::copy(memory, saved_)) {
+                files_->save(*state);
+                saved_ = state->number;
+            }
+            has_state_ = saved_ != 0;
         } catch (const std::exception& error) {
-            say("the state was not written, and the job goes on: " + std::string(error.what()));
+            say("the state was not written: " + std::string(error.what()));
         }
+    }
+    /// Throws if a signal asks for the end before there are ranks; ends this process if the launcher is gone.
+    void check_nobody_asks() {
+        pollfd lifeline{events_.lifeline, POLLIN, 0};
+        if (::poll(&lifeline, 1, 0) > 0) ::_exit(128 + SIGKILL);
+        signalfd_siginfo signal{};
+        while (::read(events_.signals, &signal, sizeof signal) == sizeof signal)
+            for (const int ends : {SIGINT, SIGTERM, SIGHUP, SIGQUIT})
+                if (static_cast<int>(signal.ssi_signo) == ends) throw std::runtime_error("a signal has ended the wait for host 0");
     }
 
     /// The ranks that are left do not end by themselves.
@@ -449,8 +477,12 @@ private:
     }
 
     Outcome outcome() const {
-        Outcome result{
-            .asked = asked_by_, .hopeless = hopeless_, .has_state = saved_ != 0, .restarts = restarts_, .seconds = seconds_since(begin_)};
+        Outcome result{.asked = asked_by_,
+                       .hopeless = hopeless_,
+                       .is_over = generations_ && generations_->ended(),
+                       .has_state = has_state_,
+                       .restarts = restarts_,
+                       .seconds = seconds_since(begin_)};
         if (!first_failed_ && !elsewhere_) return result;
         if (elsewhere_ && elsewhere_->asked) result.asked = elsewhere_->status - 128;
         const Rank* const first = first_failed_ ? &ranks_[static_cast<std::size_t>(*first_failed_)] : nullptr;
@@ -497,10 +529,10 @@ private:
     const Options& options_;
     unsigned number_, restarts_ = 0, failed_soon_ = 0;
     const Events& events_;
-    Meeting meeting_{loopback, free_port(), fresh_token()};
+    Meeting meeting_{loopback, free_port(), gradsync::net::Nonce::random().text()};
     std::optional<Failure> elsewhere_;  // a failure on another host, before any here
     const Clock::time_point begin_ = Clock::now();
-    Clock::time_point last_failed_ = {};
+    Clock::duration longest_start_ = {};  // of ranks, until they wait for the others
     std::optional<StateFiles> files_;
     std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read
     std::optional<Generations> generations_;   // if ranks may be started again
@@ -508,6 +540,8 @@ private:
     std::vector<Rank> ranks_;
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;
+    bool has_state_ = false;  // the newest one is in the files
+    std::string store_trouble_;
     std::list<Stream> old_streams_;  // of ranks that were started again
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;

@@ -24,6 +24,7 @@ struct Rank {
     std::optional<double> failed_after = {};             // seconds; ranks that failed only
     std::optional<Clock::time_point> starts_again = {};  // in place of one that has failed, while the others go on
     bool is_new = false;                                 // started since the ranks last met
+    bool has_joined = false;                             // waits for the others
     bool is_ended = false;                               // because the others waited for it in vain
 };
 
@@ -32,7 +33,8 @@ struct Outcome {
     int status = 0;             // 0, or that of the rank that failed first, or 128 + signal
     int asked = 0;              // the signal that asked for the end
     std::string hopeless = {};  // why starting again would not help
-    bool has_state = false;     // in --state, so that the job can go on later
+    bool is_over = false;       // the ranks had ended the job, or were told that it ends
+    bool has_state = false;     // the newest one in --state, so that the job can go on later
     unsigned restarts = 0;      // after which other ranks went on
     double seconds = 0;
     std::vector<std::string> account = {};  // lines for people, if a rank failed

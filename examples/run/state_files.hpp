@@ -7,6 +7,7 @@
 // everything before. It appears under its name as a whole.
 
 #include <fcntl.h>
+#include <sys/file.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -40,6 +41,11 @@ public:
         std::error_code error;
         std::filesystem::create_directories(folder_, error);
         if (error) throw std::runtime_error("--state: cannot make " + folder_.string() + ": " + error.message());
+        handle_ = Descriptor{::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+        if (!handle_ || ::flock(handle_.get(), LOCK_EX | LOCK_NB) != 0)
+            throw std::runtime_error("--state: " + folder_.string() +
+                                     (handle_ && errno == EWOULDBLOCK ? " is used by another job; name another folder"
+                                                                      : " cannot be opened: " + std::string(std::strerror(errno))));
     }
 
     /// Returns the newest state that is whole; `say` tells of others.
@@ -53,9 +59,9 @@ public:
     }
 
     /// Takes a copy of the newest step that all ranks have kept, if they have one after `newer_than`. They may go on meanwhile: what is
-    /// overwritten is taken anew. `memory`: by rank.
+    /// overwritten is taken anew. Throws if that happens again and again. `memory`: by rank.
     static std::optional<SavedState> copy(const std::vector<const KeptMemory*>& memory, std::uint64_t newer_than) {
-        for (int attempt = 0; attempt < 100; ++attempt) {
+        for (int attempt = 0; attempt < 8; ++attempt) {
             SavedState state{.number = newest_of_all(memory)};
             if (state.number <= newer_than) return std::nullopt;
             bool is_whole = true;
@@ -68,7 +74,7 @@ public:
             }
             if (is_whole) return state;
         }
-        return std::nullopt;  // the next time
+        throw std::runtime_error("the ranks overwrite it faster than it can be copied; let them keep it less often");
     }
 
     /// Writes a state, and removes all but the one before. Throws, and leaves what was there.
@@ -78,7 +84,8 @@ public:
         const auto own = folder_ / (unfinished + std::to_string(::getpid()));
         try {
             write(state, own);
-            if (::rename(own.c_str(), file(state.number).c_str()) != 0) fail("cannot write " + file(state.number).string());
+            if (::rename(own.c_str(), file(state.number).c_str()) != 0 || ::fsync(handle_.get()) != 0)
+                fail("cannot write " + file(state.number).string());
         } catch (...) {
             ::unlink(own.c_str());
             throw;
@@ -185,6 +192,7 @@ private:
     }
 
     std::filesystem::path folder_;
+    Descriptor handle_;  // locked, so that no other job uses the folder
 };
 
 }  // namespace gradsync_run

@@ -415,8 +415,10 @@ class GoingOn(RunTest):
     def test_a_rank_that_does_not_leave_a_job_that_has_ended_is_ended(self):
         script = "import os, signal, subprocess, sys; subprocess.run(sys.argv[1:], check=True); os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
         launcher = self.begin("-n", 2, "--restarts", 1, "--grace", 1, "--", sys.executable, "-c", script, RESTART, self.folder)
-        _, errors = launcher.communicate(timeout=LIMIT)
+        output, errors = launcher.communicate(timeout=LIMIT)
         self.assertEqual(launcher.returncode, 128 + signal.SIGTERM, errors)
+        self.assertEqual(output.count("y = "), 1)  # it is not trained again
+        self.assertIn("the ranks had ended the job, so it is not started again.", errors)
         self.assertIn("rank 1 did not end within 1.0 s of that, and was ended", errors)
 
     def test_a_job_goes_on_from_its_state_on_disk_after_the_launcher_was_killed(self):
@@ -473,7 +475,24 @@ class GoingOn(RunTest):
                    RUN, "-n", "3", "--state", disk, "--state-every", "0.5", "--", RESTART, self.folder]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=LIMIT)
         self.assertEqual((done.returncode, done.stdout), (0, self.plain), done.stderr)
-        self.assertIn("the state was not written, and the job goes on: cannot write", done.stderr)
+        self.assertIn("the state was not written: cannot write", done.stderr)
+
+    def test_children_of_a_lost_rank_end_with_it(self):
+        script = f"sleep 1000 & echo $! >> {self.folder}/child$RANK; exec {RESTART} {self.folder}"
+        launcher = self.begin("-n", 2, "--restarts", 1, *self.script(script))
+        self.assertTrue(until(lambda: (self.folder / "checkpoint").exists()))
+        child = int((self.folder / "child1").read_text())
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        self.assertTrue(until(lambda: not alive(child)))
+        self.assertTrue(alive(int((self.folder / "child0").read_text())))
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 0, errors)
+
+    def test_a_state_folder_has_one_job_at_a_time(self):
+        self.job("--restarts", 1, "--state", self.folder / "state")
+        done = self.call("-n", 3, "--state", self.folder / "state", "--", RESTART, self.folder)
+        self.assertEqual(done.returncode, 127)
+        self.assertIn("is used by another job; name another folder", done.stderr)
 
     def test_programs_that_fail_by_themselves_are_not_started_for_ever(self):
         launcher = self.begin("-n", 2, "--restarts", 1000, "--", RESTART, self.folder / "no-such")

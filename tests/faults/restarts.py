@@ -126,12 +126,13 @@ def run(seed):
     if not launcher_killed and status == 0 and not digests: wrong.append(("lost", "no digest"))
     begins = [int(rest) for word, _, _, rest in sorted(job.said, key=lambda said: said[2]) if word == "from"]
     if way and begins != sorted(begins): wrong.append(("lost", f"goes on from steps {begins}"))
-    for word, process, _, rest in job.said:
+    for word, process, when, rest in job.said:
         if word not in ("error", "failure"): continue
         peer = int(rest.split()[0])
         if peer >= 0 and peer not in hit and not launcher_killed and "met again" not in rest:
             # A rank that has left the others because of a fault is named by who learns of it later.
-            left = job.rank_of.get(process) != peer and any(w == "error" and job.rank_of[p] == peer for w, p, _, _ in job.said)
+            left = job.rank_of.get(process) != peer and any(
+                w in ("error", "failure") and job.rank_of[p] == peer and t < when for w, p, t, _ in job.said)
             if not left: wrong.append(("wrong culprit", f"rank {job.rank_of[process]}: {rest}"))
     time.sleep(0.05)
     until = time.monotonic() + 5
