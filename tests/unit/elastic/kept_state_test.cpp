@@ -140,27 +140,88 @@ TEST_CASE("a second keep that others have not made is refused, and names them") 
     for (const std::string& end : ranks.ends()) CHECK(end == "done");
 }
 
+TEST_CASE("a rank that is killed before all have kept their first state: nothing is kept, and all begin anew") {
+    const gradsync_test::TemporaryDirectory folder;
+    Processes ranks(2, [&](Membership& job, int start, const std::string&) {
+        while (!job.is_over()) try {
+                TcpBackend comm = job.connect({.timeout = 20s});
+                std::vector<double> state(1000, start);  // no two starts have the same
+                KeptState kept(job, comm, {gradsync::buffer(state)}, StateKind::own);
+                if (kept.newest()) throw std::runtime_error("something is kept");
+                if (start == 2) std::this_thread::sleep_for(1h);
+                kept.keep(0);
+                if (!std::filesystem::exists(folder.file("kept"))) std::ofstream(folder.file("kept")) << "here";
+                comm.barrier().wait();
+                kept.keep(1);
+                comm.barrier().wait();
+                job.end(comm);
+            } catch (const Error& error) {
+                if (!job.goes_on(error)) throw;
+            }
+    });
+    ranks.until([&] { return std::filesystem::exists(folder.file("kept")); });
+    ranks.replace(1);
+    for (const std::string& end : ranks.ends()) CHECK(end == "done");
+}
+
+TEST_CASE("what newer states have replaced cannot be restored, and a job keeps one state of all ranks") {
+    Processes ranks(2, [&](Membership& job, int, const std::string&) {
+        TcpBackend comm = job.connect({.timeout = 20s});
+        std::vector<float> state(100);
+        const auto refuses = [&](const std::string& words, auto&& f) {
+            try {
+                f();
+            } catch (const Error& error) {
+                if (error.errc() == Errc::invalid_argument && says(error.what(), words)) return;
+                throw;
+            }
+            throw std::runtime_error("not refused: " + words);
+        };
+        TcpBackend alone = comm.split(comm.rank(), 0);
+        refuses("takes the backend of all ranks", [&] { KeptState(job, alone, {gradsync::buffer(state)}); });
+        {
+            KeptState first(job, comm, {gradsync::buffer(state)});
+            refuses("the job has one already", [&] { KeptState(job, comm, {gradsync::buffer(state)}); });
+            first.keep(7);
+            comm.barrier().wait();
+        }
+        KeptState kept(job, comm, {gradsync::buffer(state)});
+        if (kept.newest() != 7u || kept.restore() != 7) throw std::runtime_error("the step is lost");
+        for (const std::uint64_t step : {8u, 9u}) {
+            kept.keep(step);
+            comm.barrier().wait();
+        }
+        refuses("newer states have replaced it", [&] { (void)kept.restore(); });
+        comm.barrier().wait();
+    });
+    for (const std::string& end : ranks.ends()) CHECK(end == "done");
+}
+
 TEST_CASE("the state of another model is refused on all ranks, and what one rank lacks, too") {
     const gradsync_test::TemporaryDirectory folder;
-    enum class Case { another_model, no_memory, nobody_holds };
-    for (const Case wrong : {Case::another_model, Case::no_memory, Case::nobody_holds}) {
+    enum class Case { another_model, another_name, not_the_same, no_memory, nobody_holds };
+    for (const Case wrong : {Case::another_model, Case::another_name, Case::not_the_same, Case::no_memory, Case::nobody_holds}) {
         Processes ranks(2, [&](Membership& job, int, const std::string&) {
             TcpBackend comm = job.connect({.timeout = wrong == Case::nobody_holds ? 1s : 20s});
             std::vector<float> state(100);
-            if (wrong == Case::another_model) {
-                KeptState(job, comm, {gradsync::buffer(state)}).keep(1);
+            if (wrong == Case::not_the_same && comm.rank() == 1) state.resize(101);
+            if (wrong == Case::another_model || wrong == Case::another_name) {
+                KeptState(job, comm, {gradsync::buffer(state)}, StateKind::own, "model A").keep(1);
                 comm.barrier().wait();
-                state.resize(comm.rank() == 0 ? 100 : 101);
+                if (wrong == Case::another_model) state.resize(comm.rank() == 0 ? 100 : 101);
             }
             BufferView view = gradsync::buffer(state);
             if (wrong == Case::no_memory && comm.rank() == 1) view.count = std::numeric_limits<std::size_t>::max() / 64;
-            const KeptState kept(job, comm, {view}, StateKind::own);
+            const KeptState kept(job, comm, {view}, wrong == Case::not_the_same ? StateKind::replicated : StateKind::own,
+                                 wrong == Case::another_name ? "model B" : "model A");
         });
         if (wrong == Case::nobody_holds) ranks.hold_nothing();
         const auto ends = ranks.ends();
         CAPTURE(ends[0]);
         CAPTURE(ends[1]);
         if (wrong == Case::another_model) CHECK(says(ends[1], "the kept state of rank 1 is of another model or another number of ranks"));
+        if (wrong == Case::another_name) CHECK(says(ends[0], "the kept state of rank 0 is of another model"));
+        if (wrong == Case::not_the_same) CHECK(says(ends[0], "rank 1 has 404 bytes of state, rank 0 400"));
         if (wrong == Case::no_memory) CHECK(says(ends[0], "rank 1 cannot keep its state; look at its error"));
         if (wrong == Case::no_memory) CHECK(says(ends[1], "needs more than the"));
         if (wrong == Case::nobody_holds)

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -139,6 +140,21 @@ TEST_CASE("who does not answer in time is named in the store, for the one that s
     ranks.replace(1);
     for (const std::string& end : ranks.ends()) CHECK(end == "done");
     CHECK(store_of_job.names("out/").size() == 1);
+}
+
+TEST_CASE("an error of the members before does not accuse those that have met since") {
+    const gradsync_test::TemporaryDirectory store;
+    const Job place{.rank = 0, .size = 1, .address = "127.0.0.1", .store = store.path().string()};
+    Membership late(place);
+    (void)late.connect({.timeout = 5s});
+    gradsync::FileStore names(store.path().string());
+    // The others have met again, with another member in the place of rank 0.
+    gradsync::elastic::Member other;
+    other.id = 4711;
+    names.create("gen/0000000002", std::as_bytes(std::span(&other, 1)));
+    CHECK(late.goes_on(Error(Errc::timeout, "rank 0 is late", {.peer = 0})));
+    CHECK(names.names("out/").empty());
+    CHECK(names.names("back/1-").size() == 1);
 }
 
 TEST_CASE("a job that was ended, ranks that do not come, and a store of something else are errors that say so") {
