@@ -20,6 +20,8 @@ public:
     void add_up(std::span<double>) override {}
     std::vector<RankSummary> gather(const RankSummary&) override { return {}; }
     void collect(const StateSink&) override {}
+    StateViews state_views() override { return {}; }
+    void state_was_written(std::uint64_t) override {}
     const gs::Statistics& statistics() const override { return statistics_; }
     MemoryUse memory() const override { return {}; }
     void enter(std::size_t) override {}

@@ -106,7 +106,7 @@ TEST_CASE("wherever the writer is killed, the state before or the new one is who
     gradsync_test::await_end_of_threads(0);
     KeptMemory memory = KeptMemory::make(State::bytes, 0);
     State state;
-    for (std::uint64_t step : {1, 2}) {
+    for (const std::uint64_t step : {std::uint64_t{1}, std::uint64_t{2}}) {
         state.set(step);
         memory.write(step, state.pieces());
     }
