@@ -34,8 +34,9 @@ class KeptState {
 public:
     /// `state`: the memory of this rank's state, in the same order on every start of it. It must live as long as this
     /// object, at the same place. `name`: of what it is the state, such as the model; what is kept under another name is
-    /// refused. One object at a time, of all ranks. Collective. Throws Error(storage) on all ranks if there is not enough memory on one,
-    /// and Error(parameter_mismatch) if what is kept is the state of something else.
+    /// refused. A job has one object at a time. Throws Error(storage) on all ranks if one has not enough memory,
+    /// Error(parameter_mismatch) if what is kept is the state of something else, and Error(invalid_argument) for memory
+    /// of a device, a second object, and a backend of some ranks only. Collective.
     KeptState(Membership& job, TcpBackend& comm, std::span<const BufferView> state,
               StateKind kind = StateKind::replicated, std::string_view name = {})
         : kind_(kind), rank_(comm.rank()), size_(comm.size()) {
@@ -84,8 +85,7 @@ public:
     std::optional<std::uint64_t> newest() const noexcept { return newest_; }
 
     /// Writes the state of `newest()` into this rank's memory, and returns its step. With sharding, call `publish()`
-    /// afterwards. Throws Error(invalid_argument) if
-    /// there is none. Collective.
+    /// afterwards. Throws Error(invalid_argument) if there is none, or if `keep` has overwritten it. Collective.
     std::uint64_t restore() {
         const std::uint64_t number = newest_ ? *newest_ + 1 : 0;
         bool is_there = newest_.has_value();
