@@ -33,8 +33,8 @@ enum class StateKind {
 class KeptState {
 public:
     /// `state`: the memory of this rank's state, in the same order on every start of it. It must live as long as this
-    /// object, at the same place. `name`: of what it is the state, such as the model; what is kept under another name is
-    /// refused. A job has one object at a time. Throws Error(storage) on all ranks if one has not enough memory,
+    /// object, at the same place. `name`: of what it is the state, such as the model; what is kept under another name
+    /// is refused. A job has one object at a time. Throws Error(storage) on all ranks if one has not enough memory,
     /// Error(parameter_mismatch) if what is kept is the state of something else, and Error(invalid_argument) for memory
     /// of a device, a second object, and a backend of some ranks only. Collective.
     KeptState(Membership& job, TcpBackend& comm, std::span<const BufferView> state,
