@@ -24,6 +24,7 @@ struct MpiProcess {
     }
     static MakeKeeper keeper(gs::MpiBackend&) { return nullptr; }
     static bool goes_on(const gs::Error&) { return false; }
+    static bool is_over() { return false; }
     static void end(gs::MpiBackend& comm) { comm.barrier().wait(); }
 };
 

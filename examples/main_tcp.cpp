@@ -45,6 +45,7 @@ public:
         return [this, &comm](const StateViews& state) { return std::make_unique<StateKeeper>(job_, comm, state); };
     }
     bool goes_on(const gs::Error& error) { return job_.goes_on(error); }
+    bool is_over() const { return job_.is_over(); }
     void end(gs::TcpBackend& comm) { job_.end(comm); }
 
 private:

@@ -83,6 +83,7 @@ bool goes_on(Process& process) {
 ///     auto connect(rendezvous, options);     // the backend over it
 ///     MakeKeeper keeper(backend);            // or none
 ///     bool goes_on(const gs::Error&);        // whether the ranks that are left meet again
+///     bool is_over() const;                  // whether all have ended
 ///     void end(backend);                     // waits for the others
 template <class Process>
 int run_process(Process&& process, int argc, char** argv) {
@@ -111,6 +112,7 @@ int run_process(Process&& process, int argc, char** argv) {
             const std::string name = "rank " + std::to_string(rank) + ": ";  // the library's errors have it already
             std::fprintf(stderr, "gradsync_train: %s%s\n", ending.text.starts_with(name) ? "" : name.c_str(), ending.text.c_str());
             if (goes_on(process)) {
+                if (process.is_over()) return 0;
                 job.reset();
                 comm.reset();
                 continue;

@@ -65,40 +65,26 @@ public:
     /// Readable when the store has something new; -1 if the system does not tell, and one has to look.
     int descriptor() const { return watch_ ? watch_.get() : -1; }
 
-    /// Reads what is new.
+    /// Reads what is new. If it throws, the next call reads all of it again.
     void refresh() {
         char events[4096];
-        bool is_new = !watch_ || !std::exchange(has_looked_, true);
+        bool is_new = !watch_ || !std::exchange(has_looked_, false);
         while (watch_ && ::read(watch_.get(), events, sizeof events) > 0) is_new = true;
-        if (!is_new) return;
-        while (const auto found = store_.read(gradsync::elastic::name_of_generation(newest_ + 1))) {
-            ++newest_;
-            processes_.clear();
-            for (const auto& member : gradsync::elastic::members_in(*found)) processes_[member.id] = member.process.process();
-        }
-        ended_ = ended_ || store_.read("end").has_value();
-        silent_ = processes_in("out/");
-        back_ = processes_in(gradsync::elastic::name_of_return(newest_));
-        for (const std::string& name : store_.names("join/"))
-            if (known_.insert(name).second)
-                if (const auto found = store_.read(name))
-                    for (const auto& member : gradsync::elastic::members_in(*found)) joined_.push_back(member.process.process());
-        hold_memory();
+        if (is_new) look();
+        has_looked_ = true;
     }
 
     std::uint32_t newest() const { return newest_; }
-    /// Does the newest generation have this process?
-    bool has(pid_t process) const {
-        return std::ranges::any_of(processes_, [&](const auto& member) { return member.second == process; });
-    }
+    /// Does the newest generation have this member?
+    bool has(std::uint64_t member) const { return members_.contains(member); }
     bool ended() const { return ended_; }
 
-    /// Has the newest generation this process, for which the others have waited in vain?
-    bool is_silent(pid_t process) const { return silent_.contains(process); }
-    /// Has this process left the newest generation, and waits for the next one?
-    bool is_back(pid_t process) const { return back_.contains(process); }
-    /// Processes that wait for their first generation, since the last call.
-    std::vector<pid_t> take_joined() { return std::exchange(joined_, {}); }
+    /// Is this a member of the newest generation for which the others have waited in vain?
+    bool is_silent(std::uint64_t member) const { return has(member) && silent_.contains(member); }
+    /// Has this member left the newest generation, and waits for the next one?
+    bool is_back(std::uint64_t member) const { return back_.contains(member); }
+    /// Who waits for a generation, since the last call.
+    std::vector<gradsync::elastic::Member> take_joined() { return std::exchange(joined_, {}); }
 
     /// Ranks that wait for others learn why they wait no longer.
     void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
@@ -112,35 +98,49 @@ public:
     }
 
 private:
-    void hold(int rank, KeptMemory memory) {
-        const auto handle = memory.handle();
-        memory_[rank] = std::move(memory);
-        (void)store_.create(gradsync::elastic::name_of_memory(rank), std::as_bytes(std::span(&handle, 1)));
-    }
-    /// Holds what ranks keep, so that it outlives them.
-    void hold_memory() {
+    void look() {
+        while (const auto found = store_.read(gradsync::elastic::name_of_generation(newest_ + 1))) {
+            ++newest_;
+            members_.clear();
+            for (const auto& member : gradsync::elastic::members_in(*found)) members_.insert(member.id);
+        }
+        ended_ = ended_ || store_.read("end").has_value();
+        silent_ = members_in("out/");
+        back_ = members_in(gradsync::elastic::name_of_return(newest_));
+        for (const std::string& name : store_.names("join/")) {
+            if (known_.contains(name)) continue;
+            const auto found = store_.read(name);
+            if (!found) continue;
+            for (const auto& member : gradsync::elastic::members_in(*found)) joined_.push_back(member);
+            known_.insert(name);
+        }
         const std::string prefix = "keep/";
         for (const std::string& name : store_.names(prefix)) {
-            if (!known_.insert(name).second) continue;
-            const int rank = std::stoi(name.substr(prefix.size()));
-            if (memory_.contains(rank)) continue;
-            const auto offer = store_.read(name);
-            gradsync::shared_memory::Segment::IpcHandle handle;
-            if (!offer || offer->size() != sizeof handle) continue;
-            std::memcpy(&handle, offer->data(), sizeof handle);
-            try {
-                hold(rank, KeptMemory::take_over(handle));
-            } catch (const std::system_error& error) {
-                // A rank that has died meanwhile takes its memory along; another one will make its own.
-                if (error.code() != std::errc::no_such_file_or_directory) throw;
-            }
+            if (known_.contains(name)) continue;
+            hold_offer(std::stoi(name.substr(prefix.size())), store_.read(name));
+            known_.insert(name);
         }
     }
-    std::set<pid_t> processes_in(const std::string& prefix) {
-        std::set<pid_t> all;
-        for (const std::string& name : store_.names(prefix))
-            if (const auto found = processes_.find(std::stoull(name.substr(prefix.size()), nullptr, 16)); found != processes_.end())
-                all.insert(found->second);
+    /// Holds what a rank keeps, so that it outlives the rank.
+    void hold_offer(int rank, const std::optional<gradsync::Blob>& offer) {
+        gradsync::shared_memory::Segment::IpcHandle handle;
+        if (memory_.contains(rank) || !offer || offer->size() != sizeof handle) return;
+        std::memcpy(&handle, offer->data(), sizeof handle);
+        try {
+            hold(rank, KeptMemory::take_over(handle));
+        } catch (const std::system_error& error) {
+            // A rank that has died meanwhile takes its memory along; another one will make its own.
+            if (error.code() != std::errc::no_such_file_or_directory) throw;
+        }
+    }
+    void hold(int rank, KeptMemory memory) {
+        (void)store_.create(gradsync::elastic::name_of_memory(rank), std::as_bytes(std::span(&memory.handle(), 1)));
+        memory_[rank] = std::move(memory);
+    }
+    /// The members whose numbers stand behind the prefix.
+    std::set<std::uint64_t> members_in(const std::string& prefix) {
+        std::set<std::uint64_t> all;
+        for (const std::string& name : store_.names(prefix)) all.insert(std::stoull(name.substr(prefix.size()), nullptr, 16));
         return all;
     }
     static const std::filesystem::path& make(const std::filesystem::path& folder) {
@@ -152,9 +152,8 @@ private:
     gradsync::FileStore store_;
     Descriptor watch_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
     std::uint32_t newest_ = 0;
-    std::map<std::uint64_t, pid_t> processes_;  // of the newest generation, by the member's number
-    std::set<pid_t> silent_, back_;             // of these
-    std::vector<pid_t> joined_;
+    std::set<std::uint64_t> members_, silent_, back_;
+    std::vector<gradsync::elastic::Member> joined_;
     std::set<std::string> known_;       // names that have been read
     std::map<int, KeptMemory> memory_;  // by rank
     bool has_looked_ = false;

@@ -62,7 +62,7 @@ int supervise(const Options& options, const Events& events) {
         if (outcome.status == 0 || outcome.asked != 0) {
             if (outcome.asked != 0 && outcome.has_state) {
                 say("the job was asked to end; the next start goes on from " + options.state.string());
-                return outcome.asked == SIGTERM ? 0 : outcome.status;
+                return outcome.asked == SIGTERM && outcome.account.empty() ? 0 : outcome.status;
             }
             if (!starts.empty()) say(outcome.status == 0 ? "the job succeeded." + starts : "the job was asked to end." + starts);
             return outcome.status;

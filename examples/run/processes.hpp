@@ -15,8 +15,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
+#include <iterator>
 #include <map>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -76,9 +77,8 @@ inline void die_with(pid_t parent) {
     if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it was dead before
 }
 
-/// All living descendants of this process: its children, theirs, and so on, in whatever session or group. `without`: processes that are left
-/// out, with theirs.
-inline std::vector<pid_t> descendants(const std::set<pid_t>& without = {}) {
+/// All living descendants of this process: its children, theirs, and so on, in whatever session or group.
+inline std::vector<pid_t> descendants() {
     std::multimap<pid_t, pid_t> children;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
@@ -96,12 +96,21 @@ inline std::vector<pid_t> descendants(const std::set<pid_t>& without = {}) {
     }
     std::vector<pid_t> all;
     const auto add = [&](pid_t parent) {
-        for (auto [at, end] = children.equal_range(parent); at != end; ++at)
-            if (!without.contains(at->second)) all.push_back(at->second);
+        for (auto [at, end] = children.equal_range(parent); at != end; ++at) all.push_back(at->second);
     };
     add(::getpid());
     for (std::size_t i = 0; i < all.size(); ++i) add(all[i]);
     return all;
+}
+
+/// Was this process started with these variables, "NAME=value"?
+inline bool has_variables(pid_t process, std::initializer_list<std::string> variables) {
+    std::ifstream file("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
+    std::string all{'\0'};
+    all.append(std::istreambuf_iterator<char>(file), {});
+    for (const std::string& variable : variables)
+        if (all.find('\0' + variable + '\0') == std::string::npos) return false;
+    return true;
 }
 
 /// Kills all descendants. Returns false if some do not end within `limit` (they may wait for a disk that does not answer).

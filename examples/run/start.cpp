@@ -99,8 +99,15 @@ public:
             look_at_hosts();
             if (files_ && Clock::now() >= next_save_at_) save_beside();
             for (int r = 0; r < options_.ranks; ++r)
-                if (const auto at = rank(r).starts_again; at && Clock::now() >= *at) start_rank(r);
+                if (const auto at = rank(r).starts_again; at && Clock::now() >= *at) {
+                    if (generations_->ended()) start_no_more();
+                    else start_rank(r);
+                }
             if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
+        }
+        while (saver_ >= 0 && !asked_again_) {  // it may be about to write what batch systems leave no time for later
+            wait_for_events();
+            reap();
         }
         kill_descendants();  // they may keep the streams open
         await_other_hosts();
@@ -135,15 +142,15 @@ private:
     void start_rank(int r) {
         Rank& rank = this->rank(r);
         if (rank.process >= 0) {  // in place of another one, which may have left processes of its own
-            std::set<pid_t> living{saver_};
-            for (const Rank& other : ranks_)
-                if (!other.end) living.insert(other.process);
-            for (const pid_t orphan : descendants(living)) ::kill(orphan, SIGKILL);
-            next_signal_at_ = Clock::now() + grace();
+            for (const pid_t process : descendants())
+                if (has_variables(process, {"RANK=" + std::to_string(number_of(r)), "GRADSYNC_JOB_TOKEN=" + meeting_.token}))
+                    ::kill(process, SIGKILL);
+            if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();
             next_signal_ = SIGTERM;
         }
         old_streams_.remove_if([](const Stream& stream) { return !stream.is_open(); });
         for (Stream& stream : rank.streams) old_streams_.push_back(std::move(stream));
+        std::erase(pressed_, number_of(r));
         rank = {.begin = Clock::now(), .is_new = true};
         auto [out, out_end] = make_pipe();
         auto [err, err_end] = make_pipe();
@@ -289,7 +296,10 @@ private:
             if (rank != ranks_.end() && rank->handle) break;
             if (::waitpid(next.si_pid, &status, WNOHANG) != next.si_pid) break;
             if (rank != ranks_.end() && !rank->end) note_end(*rank, status);
-            if (next.si_pid == saver_) saver_ = -1;
+            if (next.si_pid == saver_) {
+                saver_ = -1;
+                if (exit_status(status) == 0) saved_ = std::max(saved_, files_->newest());
+            }
             next = {};
         }
     }
@@ -332,7 +342,7 @@ private:
     /// restart, except those of ranks that are new.
     bool start_again(Rank& rank) {
         if (!generations_ || asked_) return false;
-        generations_->refresh();
+        look_at_store();
         if (generations_->newest() == 0 || generations_->ended()) return false;
         const bool counts = !lost_since_ || rank.is_new;
         // A program that fails by itself may never succeed.
@@ -360,7 +370,10 @@ private:
         return true;
     }
     void start_no_more() {
-        for (Rank& rank : ranks_) rank.starts_again.reset();
+        for (Rank& rank : ranks_) {
+            if (rank.starts_again && !first_failed_) first_failed_ = static_cast<int>(&rank - ranks_.data());
+            rank.starts_again.reset();
+        }
     }
     void say(const std::string& text) { err_.add("gradsync_run: " + text + "\n"); }
 
@@ -373,28 +386,31 @@ private:
         }
     }
 
-    void look_at_generations() {
-        if (!generations_) return;
+    void look_at_store() {
         try {
             generations_->refresh();
         } catch (const std::exception& error) {
             if (std::exchange(store_trouble_, error.what()) != error.what()) say(store_trouble_);
         }
-        for (const pid_t process : generations_->take_joined())
-            for (Rank& rank : ranks_)
-                if (rank.process == process) {
-                    rank.has_joined = true;
-                    longest_start_ = std::max(longest_start_, Clock::now() - rank.begin);
-                }
+    }
+    void look_at_generations() {
+        if (!generations_) return;
+        look_at_store();
+        for (const gradsync::elastic::Member& member : generations_->take_joined())
+            if (member.place >= 0 && member.place < options_.ranks) {
+                Rank& joined = rank(static_cast<int>(member.place));
+                joined.member = member.id;
+                longest_start_ = std::max(longest_start_, Clock::now() - joined.begin);
+            }
         for (Rank& rank : ranks_)
-            if (!rank.end && generations_->is_silent(rank.process) && !std::exchange(rank.is_ended, true)) {
+            if (!rank.end && generations_->is_silent(rank.member) && !std::exchange(rank.is_ended, true)) {
                 say(name_of(rank) + " did not answer the others in time, and is ended");
                 ::kill(rank.process, SIGKILL);
             }
         // When a rank leaves a job that has ended, the others have only to leave.
         const auto has_ended = [](const Rank& rank) { return rank.end.has_value(); };
         if (generations_->ended() && !next_signal_at_ && std::ranges::any_of(ranks_, has_ended)) next_signal_at_ = Clock::now() + grace();
-        const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.process); };
+        const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.member); };
         if (!std::ranges::all_of(ranks_, has_met)) return;
         for (Rank& rank : ranks_) rank.is_new = false;
         if (!lost_since_ || generations_->newest() == *lost_since_ || asked_ || first_failed_) return;
@@ -407,10 +423,10 @@ private:
     /// A rank that is on its way to the others, or waits for them, is not one that does not end: it has a limit of its own.
     bool meets_others(const Rank& rank) const {
         if (!lost_since_ || asked_ || first_failed_) return false;
-        if (generations_->newest() > *lost_since_ && generations_->has(rank.process)) return true;
-        if (!rank.is_new) return generations_->newest() == *lost_since_ && generations_->is_back(rank.process);
+        if (generations_->newest() > *lost_since_ && generations_->has(rank.member)) return true;
+        if (!rank.is_new) return generations_->newest() == *lost_since_ && generations_->is_back(rank.member);
         const Clock::duration usual = std::max<Clock::duration>(grace(), 3 * longest_start_);
-        return rank.has_joined || Clock::now() < rank.begin + usual;
+        return rank.member != 0 || Clock::now() < rank.begin + usual;
     }
 
     /// What ranks find as kept: of an earlier run, if there is one.
@@ -437,7 +453,7 @@ private:
         err_ = Sink{STDERR_FILENO};  // what is queued is the parent's to write
         save_state();
         err_.write();
-        ::_exit(0);
+        ::_exit(has_state_ ? 0 : 1);
     }
     /// Writes the newest state that all ranks have kept.
     void save_state() {
@@ -468,9 +484,11 @@ private:
     void press_on() {
         for (std::size_t r = 0; r < ranks_.size(); ++r)
             if (!ranks_[r].end && !meets_others(ranks_[r])) {
-                ::kill(ranks_[r].process, next_signal_);
-                if (next_signal_ == SIGTERM) ::kill(ranks_[r].process, SIGCONT);
-                if (!was_pressed(number_of(ranks_[r]))) pressed_.push_back(number_of(ranks_[r]));
+                const int number = number_of(ranks_[r]);
+                const bool is_asked = !was_pressed(number) && (next_signal_ == SIGTERM || asked_by_ == 0);
+                ::kill(ranks_[r].process, is_asked ? SIGTERM : SIGKILL);
+                if (is_asked) ::kill(ranks_[r].process, SIGCONT);
+                if (!was_pressed(number)) pressed_.push_back(number);
             }
         next_signal_ = SIGKILL;
         next_signal_at_ = Clock::now() + std::chrono::seconds(5);

@@ -24,7 +24,7 @@ struct Rank {
     std::optional<double> failed_after = {};             // seconds; ranks that failed only
     std::optional<Clock::time_point> starts_again = {};  // in place of one that has failed, while the others go on
     bool is_new = false;                                 // started since the ranks last met
-    bool has_joined = false;                             // waits for the others
+    std::uint64_t member = 0;                            // as which it has joined the others; 0: it has not
     bool is_ended = false;                               // because the others waited for it in vain
 };
 

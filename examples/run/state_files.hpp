@@ -54,8 +54,16 @@ public:
         for (const std::uint64_t number : numbers()) {
             if (auto state = read(file(number))) return state;
             say(file(number).string() + " is damaged; going on from an older state");
+            std::error_code error;
+            std::filesystem::rename(file(number), folder_ / ("damaged." + std::to_string(number - 1)), error);
         }
         return std::nullopt;
+    }
+
+    /// The number of the newest state; 0: there is none.
+    std::uint64_t newest() const {
+        const auto all = numbers();
+        return all.empty() ? 0 : all.front();
     }
 
     /// Takes a copy of the newest step that all ranks have kept, if they have one after `newer_than`. They may go on meanwhile: what is

@@ -477,8 +477,17 @@ class GoingOn(RunTest):
         self.assertEqual((done.returncode, done.stdout), (0, self.plain), done.stderr)
         self.assertIn("the state was not written: cannot write", done.stderr)
 
+    def test_ranks_may_be_started_by_a_program_around_them(self):
+        launcher = self.begin("-n", 2, "--restarts", 3, "--grace", 1, *self.script(f"{RESTART} {self.folder}; exit $?"))
+        self.assertTrue(until(lambda: (self.folder / "checkpoint").exists()))
+        time.sleep(0.3)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        output, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 0, errors)
+        self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
     def test_children_of_a_lost_rank_end_with_it(self):
-        script = f"sleep 1000 & echo $! >> {self.folder}/child$RANK; exec {RESTART} {self.folder}"
+        script = f"(sleep 1000 & echo $! >> {self.folder}/child$RANK); exec {RESTART} {self.folder}"
         launcher = self.begin("-n", 2, "--restarts", 1, *self.script(script))
         self.assertTrue(until(lambda: (self.folder / "checkpoint").exists()))
         child = int((self.folder / "child1").read_text())

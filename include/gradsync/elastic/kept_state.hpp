@@ -179,10 +179,12 @@ private:
         auto handle = handle_in(store.read(held));
         elastic::KeptMemory made;  // until it is held
         if (!handle) {
-            made = elastic::KeptMemory::make(bytes, layout, static_cast<std::size_t>(size_));
+            std::size_t sharers = 0;  // ranks that still make theirs
+            for (int r = 0; r < size_; ++r) sharers += r == rank_ || !store.read(elastic::name_of_memory(r));
+            made = elastic::KeptMemory::make(bytes, layout, sharers);
             (void)store.create(elastic::name_of_offer(rank_, self), std::as_bytes(std::span(&made.handle(), 1)));
         }
-        for (const auto until = net::Clock::now() + limit; !handle; ::usleep(500)) {
+        for (const auto until = net::Clock::now() + limit / 2; !handle; ::usleep(500)) {
             handle = handle_in(store.read(held));
             if (!handle && net::Clock::now() > until)
                 bootstrap::raise(Errc::storage,

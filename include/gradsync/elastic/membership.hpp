@@ -58,6 +58,7 @@ public:
             return TcpRendezvous(job_, options);
         }
         if (!listener_) listen(options.bind);
+        const auto begin = Clock::now();
         constexpr int most_failures = 3;  // of meetings of the same members
         int failures = 0;
         List<elastic::Member> members = newest_.members;
@@ -78,12 +79,14 @@ public:
                     met_ = newest_.number;
                     return *std::move(ranks);
                 }
-                if (++failures == most_failures) give_up(options.timeout);
+                if (++failures == most_failures) give_up(Clock::now() - begin);
                 deadline = Clock::now() + options.timeout;
             } else if (Clock::now() < deadline) {
+                // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
+                if (left_ < newest_.number && newest_.rank_of(self_.id) >= 0) note_left(newest_);
                 ::usleep(1'000);
             } else {
-                give_up(options.timeout);
+                give_up(Clock::now() - begin);
             }
         }
     }
