@@ -50,7 +50,7 @@ public:
     }
     double run(int rank, int times) override {
         const auto r = static_cast<std::size_t>(rank);
-        const gradsync::List<gradsync::elastic::Piece> pieces{{state(rank).data(), state(rank).bytes()}};
+        const gradsync::List<gradsync::elastic::Piece> pieces{{static_cast<std::byte*>(state(rank).data()), state(rank).bytes()}};
         return time([&] {
             for (int i = 0; i < times; ++i) memory_[r].write(++steps_[r], pieces);
         });
