@@ -48,6 +48,7 @@ void train(gs::Membership& job, gs::TcpBackend& comm, const std::string& checkpo
     sync.broadcast_parameters();
     gs::KeptState kept(job, comm, {gs::buffer(state.line), gs::BufferView(&state.step, 1)});
     if (kept.newest()) kept.restore();
+    else kept.keep(static_cast<std::uint64_t>(state.step));
     while (state.step < steps) {
         if (comm.rank() == 0 && state.step % 100 == 0) save(state, checkpoint);
         std::mt19937 random(static_cast<unsigned>(state.step * comm.size() + comm.rank()));

@@ -345,8 +345,9 @@ private:
         look_at_store();
         if (generations_->newest() == 0 || generations_->ended()) return false;
         const bool counts = !lost_since_ || rank.is_new;
-        // A program that fails by itself may never succeed.
-        if (counts && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
+        // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
+        const bool has_waited = rank.member != 0 && (!generations_->has(rank.member) || generations_->is_back(rank.member));
+        if (counts && !has_waited && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
         if (counts && number_ + restarts_ == options_.restarts)
             refusal = options_.restarts == 0 ? "a rank has failed" : "no restart is left of " + std::to_string(options_.restarts);
@@ -533,6 +534,7 @@ private:
 
     /// The last line of an error, which says most: ": gradsync: ..."
     static std::string said_by(const Rank& rank) {
+        if (rank.end && was_ended_from_outside(*rank.end)) return {};  // what it said before is not why
         const auto& lines = rank.streams[1].last_lines();
         for (auto line = lines.rbegin(); line != lines.rend(); ++line)
             if (line->find_first_not_of(" \t\r") != std::string::npos)

@@ -93,6 +93,10 @@ public:
             at += piece.bytes;
         }
     }
+    /// What a rank says of its state to the others; 0: nothing. Not of a slot.
+    void set_digest(std::uint64_t digest) noexcept { header().digest.store(digest, std::memory_order_relaxed); }
+    std::uint64_t digest() const noexcept { return header().digest.load(std::memory_order_relaxed); }
+
     /// No write of the state comes before this.
     void forget(int slot) noexcept {
         header().steps[slot].store(0, std::memory_order_relaxed);
@@ -103,6 +107,7 @@ private:
     struct Header {
         std::uint64_t bytes = 0, layout = 0;
         std::atomic<std::uint64_t> steps[2] = {};
+        std::atomic<std::uint64_t> digest = 0;
     };
     static_assert(sizeof(Header) <= 64);
     static constexpr std::size_t line = 64;  ///< bytes of a cache line; the header takes one

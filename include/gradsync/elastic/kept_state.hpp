@@ -69,6 +69,7 @@ public:
                 if (static_cast<int>(r) != rank_) memory_[r] = elastic::KeptMemory::open(all[r].handle);
         });
         find_newest(all);
+        this->own().set_digest(0);
         (void)agree(own, problem);  // nobody keeps anything before all have forgotten what not all have
         job.keeps_ = true;
         keeps_ = &job.keeps_;
@@ -104,15 +105,20 @@ public:
 
     /// Keeps the state after `step` steps. Call it on all ranks, with a collective of all ranks between two calls, such
     /// as `finish()`: then all have kept the state before, and it stays while this one is written. Waits for no other
-    /// rank. Throws Error(invalid_argument) if a rank has not kept the state before.
+    /// rank. Throws Error(invalid_argument) if a rank has not kept the state before, and Error(parameter_mismatch) at
+    /// the second call if a replicated state was not the same on all ranks at the first.
     void keep(std::uint64_t step) {
         if (!comm_) return;
         for (std::size_t r = 0; r < memory_.size(); ++r)
             if (memory_[r].newest() < own().newest())
-                bootstrap::raise(Errc::invalid_argument,
-                                 bootstrap::text("keep: rank ", r, " has not kept step ", own().newest() - 1,
-                                                 "; call keep() on all ranks, with a finish() between two calls"),
-                                 {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
+                bootstrap::raise(
+                    Errc::invalid_argument,
+                    bootstrap::text("keep: this rank has kept step ", own().newest() - 1, ", and rank ", r,
+                                    memory_[r].newest() == 0 ? std::string(" none")
+                                                             : bootstrap::text(" step ", memory_[r].newest() - 1),
+                                    "; call keep() on all ranks with the same steps, and a finish() between two calls"),
+                    {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
+        if (kind_ == StateKind::replicated) compare_once();
         own().write(step + 1, part(rank_));
     }
 
@@ -138,6 +144,25 @@ private:
         if (!bytes || bytes->size() != sizeof handle) return std::nullopt;
         std::memcpy(&handle, bytes->data(), sizeof handle);
         return handle;
+    }
+
+    /// Compares the states of all ranks, at the first two calls: what differs would be mixed without a word.
+    void compare_once() {
+        if (calls_ == 2) return;
+        if (++calls_ == 1) {
+            std::uint64_t digest = 1;
+            for (const elastic::Piece& piece : state_)
+                digest = gradsync::detail::fnv1a(piece.data, piece.bytes, digest);
+            return own().set_digest(digest | 1);
+        }
+        for (std::size_t r = 0; r < memory_.size(); ++r)
+            if (memory_[r].digest() != own().digest())
+                bootstrap::raise(
+                    Errc::parameter_mismatch,
+                    bootstrap::text("keep: the state of rank ", r, " was not that of rank ", rank_,
+                                    " at the first call; if ranks differ, as in their random numbers, pass "
+                                    "StateKind::own"),
+                    {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
     }
 
     /// What a rank tells the others.
@@ -247,6 +272,7 @@ private:
     std::optional<TcpBackend> comm_;    ///< none without a store
     List<elastic::KeptMemory> memory_;  ///< by rank
     std::optional<std::uint64_t> newest_;
+    int calls_ = 0;          ///< of `keep`, up to 2
     bool* keeps_ = nullptr;  ///< of the Membership
 };
 

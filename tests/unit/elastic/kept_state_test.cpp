@@ -127,7 +127,7 @@ TEST_CASE("a second keep that others have not made is refused, and names them") 
                 throw std::runtime_error("nothing was thrown");
             } catch (const Error& error) {
                 if (error.errc() != Errc::invalid_argument || error.context().peer != 1 ||
-                    !says(error.what(), "rank 1 has not kept step 1"))
+                    !says(error.what(), "this rank has kept step 1, and rank 1 none"))
                     throw;
             }
         }
@@ -195,6 +195,18 @@ TEST_CASE("what newer states have replaced cannot be restored, and a job keeps o
         comm.barrier().wait();
     });
     for (const std::string& end : ranks.ends()) CHECK(end == "done");
+}
+
+TEST_CASE("replicated states that differ are refused at the second keep") {
+    Processes ranks(2, [&](Membership& job, int, const std::string&) {
+        TcpBackend comm = job.connect({.timeout = 20s});
+        std::vector<float> state(100, static_cast<float>(comm.rank()));
+        KeptState kept(job, comm, {gradsync::buffer(state)});
+        kept.keep(0);
+        comm.barrier().wait();
+        kept.keep(1);
+    });
+    for (const std::string& end : ranks.ends()) CHECK(says(end, "if ranks differ, as in their random numbers, pass StateKind::own"));
 }
 
 TEST_CASE("the state of another model is refused on all ranks, and what one rank lacks, too") {
