@@ -83,7 +83,7 @@ public:
     bool is_silent(std::uint64_t member) const { return has(member) && silent_.contains(member); }
     /// Has this member left the newest generation, and waits for the next one?
     bool is_back(std::uint64_t member) const { return back_.contains(member); }
-    /// Who waits for a generation, since the last call.
+    /// Returns the members that have joined since the last call, and wait for a generation.
     std::vector<gradsync::elastic::Member> take_joined() { return std::exchange(joined_, {}); }
 
     /// Ranks that wait for others learn why they wait no longer.

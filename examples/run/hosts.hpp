@@ -15,7 +15,7 @@
 
 namespace gradsync_run {
 
-/// Where rank 0 of a start listens, and the secret of its ranks.
+/// The address at which rank 0 listens, and the token that its ranks share.
 struct Meeting {
     std::string address;
     int port = 0;

@@ -430,7 +430,7 @@ private:
         return rank.member != 0 || Clock::now() < rank.begin + usual;
     }
 
-    /// What ranks find as kept: of an earlier run, if there is one.
+    /// Returns the state of an earlier run from --state, or nothing.
     std::optional<SavedState> load_state() {
         if (!files_) return std::nullopt;
         const auto state = files_->load([&](const std::string& what) { say(what); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
-// What ranks keep in memory (gradsync::KeptState), on disk: so that a job goes on after its launcher or its host is gone. Ranks wait for none of
-// this.
+// Files of the state that ranks keep in memory (gradsync::KeptState). A job can go on from them after its launcher or its host has failed. The
+// launcher writes them; ranks do not wait.
 //
 // A file state.STEP: magic, number of ranks, step (8 bytes each); for each rank the bytes and the layout of its state; the states; a digest of
 // everything before. It appears under its name as a whole.

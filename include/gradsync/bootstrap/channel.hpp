@@ -33,7 +33,7 @@ struct Nonce {
     }
 };
 
-/// What a wait does every few milliseconds. It may throw, which ends the wait.
+/// A function that a wait calls every few milliseconds. If it throws, the wait ends.
 struct Look {
     void (*function)(void*) = nullptr;
     void* argument = nullptr;

@@ -38,16 +38,23 @@ private:
         }
         Meeting(const Meeting&) = delete;
         ~Meeting() {
-            if (!made_) return;
-            ::unlink((folder_ + "/" + name).c_str());
-            ::rmdir(folder_.c_str());
+            if (has_folder()) remove();
         }
 
         Job job() const { return {.rank = rank(), .size = size(), .token = contact_.token.text()}; }
-        net::MeetingPlace place() const { return {.contact = contact_, .listener = made_ ? &listener_ : nullptr}; }
+        net::MeetingPlace place() const {
+            return {.contact = contact_, .listener = has_folder() ? &listener_ : nullptr};
+        }
 
     private:
         static constexpr const char* name = "rank-0";
+
+        /// This rank has made the folder.
+        bool has_folder() const noexcept { return rank() == 0 && size() > 1; }
+        void remove() const noexcept {
+            ::unlink((folder_ + "/" + name).c_str());
+            ::rmdir(folder_.c_str());
+        }
 
         void publish(const std::string& bind) {
             std::string problem;
@@ -56,13 +63,17 @@ private:
                 refuse(Errc::invalid_argument,
                        bootstrap::text("cannot listen at ", bind.empty() ? "any address" : "'" + bind + "'", ": ",
                                        problem));
-            made_ = ::mkdir(folder_.c_str(), 0700) == 0;
-            if (!made_)
+            if (::mkdir(folder_.c_str(), 0700) != 0)
                 refuse(Errc::invalid_argument,
                        errno == EEXIST
                            ? "the folder already exists, perhaps left by another run; remove it, or choose another name"
                            : bootstrap::text("cannot make the folder: ", std::strerror(errno)));
-            (void)FileStore(folder_).create(name, std::as_bytes(std::span(&contact_, 1)));
+            try {
+                (void)FileStore(folder_).create(name, std::as_bytes(std::span(&contact_, 1)));
+            } catch (...) {  // the destructor of an object that was not made does not run
+                remove();
+                throw;
+            }
         }
 
         void find() {
@@ -88,7 +99,6 @@ private:
         std::string folder_;
         net::Contact contact_;
         net::Socket listener_;
-        bool made_ = false;
     };
 
     FileRendezvous(const Meeting& meeting, const FileRendezvousOptions& options)

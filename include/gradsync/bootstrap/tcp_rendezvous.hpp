@@ -17,11 +17,12 @@ struct TcpRendezvousOptions {
 
 namespace net {
 
-/// Where ranks meet if rank 0 listens already, and has told the others its addresses.
+/// A meeting at a rank 0 that listens already. The other ranks know its addresses.
 struct MeetingPlace {
     Contact contact = {};              ///< of rank 0
     const Socket* listener = nullptr;  ///< on rank 0; its owner keeps it for later meetings
-    /// Of the job's ranks, if they change. Callers of an older one are refused; callers of a newer one wait.
+    /// The number of the meeting, in a job that loses ranks and gets others. Rank 0 refuses callers with an older
+    /// number. Callers with a newer one call again.
     std::uint32_t generation = 0;
     Look look = {};  ///< what ranks do every few milliseconds until all are here
 };

@@ -93,7 +93,7 @@ public:
             at += piece.bytes;
         }
     }
-    /// What a rank says of its state to the others; 0: nothing. Not of a slot.
+    /// A hash by which ranks compare their states; 0: there is none. It belongs to neither slot.
     void set_digest(std::uint64_t digest) noexcept { header().digest.store(digest, std::memory_order_relaxed); }
     std::uint64_t digest() const noexcept { return header().digest.load(std::memory_order_relaxed); }
 

@@ -133,7 +133,7 @@ private:
     }
     elastic::KeptMemory& own() noexcept { return memory_[static_cast<std::size_t>(rank_)]; }
 
-    /// What rank r keeps.
+    /// Returns the part of the state that rank r keeps.
     List<elastic::Piece> part(int r) const {
         if (kind_ == StateKind::own) return state_;
         const std::size_t first = cut(bytes_, r, size_);
@@ -165,7 +165,7 @@ private:
                     {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
     }
 
-    /// What a rank tells the others.
+    /// The values that a rank sends to the others at construction.
     struct Row {
         std::uint64_t steps[2] = {};  ///< that its memory has
         std::uint64_t bytes = 0, layout = 0;

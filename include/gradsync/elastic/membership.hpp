@@ -40,6 +40,8 @@ public:
         job_.run_id = bootstrap::text("changing ", job_.run_id);
     }
 
+    Membership(Membership&&) = delete;  // a KeptState refers to it
+
     /// Returns a backend of all ranks. `options.timeout` limits the meeting, as in `meet`, and the backend. The backend
     /// is yours; destroy it, and the Reducers over it, before you connect again. Throws what `meet` and TcpBackend
     /// throw. Collective.
@@ -57,6 +59,7 @@ public:
             met_ = 1;
             return TcpRendezvous(job_, options);
         }
+        gave_up_ = false;
         if (!listener_) listen(options.bind);
         const auto begin = Clock::now();
         constexpr int most_failures = 3;  // of meetings of the same members
@@ -98,8 +101,7 @@ public:
         if (!store_) return false;
         const elastic::Generation met = newest_;  // the error is of these members, and there may be others by now
         refresh();
-        if (end_ && end_->empty()) is_over_ = true;
-        if (end_) return is_over_;
+        if (end_) return is_over();
         if (gave_up_ || !is_of_peer(error)) return false;
         leave_generation(met, error);
         return true;
@@ -110,9 +112,10 @@ public:
     void end(TcpBackend& comm) {
         comm.barrier().wait();
         if (store_) (void)store_->create("end", {});
-        is_over_ = true;
+        end_.emplace();
     }
-    bool is_over() const noexcept { return is_over_; }  ///< Has this process, or have all others, called `end`?
+    /// Has this process, or have all others, called `end`?
+    bool is_over() const noexcept { return end_ && end_->empty(); }
 
     /// Returns the number of the last meeting, from 1: how often the ranks of the job have met, or tried to.
     std::uint32_t generation() const noexcept { return met_; }
@@ -240,10 +243,9 @@ private:
     }
 
     [[noreturn]] void leave() {
-        is_over_ = end_->empty();
         bootstrap::raise(Errc::peer_left,
-                         is_over_ ? std::string("the job has ended well")
-                                  : bootstrap::text("the job was ended: ", bootstrap::text_of(*end_)),
+                         is_over() ? std::string("the job has ended well")
+                                   : bootstrap::text("the job was ended: ", bootstrap::text_of(*end_)),
                          {.operation = "connect", .rank = job_.rank});
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
@@ -268,10 +270,9 @@ private:
     std::optional<Blob> end_;
     std::uint32_t left_ = 0, met_ = 0;
     std::size_t looked_at_ = 0;
-    bool listed_ = false;  ///< a generation has listed this process since it joined
-    bool gave_up_ = false;
-    bool is_over_ = false;
-    bool keeps_ = false;  ///< a KeptState has the job's memory
+    bool listed_ = false;   ///< a generation has listed `self_`; if the newest does not, this process joins again
+    bool gave_up_ = false;  ///< the last call of `meet` has
+    bool keeps_ = false;    ///< a KeptState has the job's memory
 };
 
 }  // namespace gradsync::inline v0_2

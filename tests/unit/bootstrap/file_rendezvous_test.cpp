@@ -4,9 +4,11 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/forked.hpp"
 #include "support/no_descriptors.hpp"
 #include "support/says.hpp"
 #include "support/temporary_directory.hpp"
@@ -66,6 +69,19 @@ TEST_CASE("FileRendezvous: rank 0 removes the folder if not all arrive") {
     const gradsync_test::TemporaryDirectory folder;
     const std::string path = folder.file("meeting");
     CHECK(says(error_of([&] { FileRendezvous(path, 0, 3, {.timeout = 200ms}); }), "ranks 1, 2 did not arrive at "));
+    CHECK(!std::filesystem::exists(path));
+}
+
+TEST_CASE("FileRendezvous: rank 0 removes the folder if it cannot write into it") {
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string path = folder.file("meeting");
+    const auto reports = gradsync_test::forked(1, [&](int) {
+        std::signal(SIGXFSZ, SIG_IGN);
+        const rlimit nothing{0, 0};
+        ::setrlimit(RLIMIT_FSIZE, &nothing);
+        return error_of([&] { FileRendezvous(path, 0, 2, {.timeout = 200ms}); });
+    });
+    CHECK(reports[0].says("cannot take a name"));
     CHECK(!std::filesystem::exists(path));
 }
 
