@@ -58,7 +58,7 @@ public:
         std::string problem;
         attempt(own, problem, [&] {
             memory_.resize(static_cast<std::size_t>(size_));
-            this->own() = take_memory(*job.store_, job.self_.id, own.layout, comm.timeout());
+            this->own() = take_memory(*job.store_, job.own_.id, own.layout, comm.timeout());
             own.steps[0] = this->own().step(0);
             own.steps[1] = this->own().step(1);
             own.handle = this->own().handle();

@@ -31,16 +31,9 @@ public:
 
     /// Opens the folder `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws
     /// Error(storage) if the folder cannot be opened, and Error(invalid_argument) if others may write into it.
-    explicit Membership(Job job) : job_(std::move(job)) {
-        if (job_.store.empty()) return;
-        store_.emplace(AnyStore::open(job_.store));
-        const std::string secret = net::Nonce::random().text();
-        const Blob first = store_->create("job", std::as_bytes(std::span(secret)));
-        if (job_.token.empty()) job_.token = bootstrap::text_of(first);
-        job_.run_id = bootstrap::text("changing ", job_.run_id);
-    }
+    explicit Membership(Job job) : Membership(std::move(job), job.size, job.size) {}
 
-    Membership(Membership&&) = delete;  // a KeptState refers to it
+    Membership(Membership&&) = delete;  // others refer to it
 
     /// Returns a backend of all ranks. `options.timeout` limits the meeting, as in `meet`, and the backend. The backend
     /// is yours; destroy it, and the Reducers over it, before you connect again. Throws what `meet` and TcpBackend
@@ -64,29 +57,31 @@ public:
         const auto begin = Clock::now();
         constexpr int most_failures = 3;  // of meetings of the same members
         int failures = 0;
-        List<elastic::Member> members = newest_.members;
+        List<elastic::Member> members = newest().members;
         for (auto deadline = Clock::now() + options.timeout;;) {
             refresh();
-            if (!elastic::are_same(newest_.members, members)) {
+            if (!elastic::are_same(newest().members, members)) {
                 deadline = Clock::now() + options.timeout;
                 failures = 0;
-                members = newest_.members;
+                members = newest().members;
             }
-            if (self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0)) join();
-            const elastic::Decision next = elastic::decide(view());
+            if (machine_.must_join()) join();
+            const bool late = Clock::now() >= deadline;
+            const elastic::Decision next = machine_.next(is_dead(), late);
             if (next.step == elastic::Step::leave) leave();
             if (next.step == elastic::Step::propose) {
-                (void)store_->create(elastic::name_of_generation(newest_.number + 1), bytes_of(next.members));
+                (void)store_->create(elastic::name_of_generation(newest().number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
                 if (auto ranks = meet_newest(options.timeout)) {
-                    met_ = newest_.number;
+                    met_ = newest().number;
                     return *std::move(ranks);
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
                 deadline = Clock::now() + options.timeout;
-            } else if (Clock::now() < deadline) {
+            } else if (!late) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
-                if (left_ < newest_.number && newest_.rank_of(self_.id) >= 0) note_left(newest_);
+                if (machine_.left() < newest().number && rank() >= 0) note_left(newest());
+                else if (rank() < 0) answer();
                 ::usleep(1'000);
             } else {
                 give_up(Clock::now() - begin);
@@ -99,7 +94,7 @@ public:
     /// process's own, the ranks did not meet within the time limit, the job was ended, or there is no store.
     bool goes_on(const Error& error) {
         if (!store_) return false;
-        const elastic::Generation met = newest_;  // the error is of these members, and there may be others by now
+        const elastic::Generation met = newest();  // the error is of these members, and there may be others by now
         refresh();
         if (end_) return is_over();
         if (gave_up_ || !is_of_peer(error)) return false;
@@ -122,9 +117,24 @@ public:
 
 private:
     friend class KeptState;
+    friend class ElasticJob;
 
     /// Thrown by `look`.
     struct Interrupted {};
+    struct IsDead {
+        collective::ProcessIdentity self;
+        bool operator()(const elastic::Member& one) const noexcept { return !one.process.alive(self); }
+    };
+
+    /// The job should have `ranks` ranks, and needs `least`.
+    Membership(Job job, int ranks, int least)
+        : job_(std::move(job)), machine_(static_cast<std::size_t>(ranks), static_cast<std::size_t>(least)) {
+        if (job_.store.empty()) return;
+        store_.emplace(AnyStore::open(job_.store));
+        const std::string secret = job_.token.empty() ? net::Nonce::random().text() : job_.token;
+        job_.token = bootstrap::text_of(store_->create("job", std::as_bytes(std::span(secret))));
+        job_.run_id = bootstrap::text("changing ", job_.run_id);
+    }
 
     static std::span<const std::byte> bytes_of(const List<elastic::Member>& members) {
         return std::as_bytes(std::span(members.data(), members.size()));
@@ -148,75 +158,71 @@ private:
     void listen(const std::string& bind) {
         std::string problem;
         const std::string where = bind.empty() && job_.is_at_loopback() ? job_.address : bind;
-        listener_ = net::listen(where, self_.listener, problem);
+        listener_ = net::listen(where, own_.listener, problem);
         if (!listener_)
             bootstrap::raise(
                 Errc::invalid_argument,
                 bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ": ", problem),
                 {.operation = "connect", .rank = job_.rank});
-        self_.place = job_.rank;
-        self_.process = collective::ProcessIdentity::own();
+        own_.place = job_.rank;
+        own_.process = collective::ProcessIdentity::own();
     }
     void join() {
-        self_.id = bootstrap::random_token() | 1;
-        listed_ = false;
-        (void)store_->create(elastic::name_of("join/", self_.id), std::as_bytes(std::span(&self_, 1)));
+        own_.id = bootstrap::random_token() | 1;
+        machine_.join(own_);
+        answered_ = false;
+        (void)store_->create(elastic::name_of("join/", own_.id), std::as_bytes(std::span(&own_, 1)));
+    }
+    /// Says that this process waits, if it is asked.
+    void answer() {
+        if (answered_ || !store_->read(elastic::name_of("call/", own_.id))) return;
+        (void)store_->create(elastic::name_of("here/", own_.id), {});
+        answered_ = true;
     }
 
     /// Reads what is new in the store.
     void refresh() {
         for (;;) {
-            const std::string name = elastic::name_of_generation(newest_.number + 1);
+            const std::string name = elastic::name_of_generation(newest().number + 1);
             const auto found = store_->read(name);
             if (!found) break;
-            newest_ = {newest_.number + 1, members_in(*found, name)};
-            listed_ |= newest_.rank_of(self_.id) >= 0;
-            waiting_.erase_if([&](const elastic::Member& one) { return newest_.rank_of(one.id) >= 0; });
-            for (const elastic::Member& one : newest_.members)
-                if (!is_known(one.id)) known_.push_back(one.id);
+            machine_.see(members_in(*found, name));
         }
         if (!end_) end_ = store_->read("end");
-        for (const std::string& name : store_->names("join/")) {
-            const std::uint64_t id = std::strtoull(name.c_str() + std::strlen("join/"), nullptr, 16);
-            if (is_known(id)) continue;
-            const auto found = store_->read(name);
-            if (!found) continue;  // it is late
-            known_.push_back(id);
-            waiting_.push_back(members_in(*found, name)[0]);
-        }
+        if (end_) machine_.see_end();
+        for_each_member_in(*store_, "join/", [&](std::uint64_t id, const std::string& name) {
+            if (machine_.knows(id)) return;
+            if (const auto found = store_->read(name)) machine_.see(members_in(*found, name)[0]);  // it may be late
+        });
+        if (machine_.least() == machine_.ranks()) return;
+        for_each_member_in(*store_, "here/", [&](std::uint64_t id, const std::string&) { machine_.see_ready(id); });
+        for_each_member_in(*store_, "leave/", [&](std::uint64_t id, const std::string&) { machine_.see_leaving(id); });
     }
-    bool is_known(std::uint64_t member) const noexcept {
-        for (const std::uint64_t known : known_)
-            if (known == member) return true;
-        return false;
+    template <class F>
+    static void for_each_member_in(AnyStore& store, const std::string& prefix, F&& f) {
+        for (const std::string& name : store.names(prefix))
+            f(std::strtoull(name.c_str() + prefix.size(), nullptr, 16), name);
     }
 
-    bool is_dead(const elastic::Member& one) const noexcept { return !one.process.alive(self_.process); }
-    elastic::View view() {
-        waiting_.erase_if([&](const elastic::Member& one) { return is_dead(one); });
-        elastic::View known{.self = self_.id, .left = left_, .newest = newest_, .was = newest_.members.size()};
-        known.newest.members.erase_if([&](const elastic::Member& one) { return is_dead(one); });
-        known.waiting = waiting_;
-        known.ended = end_.has_value();
-        known.ranks = static_cast<std::size_t>(job_.size);
-        return known;
-    }
+    const elastic::Generation& newest() const noexcept { return machine_.newest(); }
+    int rank() const noexcept { return newest().rank_of(own_.id); }  ///< in the newest generation, or -1
+    IsDead is_dead() const noexcept { return {own_.process}; }
 
     /// Returns nothing if the members have to meet again.
     std::optional<TcpRendezvous> meet_newest(std::chrono::nanoseconds limit) {
-        const int rank = newest_.rank_of(self_.id), size = static_cast<int>(newest_.members.size());
+        const int rank = this->rank(), size = static_cast<int>(newest().members.size());
         try {
             return TcpRendezvous({.rank = rank, .size = size, .token = job_.token, .run_id = job_.run_id},
                                  {.timeout = limit},
-                                 {.contact = newest_.members[0].listener,
+                                 {.contact = newest().members[0].listener,
                                   .listener = &listener_,
-                                  .generation = newest_.number,
+                                  .generation = newest().number,
                                   .look = {look, this}});
         } catch (const Interrupted&) {
-            note_left(newest_);
+            note_left(newest());
         } catch (const Error& error) {
             if (!is_of_peer(error)) throw;
-            leave_generation(newest_, error);
+            if (const std::uint64_t absent = leave_generation(newest(), error); absent != 0) machine_.miss(absent);
         }
         return {};
     }
@@ -224,22 +230,25 @@ private:
     /// Ends a meeting that cannot succeed any more.
     static void look(void* argument) {
         Membership& own = *static_cast<Membership*>(argument);
-        if (own.store_->read(elastic::name_of_generation(own.newest_.number + 1))) throw Interrupted();
-        const List<elastic::Member>& members = own.newest_.members;
-        if (own.is_dead(members[own.looked_at_++ % members.size()])) throw Interrupted();
+        if (own.store_->read(elastic::name_of_generation(own.newest().number + 1))) throw Interrupted();
+        const List<elastic::Member>& members = own.newest().members;
+        if (own.is_dead()(members[own.looked_at_++ % members.size()])) throw Interrupted();
     }
 
-    void note_left(const elastic::Generation& generation) {
-        left_ = generation.number;
-        (void)store_->create(elastic::name_of(elastic::name_of_return(left_), self_.id), {});
+    void note_left(const elastic::Generation& generation, bool agreed = false) {
+        machine_.leave(generation.number, agreed);
+        (void)store_->create(elastic::name_of(elastic::name_of_return(generation.number), own_.id), {});
     }
-    void leave_generation(const elastic::Generation& generation, const Error& error) {
+    /// Returns the member for which this process has waited in vain; 0: none.
+    std::uint64_t leave_generation(const elastic::Generation& generation, const Error& error) {
         note_left(generation);
         const int peer = error.context().peer;
         if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= generation.members.size())
-            return;
+            return 0;
         const std::uint64_t culprit = generation.members[static_cast<std::size_t>(peer)].id;
-        if (culprit != self_.id) (void)store_->create(elastic::name_of("out/", culprit), {});
+        if (culprit == own_.id) return 0;
+        (void)store_->create(elastic::name_of("out/", culprit), {});
+        return culprit;
     }
 
     [[noreturn]] void leave() {
@@ -250,27 +259,26 @@ private:
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
-        const elastic::View known = view();
+        const elastic::View known = machine_.view(is_dead());
         const std::size_t here = known.newest.members.size() + known.waiting.size();
-        bootstrap::raise(Errc::timeout,
-                         bootstrap::text("rank ", job_.rank, " has waited ", bootstrap::format_duration(limit),
-                                         " for the other ranks in the store ", job_.store, ": the job needs ",
-                                         job_.size, " ranks, and ", here, here == 1 ? " process is" : " processes are",
-                                         " there; look at the output of those that are missing"),
-                         {.operation = "connect", .rank = job_.rank});
+        bootstrap::raise(
+            Errc::timeout,
+            bootstrap::text("rank ", job_.rank, " has waited ", bootstrap::format_duration(limit),
+                            " for the other ranks in the store ", job_.store, ": the job needs ", machine_.least(),
+                            " ranks, and ", here, here == 1 ? " process is" : " processes are",
+                            " there; look at the output of those that are missing"),
+            {.operation = "connect", .rank = job_.rank});
     }
 
     Job job_;
+    elastic::Machine machine_;
     std::optional<AnyStore> store_;
     net::Socket listener_;
-    elastic::Member self_;
-    elastic::Generation newest_;
-    List<elastic::Member> waiting_;  ///< those that no generation has listed
-    List<std::uint64_t> known_;      ///< members that this process has heard of
+    elastic::Member own_;  ///< this process, as it has joined
     std::optional<Blob> end_;
-    std::uint32_t left_ = 0, met_ = 0;
+    std::uint32_t met_ = 0;
     std::size_t looked_at_ = 0;
-    bool listed_ = false;   ///< a generation has listed `self_`; if the newest does not, this process joins again
+    bool answered_ = false;
     bool gave_up_ = false;  ///< the last call of `meet` has
     bool keeps_ = false;    ///< a KeptState has the job's memory
 };
