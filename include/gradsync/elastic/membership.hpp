@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../backend/tcp.hpp"
-#include "../bootstrap/store/any_store.hpp"
-#include "machine.hpp"
+#include "records.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -48,7 +47,7 @@ public:
     /// the members change. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended or
     /// its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
     TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
-        if (!store_) {
+        if (!records_) {
             met_ = 1;
             return TcpRendezvous(job_, options);
         }
@@ -59,18 +58,19 @@ public:
         int failures = 0;
         List<elastic::Member> members = newest().members;
         for (auto deadline = Clock::now() + options.timeout;;) {
-            refresh();
+            records_->refresh();
             if (!elastic::are_same(newest().members, members)) {
                 deadline = Clock::now() + options.timeout;
                 failures = 0;
                 members = newest().members;
             }
-            if (machine_.must_join()) join();
+            if (machine().must_join()) join();
+            if (leaves()) leave();
             const bool late = Clock::now() >= deadline;
-            const elastic::Decision next = machine_.next(is_dead(), late);
+            const elastic::Decision next = machine().next(is_dead(), late);
             if (next.step == elastic::Step::leave) leave();
             if (next.step == elastic::Step::propose) {
-                (void)store_->create(elastic::name_of_generation(newest().number + 1), bytes_of(next.members));
+                (void)store().create(elastic::name_of_generation(newest().number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
                 if (auto ranks = meet_newest(options.timeout)) {
                     met_ = newest().number;
@@ -80,7 +80,7 @@ public:
                 deadline = Clock::now() + options.timeout;
             } else if (!late) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
-                if (machine_.left() < newest().number && rank() >= 0) note_left(newest());
+                if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
                 ::usleep(1'000);
             } else {
@@ -93,10 +93,10 @@ public:
     /// (`peer_failed`, `peer_left` or `timeout`); call `connect` again, unless `is_over()`. False: the failure is this
     /// process's own, the ranks did not meet within the time limit, the job was ended, or there is no store.
     bool goes_on(const Error& error) {
-        if (!store_) return false;
+        if (!records_) return false;
         const elastic::Generation met = newest();  // the error is of these members, and there may be others by now
-        refresh();
-        if (end_) return is_over();
+        records_->refresh();
+        if (records_->end()) return is_over();
         if (gave_up_ || !is_of_peer(error)) return false;
         leave_generation(met, error);
         return true;
@@ -106,11 +106,11 @@ public:
     /// Error(storage). Collective.
     void end(TcpBackend& comm) {
         comm.barrier().wait();
-        if (store_) (void)store_->create("end", {});
-        end_.emplace();
+        if (records_) (void)store().create("end", {});
+        has_ended_ = true;
     }
     /// Has this process, or have all others, called `end`?
-    bool is_over() const noexcept { return end_ && end_->empty(); }
+    bool is_over() const noexcept { return has_ended_ || (records_ && records_->end() && records_->end()->empty()); }
 
     /// Returns the number of the last meeting, from 1: how often the ranks of the job have met, or tried to.
     std::uint32_t generation() const noexcept { return met_; }
@@ -121,34 +121,48 @@ private:
 
     /// Thrown by `look`.
     struct Interrupted {};
-    struct IsDead {
-        collective::ProcessIdentity self;
-        bool operator()(const elastic::Member& one) const noexcept { return !one.process.alive(self); }
-    };
-
     /// The job should have `ranks` ranks, and needs `least`.
-    Membership(Job job, int ranks, int least)
-        : job_(std::move(job)), machine_(static_cast<std::size_t>(ranks), static_cast<std::size_t>(least)) {
+    Membership(Job job, int ranks, int least) : job_(std::move(job)) {
         if (job_.store.empty()) return;
-        store_.emplace(AnyStore::open(job_.store));
+        records_.emplace(job_.store, static_cast<std::size_t>(ranks), static_cast<std::size_t>(least));
         const std::string secret = job_.token.empty() ? net::Nonce::random().text() : job_.token;
-        job_.token = bootstrap::text_of(store_->create("job", std::as_bytes(std::span(secret))));
+        job_.token = bootstrap::text_of(store().create("job", std::as_bytes(std::span(secret))));
         job_.run_id = bootstrap::text("changing ", job_.run_id);
+    }
+
+    // For ElasticJob. Without a store the first change ends the job.
+
+    /// Has this process been asked to leave?
+    bool leaves() const noexcept { return leaves_.load(std::memory_order_relaxed); }
+    void request_leave() noexcept { leaves_.store(true, std::memory_order_relaxed); }
+    void note_leaving() {
+        if (records_ && !noted_leaving_) (void)store().create(elastic::name_of("leave/", own_.id), {});
+        noted_leaving_ = true;
+    }
+    /// Leaves the newest generation, as all its members do. Returns whether this process meets the others again.
+    bool change() {
+        if (!records_) return false;
+        note_left(newest(), true);
+        return !leaves();
+    }
+    /// May there be results?
+    bool has_begun() { return records_ && store().read("begun"); }
+    void begin() {
+        if (records_) (void)store().create("begun", {});
+    }
+    /// Ends the job: nobody is left who has its state.
+    [[noreturn]] void refuse_loss() {
+        const std::string why =
+            "all ranks that had the state of the training were lost, and there is no checkpoint; start it anew";
+        (void)store().create("end", std::as_bytes(std::span(why)));
+        bootstrap::raise(Errc::storage, why, {.operation = "restore", .rank = job_.rank});
+    }
+    std::optional<elastic::Records> another_reader() const {
+        return records_ ? std::optional(records_->another()) : std::nullopt;
     }
 
     static std::span<const std::byte> bytes_of(const List<elastic::Member>& members) {
         return std::as_bytes(std::span(members.data(), members.size()));
-    }
-    /// Throws Error(storage) unless the bytes are members.
-    List<elastic::Member> members_in(const Blob& bytes, const std::string& name) const {
-        List<elastic::Member> members = elastic::members_in(bytes);
-        if (members.empty())
-            bootstrap::raise(
-                Errc::storage,
-                bootstrap::text("the store ", job_.store, " holds something else under ", name,
-                                "; give each job a store of its own, and all ranks one version of gradsync"),
-                {.operation = "store"});
-        return members;
     }
     static bool is_of_peer(const Error& error) noexcept {
         return error.errc() == Errc::peer_failed || error.errc() == Errc::peer_left || error.errc() == Errc::timeout;
@@ -169,44 +183,22 @@ private:
     }
     void join() {
         own_.id = bootstrap::random_token() | 1;
-        machine_.join(own_);
+        machine().join(own_);
         answered_ = false;
-        (void)store_->create(elastic::name_of("join/", own_.id), std::as_bytes(std::span(&own_, 1)));
+        (void)store().create(elastic::name_of("join/", own_.id), std::as_bytes(std::span(&own_, 1)));
     }
     /// Says that this process waits, if it is asked.
     void answer() {
-        if (answered_ || !store_->read(elastic::name_of("call/", own_.id))) return;
-        (void)store_->create(elastic::name_of("here/", own_.id), {});
+        if (answered_ || !store().read(elastic::name_of("call/", own_.id))) return;
+        (void)store().create(elastic::name_of("here/", own_.id), {});
         answered_ = true;
     }
 
-    /// Reads what is new in the store.
-    void refresh() {
-        for (;;) {
-            const std::string name = elastic::name_of_generation(newest().number + 1);
-            const auto found = store_->read(name);
-            if (!found) break;
-            machine_.see(members_in(*found, name));
-        }
-        if (!end_) end_ = store_->read("end");
-        if (end_) machine_.see_end();
-        for_each_member_in(*store_, "join/", [&](std::uint64_t id, const std::string& name) {
-            if (machine_.knows(id)) return;
-            if (const auto found = store_->read(name)) machine_.see(members_in(*found, name)[0]);  // it may be late
-        });
-        if (machine_.least() == machine_.ranks()) return;
-        for_each_member_in(*store_, "here/", [&](std::uint64_t id, const std::string&) { machine_.see_ready(id); });
-        for_each_member_in(*store_, "leave/", [&](std::uint64_t id, const std::string&) { machine_.see_leaving(id); });
-    }
-    template <class F>
-    static void for_each_member_in(AnyStore& store, const std::string& prefix, F&& f) {
-        for (const std::string& name : store.names(prefix))
-            f(std::strtoull(name.c_str() + prefix.size(), nullptr, 16), name);
-    }
-
-    const elastic::Generation& newest() const noexcept { return machine_.newest(); }
+    AnyStore& store() noexcept { return records_->store(); }
+    elastic::Machine& machine() noexcept { return records_->machine(); }
+    const elastic::Generation& newest() const noexcept { return records_->machine().newest(); }
     int rank() const noexcept { return newest().rank_of(own_.id); }  ///< in the newest generation, or -1
-    IsDead is_dead() const noexcept { return {own_.process}; }
+    elastic::IsDead is_dead() const noexcept { return {own_.process}; }
 
     /// Returns nothing if the members have to meet again.
     std::optional<TcpRendezvous> meet_newest(std::chrono::nanoseconds limit) {
@@ -222,7 +214,7 @@ private:
             note_left(newest());
         } catch (const Error& error) {
             if (!is_of_peer(error)) throw;
-            if (const std::uint64_t absent = leave_generation(newest(), error); absent != 0) machine_.miss(absent);
+            if (const std::uint64_t absent = leave_generation(newest(), error); absent != 0) machine().miss(absent);
         }
         return {};
     }
@@ -230,14 +222,14 @@ private:
     /// Ends a meeting that cannot succeed any more.
     static void look(void* argument) {
         Membership& own = *static_cast<Membership*>(argument);
-        if (own.store_->read(elastic::name_of_generation(own.newest().number + 1))) throw Interrupted();
+        if (own.store().read(elastic::name_of_generation(own.newest().number + 1))) throw Interrupted();
         const List<elastic::Member>& members = own.newest().members;
         if (own.is_dead()(members[own.looked_at_++ % members.size()])) throw Interrupted();
     }
 
     void note_left(const elastic::Generation& generation, bool agreed = false) {
-        machine_.leave(generation.number, agreed);
-        (void)store_->create(elastic::name_of(elastic::name_of_return(generation.number), own_.id), {});
+        machine().leave(generation.number, agreed);
+        (void)store().create(elastic::name_of(elastic::name_of_return(generation.number), own_.id), {});
     }
     /// Returns the member for which this process has waited in vain; 0: none.
     std::uint64_t leave_generation(const elastic::Generation& generation, const Error& error) {
@@ -247,40 +239,43 @@ private:
             return 0;
         const std::uint64_t culprit = generation.members[static_cast<std::size_t>(peer)].id;
         if (culprit == own_.id) return 0;
-        (void)store_->create(elastic::name_of("out/", culprit), {});
+        (void)store().create(elastic::name_of("out/", culprit), {});
         return culprit;
     }
 
     [[noreturn]] void leave() {
+        if (leaves()) note_leaving();
         bootstrap::raise(Errc::peer_left,
-                         is_over() ? std::string("the job has ended well")
-                                   : bootstrap::text("the job was ended: ", bootstrap::text_of(*end_)),
+                         leaves()    ? std::string("this process leaves the job")
+                         : is_over() ? std::string("the job has ended well")
+                                     : bootstrap::text("the job was ended: ", bootstrap::text_of(*records_->end())),
                          {.operation = "connect", .rank = job_.rank});
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
-        const elastic::View known = machine_.view(is_dead());
+        const elastic::View known = machine().view(is_dead());
         const std::size_t here = known.newest.members.size() + known.waiting.size();
         bootstrap::raise(
             Errc::timeout,
             bootstrap::text("rank ", job_.rank, " has waited ", bootstrap::format_duration(limit),
-                            " for the other ranks in the store ", job_.store, ": the job needs ", machine_.least(),
+                            " for the other ranks in the store ", job_.store, ": the job needs ", machine().least(),
                             " ranks, and ", here, here == 1 ? " process is" : " processes are",
                             " there; look at the output of those that are missing"),
             {.operation = "connect", .rank = job_.rank});
     }
 
     Job job_;
-    elastic::Machine machine_;
-    std::optional<AnyStore> store_;
+    std::optional<elastic::Records> records_;  ///< none without a store
     net::Socket listener_;
     elastic::Member own_;  ///< this process, as it has joined
-    std::optional<Blob> end_;
+    bool has_ended_ = false;
     std::uint32_t met_ = 0;
     std::size_t looked_at_ = 0;
     bool answered_ = false;
     bool gave_up_ = false;  ///< the last call of `meet` has
-    bool keeps_ = false;    ///< a KeptState has the job's memory
+    std::atomic<bool> leaves_ = false;
+    bool noted_leaving_ = false;
+    bool keeps_ = false;  ///< a KeptState has the job's memory
 };
 
 }  // namespace gradsync::inline v0_2
