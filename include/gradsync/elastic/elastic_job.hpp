@@ -82,9 +82,8 @@ public:
     template <class Sync, class Load>
     Restored restore(Sync& sync, std::span<const BufferView> state, Load&& load) {
         check(sync);
-        deal(detail::deal_of(sync.options(), sync.backend().size()), sync.backend().rank());
         TcpBackend comm = sync.backend();
-        return restore_over(comm, state, load);
+        return restore(comm, sync.options(), state, load);
     }
     template <class Sync>
     Restored restore(Sync& sync, std::span<const BufferView> state) {
@@ -93,6 +92,29 @@ public:
     template <class Sync, class... Load>
     Restored restore(Sync& sync, std::initializer_list<BufferView> state, Load&&... load) {
         return restore(sync, std::span(state.begin(), state.size()), std::forward<Load>(load)...);
+    }
+
+    /// The same, where the type of the Reducer is not known. It has the exchange AllReduce, and not OverlapForward.
+    template <class Load>
+    Restored restore(TcpBackend& comm, const ReducerOptions& options, std::span<const BufferView> state, Load&& load) {
+        check_options(options, comm.rank());
+        deal(detail::deal_of(options, comm.size()), comm.rank());
+        const bool speaks = comm.rank() == 0;
+        const auto all = state_.meet(comm, state, speaks && membership_.has_begun());
+        elastic::Plan plan = plan_of(all);
+        Restored restored{.from = Restored::From::rank, .again = plan.lost};
+        if (plan.base == 0) {  // rank 0 has what it begins with, or a checkpoint
+            std::uint64_t number = speaks ? static_cast<std::uint64_t>(load()) + 1 : 0;
+            comm.broadcast(BufferView(&number, 1), 0).wait();
+            if (all[0].begun != 0 && number == 1) membership_.refuse_loss();
+            restored.from = all[0].begun != 0 ? Restored::From::checkpoint : Restored::From::start;
+            if (speaks) state_.set_initial(number);
+            plan = {.base = number, .owners = List<std::uint32_t>(1, 0)};
+        }
+        state_.heal(comm, plan, all);
+        start(comm);
+        restored.step = step_ = plan.base - 1;
+        return restored;
     }
 
     /// The steps that are done.
@@ -157,13 +179,12 @@ public:
 private:
     using Work = decltype(std::declval<TcpBackend&>().all_reduce(BufferView(), ReduceOp::max));
     template <class Buckets, class Overlap>
-    void check(const Reducer<TcpBackend, Buckets, Overlap, AllReduce>& sync) const {
+    static void check(const Reducer<TcpBackend, Buckets, Overlap, AllReduce>&) {
         static_assert(!detail::gathers_in_forward<Overlap>(),
                       "gradsync: a step of an ElasticJob is whole before the next one begins; use OverlapBackward");
-        check_options(sync.options(), sync.backend().rank());
     }
     template <class Sync>
-    void check(const Sync&) const {
+    static void check(const Sync&) {
         static_assert(
             sizeof(Sync) == 0,
             "gradsync: ElasticJob::restore takes a Reducer<TcpBackend, ...> with the exchange AllReduce; what "
@@ -190,25 +211,6 @@ private:
     void deal(const Deal& deal, int rank) {
         micro_batches_.clear();
         for (std::size_t turn = 0; turn < deal.count(rank); ++turn) micro_batches_.push_back(deal.number(rank, turn));
-    }
-    template <class Load>
-    Restored restore_over(TcpBackend& comm, std::span<const BufferView> state, Load& load) {
-        const bool speaks = comm.rank() == 0;
-        const auto all = state_.meet(comm, state, speaks && membership_.has_begun());
-        elastic::Plan plan = plan_of(all);
-        Restored restored{.from = Restored::From::rank, .again = plan.lost};
-        if (plan.base == 0) {  // rank 0 has what it begins with, or a checkpoint
-            std::uint64_t number = speaks ? static_cast<std::uint64_t>(load()) + 1 : 0;
-            comm.broadcast(BufferView(&number, 1), 0).wait();
-            if (all[0].begun != 0 && number == 1) membership_.refuse_loss();
-            restored.from = all[0].begun != 0 ? Restored::From::checkpoint : Restored::From::start;
-            if (speaks) state_.set_initial(number);
-            plan = {.base = number, .owners = List<std::uint32_t>(1, 0)};
-        }
-        state_.heal(comm, plan, all);
-        start(comm);
-        restored.step = step_ = plan.base - 1;
-        return restored;
     }
     [[gnu::cold]] static elastic::Plan plan_of(const List<elastic::LiveState::Entry>& all) {
         List<elastic::Row> rows;

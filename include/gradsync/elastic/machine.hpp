@@ -219,6 +219,11 @@ public:
             known.waiting.erase_if([&](const Member& one) { return !contains(ready_, one.id); });
         return known;
     }
+    /// Does this process wait for a job that goes on without it? It may have to wait for long.
+    template <class Dead>
+    bool is_spare(Dead&& is_dead) {
+        return least_ < ranks_ && newest_.rank_of(self_.id) < 0 && !view(is_dead).newest.members.empty();
+    }
     /// Should the members agree to change? For the first of them.
     template <class Dead>
     bool wants_change(Dead&& is_dead) {

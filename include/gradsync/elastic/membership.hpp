@@ -78,7 +78,7 @@ public:
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
                 deadline = Clock::now() + options.timeout;
-            } else if (!late) {
+            } else if (!late || machine().is_spare(is_dead())) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
@@ -257,7 +257,8 @@ private:
         const std::size_t here = known.newest.members.size() + known.waiting.size();
         bootstrap::raise(
             Errc::timeout,
-            bootstrap::text("rank ", job_.rank, " has waited ", bootstrap::format_duration(limit),
+            bootstrap::text("rank ", job_.rank, " has waited ",
+                            bootstrap::format_duration(std::chrono::duration_cast<std::chrono::milliseconds>(limit)),
                             " for the other ranks in the store ", job_.store, ": the job needs ", machine().least(),
                             " ranks, and ", here, here == 1 ? " process is" : " processes are",
                             " there; look at the output of those that are missing"),
