@@ -96,17 +96,19 @@ int run_elastic(int argc, char** argv) {
     Outliving outliving;
     Job job = prepare(parse_options(argc, argv, place.max_ranks != 0 ? place.max_ranks : place.size), place.rank == 0);
     job.outliving = &outliving;
-    std::optional<Results> results;  // rank 0's
+    int exit_code = 0;
     elastic.run(
         [&](gs::TcpBackend& comm) {
             ElasticRanks ranks{elastic, comm, job.options};
             job.elastic = &ranks;
-            Results all = run_rank(CpuOps{}, comm, job);
-            if (!all.changes && comm.rank() == 0) results = std::move(all);
+            const Results results = run_rank(CpuOps{}, comm, job);
+            if (results.changes) return;
+            // If this rank is lost before all have ended, another one does it.
             comm.set_timeout(std::chrono::hours(24));
+            exit_code = comm.rank() == 0 ? exit_code_of([&] { present(job, results); }) : 0;
         },
         {.timeout = time_limit(job.options), .shared_memory = !job.options.no_shared_memory});
-    return results && !elastic.has_left() ? exit_code_of([&] { present(job, *results); }) : 0;
+    return exit_code;
 }
 
 }  // namespace

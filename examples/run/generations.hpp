@@ -79,6 +79,7 @@ public:
     bool has(std::uint64_t member) const { return members_.contains(member); }
     bool ended() const { return end_.has_value(); }
     bool ended_well() const { return end_ && end_->empty(); }
+    std::string end_reason() const { return std::string(gradsync::bootstrap::text_of(end_.value())); }
 
     /// Is this a member for which the others have waited in vain?
     bool is_silent(std::uint64_t member) const { return silent_.contains(member); }

@@ -149,7 +149,7 @@ private:
             for (const pid_t process : descendants())
                 if (has_variables(process, {"RANK=" + std::to_string(number_of(r)), "GRADSYNC_JOB_TOKEN=" + meeting_.token}))
                     ::kill(process, SIGKILL);
-            if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();
+            if (!next_signal_at_ && (lost_since_ || !is_elastic())) next_signal_at_ = Clock::now() + grace();
             next_signal_ = SIGTERM;
         }
         old_streams_.remove_if([](const Stream& stream) { return !stream.is_open(); });
@@ -538,6 +538,10 @@ private:
                        .has_state = has_state_,
                        .restarts = restarts_,
                        .seconds = seconds_since(begin_)};
+        if (!first_failed_ && !elsewhere_ && !asked_ && is_elastic() && generations_->ended() && !generations_->ended_well()) {
+            result.account.push_back("the job was ended before its end: " + generations_->end_reason());
+            result.status = 1;
+        }
         if (!first_failed_ && !elsewhere_) return result;
         if (elsewhere_ && elsewhere_->asked) result.asked = elsewhere_->status - 128;
         const Rank* const first = first_failed_ ? &ranks_[static_cast<std::size_t>(*first_failed_)] : nullptr;

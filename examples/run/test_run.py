@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """gradsync_run as its users see it.
 
-usage: test_run.py GRADSYNC_RUN GRADSYNC_RESTART [GRADSYNC_TRAIN]
+usage: test_run.py GRADSYNC_RUN GRADSYNC_RESTART GRADSYNC_ELASTIC [GRADSYNC_TRAIN]
 """
 
 import collections
@@ -45,9 +45,9 @@ class RunTest(unittest.TestCase):
     def call(self, *arguments, **more):
         return subprocess.run([RUN, *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT, **more)
 
-    def begin(self, *arguments):
-        started = subprocess.Popen([RUN, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        self.addCleanup(lambda: (started.kill(), started.wait(), started.stdout.close(), started.stderr.close()))
+    def begin(self, *arguments, stdout=subprocess.PIPE):
+        started = subprocess.Popen([RUN, *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.addCleanup(lambda: (started.kill(), started.wait(), started.stdout and started.stdout.close(), started.stderr.close()))
         return started
 
     def script(self, text):
@@ -510,7 +510,100 @@ class GoingOn(RunTest):
         self.assertIn("ranks have failed 5 times in a row within 5 s of their start; the job is not started again", errors)
 
 
-@unittest.skipUnless(len(sys.argv) > 3, "needs gradsync_train")
+class ComingAndGoing(RunTest):
+    """Ranks of an elastic job."""
+
+    def setUp(self):
+        super().setUp()
+        self.result = self.call("-n", 1, "--no-prefix", "--", ELASTIC).stdout.splitlines()[-1]
+        self.assertRegex(self.result, "y = 0x1.")
+
+    def job(self, ranks, *options):
+        self.output = self.folder / "output"
+        with open(self.output, "w") as output: launcher = self.begin("-n", ranks, *options, "--no-prefix", "--", ELASTIC, stdout=output)
+        self.assertTrue(until(lambda: f"{ranks} ranks from step 0" in self.output.read_text()))
+        return launcher
+
+    def ranks_of(self, launcher):
+        supervisor = self.supervisor_of(launcher)
+        return [int(p) for p in pathlib.Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+
+    def ends(self, launcher):
+        _, errors = launcher.communicate(timeout=LIMIT)
+        lines = self.output.read_text().splitlines()
+        self.assertEqual((launcher.returncode, lines[-1]), (0, self.result), errors)
+        return [int(line.split()[0]) for line in lines[:-1]], errors
+
+    def test_a_spare_process_takes_the_place_of_a_lost_rank(self):
+        launcher = self.job(2, "--spares", 1)
+        os.kill(self.ranks_of(launcher)[0], signal.SIGKILL)
+        sizes, errors = self.ends(launcher)
+        self.assertEqual(sizes, [2, 2])
+        self.assertIn("rank 0 failed: it was killed by signal 9 (Killed)", errors)
+        self.assertIn("a rank has failed, so the others go on without it", errors)
+
+    def test_the_others_go_on_and_get_the_rank_back(self):
+        launcher = self.job(3, "--min-ranks", 1, "--restarts", 1)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        sizes, errors = self.ends(launcher)
+        self.assertEqual(sizes[-1], 3)
+        self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
+    def test_the_others_go_on_when_no_restart_is_left_down_to_the_minimum(self):
+        launcher = self.job(3, "--min-ranks", 2)
+        os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)
+        self.assertTrue(until(lambda: "2 ranks from" in self.output.read_text()))
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 128 + signal.SIGKILL, errors)
+        self.assertNotIn("y =", self.output.read_text())
+
+    def test_a_rank_that_does_not_answer_is_ended_and_replaced(self):
+        launcher = self.job(2, "--spares", 1, "--restarts", 1)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGSTOP)
+        os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)  # a spare process is missed by nobody
+        time.sleep(1)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGCONT)
+        sizes, errors = self.ends(launcher)
+        self.assertEqual(sizes[0], 2)
+        self.assertNotIn("did not end within", errors)
+
+    def test_a_lost_spare_process_ends_nobody(self):
+        launcher = self.job(2, "--spares", 1, "--restarts", 5, "--grace", 0.2)
+        for _ in range(3):
+            os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)
+            time.sleep(0.6)
+        sizes, errors = self.ends(launcher)
+        self.assertEqual(sizes, [2])
+        self.assertIn("the job succeeded. It was started again 3 times.", errors)
+
+    def test_if_all_are_lost_the_job_ends_and_says_so(self):
+        launcher = self.job(2, "--min-ranks", 1, "--restarts", 5)
+        for rank in self.ranks_of(launcher): os.kill(rank, signal.SIGKILL)
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertNotEqual(launcher.returncode, 0)
+        self.assertIn("all ranks that had the state of the training were lost, and there is no checkpoint; start it anew", errors)
+        self.assertIn("the ranks had ended the job, so it is not started again", errors)
+
+    def test_somebody_starts_one_more_by_hand(self):
+        launcher = self.job(2, "--min-ranks", 1)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        variables = pathlib.Path(f"/proc/{self.ranks_of(launcher)[0]}/environ").read_bytes().split(b"\0")
+        store = next(v.decode().partition("=")[2] for v in variables if v.startswith(b"GRADSYNC_STORE="))
+        more = subprocess.Popen([ELASTIC], env={**os.environ, "GRADSYNC_STORE": store, "GRADSYNC_RANKS": "1:2", "RANK": "2", "WORLD_SIZE": "3"},
+                                stdout=subprocess.DEVNULL)
+        sizes, _ = self.ends(launcher)
+        self.assertEqual(more.wait(LIMIT), 0)
+        self.assertEqual(sizes[-1], 2)
+
+    def test_options_that_do_not_fit_are_refused(self):
+        for options, words in ((("--min-ranks", 3), "there are 2 ranks only"), (("--spares", 1, "--state", self.folder), "for a fixed number of ranks")):
+            done = self.call("-n", 2, *options, "--", ELASTIC)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(words, done.stderr)
+
+
+@unittest.skipUnless(len(sys.argv) > 4, "needs gradsync_train")
 class Training(RunTest):
     def test_a_killed_rank_costs_a_restart_and_no_bits(self):
         train = [PROGRAM, *"--backend tcp --d-model 32 --blocks 1 --heads 2 --context 16 --micro-batch 2 --global-batch 12".split()]
@@ -531,7 +624,7 @@ class Training(RunTest):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
-    RUN, RESTART, PROGRAM = sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
+    RUN, RESTART, ELASTIC, PROGRAM = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4] if len(sys.argv) > 4 else None
     unittest.main(argv=sys.argv[:1], verbosity=2)
