@@ -51,9 +51,9 @@ public:
         return TcpBackend(ranks, options);
     }
 
-    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew when
-    /// the members change. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended or
-    /// its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
+    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew when a
+    /// process comes or goes. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended
+    /// or its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
     TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
         if (!store_) {
             met_ = 1;
@@ -65,8 +65,11 @@ public:
         constexpr int most_failures = 3;  // of meetings of the same members
         int failures = 0;
         List<elastic::Member> members = newest_.members;
+        std::size_t here = 0;
         for (auto deadline = Clock::now() + options.timeout;;) {
             refresh();
+            if (const std::size_t before = std::exchange(here, count_here()); here != before)
+                deadline = Clock::now() + options.timeout;
             if (!elastic::are_same(newest_.members, members)) {
                 deadline = Clock::now() + options.timeout;
                 failures = 0;
@@ -88,6 +91,8 @@ public:
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
                 if (left_ < newest_.number && newest_.rank_of(self_.id) >= 0) note_left(newest_);
                 ::usleep(1'000);
+            } else if (accuse_silent()) {
+                deadline = Clock::now() + options.timeout;
             } else {
                 give_up(Clock::now() - begin);
             }
@@ -202,6 +207,23 @@ private:
         return known;
     }
 
+    /// The processes that may be members of the next generation.
+    std::size_t count_here() {
+        const elastic::View known = view();
+        return known.newest.members.size() + known.waiting.size();
+    }
+    /// If all are here, the members of the newest generation have to propose the next one: if none does, each of them
+    /// is stopped. A process that waits for them names them. Returns false if it cannot, or has done so before.
+    bool accuse_silent() {
+        if (newest_.rank_of(self_.id) >= 0 || accused_ == newest_.number ||
+            count_here() < static_cast<std::size_t>(job_.size))
+            return false;
+        accused_ = newest_.number;
+        for (const elastic::Member& one : view().newest.members)
+            (void)store_->create(elastic::name_of("out/", one.id), {});
+        return true;
+    }
+
     /// Returns nothing if the members have to meet again.
     std::optional<TcpRendezvous> meet_newest(std::chrono::nanoseconds limit) {
         const int rank = newest_.rank_of(self_.id), size = static_cast<int>(newest_.members.size());
@@ -250,8 +272,7 @@ private:
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
-        const elastic::View known = view();
-        const std::size_t here = known.newest.members.size() + known.waiting.size();
+        const std::size_t here = count_here();
         bootstrap::raise(Errc::timeout,
                          bootstrap::text("rank ", job_.rank, " has waited ", bootstrap::format_duration(limit),
                                          " for the other ranks in the store ", job_.store, ": the job needs ",
@@ -269,6 +290,7 @@ private:
     List<std::uint64_t> known_;      ///< members that this process has heard of
     std::optional<Blob> end_;
     std::uint32_t left_ = 0, met_ = 0;
+    std::uint32_t accused_ = 0;  ///< the generation whose members this process has accused; 0: none
     std::size_t looked_at_ = 0;
     bool listed_ = false;   ///< a generation has listed `self_`; if the newest does not, this process joins again
     bool gave_up_ = false;  ///< the last call of `meet` has
