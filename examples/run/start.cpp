@@ -85,6 +85,7 @@ public:
         if (!events.stores.empty()) generations_.emplace(events.stores / std::to_string(number), load_state());
         if (events.hosts != nullptr)
             meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token}, [&] { check_nobody_asks(); });
+        begin_ = Clock::now();
         ranks_.resize(static_cast<std::size_t>(options.ranks));
         for (int r = 0; r < options.ranks; ++r) start_rank(r);
     }
@@ -478,7 +479,7 @@ private:
         signalfd_siginfo signal{};
         while (::read(events_.signals, &signal, sizeof signal) == sizeof signal)
             for (const int ends : {SIGINT, SIGTERM, SIGHUP, SIGQUIT})
-                if (static_cast<int>(signal.ssi_signo) == ends) throw std::runtime_error("a signal has ended the wait for host 0");
+                if (static_cast<int>(signal.ssi_signo) == ends) throw std::runtime_error("a signal has ended the wait for the other hosts");
     }
 
     /// The ranks that are left do not end by themselves.
@@ -550,8 +551,8 @@ private:
     unsigned number_, restarts_ = 0, failed_soon_ = 0;
     const Events& events_;
     Meeting meeting_{loopback, free_port(), gradsync::net::Nonce::random().text()};
-    std::optional<Failure> elsewhere_;  // a failure on another host, before any here
-    const Clock::time_point begin_ = Clock::now();
+    std::optional<Failure> elsewhere_;    // a failure on another host, before any here
+    Clock::time_point begin_ = {};        // of the ranks
     Clock::duration longest_start_ = {};  // of ranks, until they wait for the others
     std::optional<StateFiles> files_;
     std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read

@@ -298,7 +298,8 @@ class Restarts(RunTest):
                                (["--hosts", 2, "--store", self.folder / "none"], "cannot be opened"),
                                (["--hosts", 2, "--store", "etcd://here"], "there is no store of the kind etcd://"),
                                (["--hosts", 2, "--host-index", 1, "--store", self.folder, "--wait", 1], "host 0 has not come to"),
-                               (["--hosts", 2, "--host-index", 1, "--store", self.folder], "has a host 1 already")]:
+                               (["--hosts", 2, "--host-index", 1, "--store", self.folder], "has a host 1 already"),
+                               (["--hosts", 3, "--host-index", 0, "--store", self.folder, "--address", "127.0.0.1", "--wait", 1], "host 2 has not come to")]:
             done = self.call(*options, *self.script("true"))
             self.assertIn(done.returncode, (2, 127))
             self.assertIn(words, done.stderr)
@@ -321,6 +322,12 @@ class Restarts(RunTest):
             self.assertEqual(status, 0, errors)
             self.assertIn("rank 3 failed first: it ended with exit status 7", errors)
             self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
+    def test_ranks_do_not_wait_for_those_of_a_host_that_has_still_to_end_its_own(self):
+        script = ("[ $GRADSYNC_RESTART = 0 ] && { [ $RANK = 0 ] && exit 7; [ $RANK = 1 ] || sleep 1000; exit; }; touch FOLDER/here$RANK; i=0; "
+                  "for other in 0 1 2 3; do while [ ! -e FOLDER/here$other ]; do i=$((i+1)); [ $i = 75 ] && exit 1; sleep 0.02; done; done")
+        for _, errors, status in self.on_hosts("--restarts", 1, "--grace", 2, *self.script(script.replace("FOLDER", str(self.folder)))):
+            self.assertEqual(status, 0, errors)
 
     def test_a_failure_after_the_other_host_has_succeeded_starts_both_again(self):
         for _, errors, status in self.on_hosts("--restarts", 1, *self.script("[ $RANK = 3 ] && [ $GRADSYNC_RESTART = 0 ] && { sleep 1; exit 7; }; true")):
