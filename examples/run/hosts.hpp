@@ -40,8 +40,8 @@ public:
                 " already, perhaps of another job; give each job a folder of its own, and each host another --host-index");
     }
 
-    /// Once all hosts have come, host 0 says where the ranks of a start meet. A host comes when its earlier ranks have ended: ranks wait for
-    /// one another no longer than their own limits. `check()` is called meanwhile; it may throw.
+    /// Once all hosts have come, host 0 says where the ranks of a start meet. A host comes when its earlier ranks have ended, because ranks
+    /// wait for one another no longer than their own limits. `check()` is called meanwhile; it may throw.
     template <class Check>
     Meeting meet(unsigned number, const Meeting& own, Check&& check) {
         const std::string name = "start/" + std::to_string(number);
