@@ -87,7 +87,11 @@ int supervise(const Options& options, const Events& events) {
         const double pause = failed_soon == 0 ? 0 : pause_after(failed_soon);
         say("starts again, " + std::to_string(number + 1) + " of at most " + std::to_string(options.restarts) +
             (pause > 0 ? ", in " + gradsync_examples::as_text(pause) + " s" : ""));
-        if (!rest(pause, events)) return outcome.status;
+        if (!rest(pause, events)) {
+            if (events.hosts != nullptr)
+                events.hosts->tell(number + 1, {options.host_index, 128 + SIGTERM, true, "the job was asked to end"});
+            return outcome.status;
+        }
     }
 }
 

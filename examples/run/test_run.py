@@ -345,6 +345,24 @@ class Restarts(RunTest):
             self.assertEqual(host.returncode, 128 + signal.SIGTERM, errors)
             self.assertNotIn("starts again", errors)
 
+    def test_a_signal_ends_hosts_that_wait_for_others(self):
+        launcher = lambda host: self.begin("-n", 1, "--restarts", 3, "--hosts", 2, "--host-index", host, "--store", self.folder, "--address", "127.0.0.1",
+                                           *self.script("echo started"))
+        first = launcher(0)
+        self.assertTrue(until(lambda: any("host" in file.name for file in self.folder.iterdir())))
+        first.send_signal(signal.SIGTERM)
+        for host in (first, launcher(1)):
+            output, errors = host.communicate(timeout=LIMIT)
+            self.assertEqual((host.returncode, output), (128 + signal.SIGTERM, ""), errors)
+
+    def test_a_signal_between_two_starts_ends_the_other_host(self):
+        started = [self.begin("-n", 1, "--restarts", 3, "--hosts", 2, "--host-index", host, "--store", self.folder, "--address", "127.0.0.1",
+                              *self.script("exit 7")) for host in (0, 1)]
+        self.assertTrue(until(lambda: "starts again" in started[0].stderr.readline()))
+        started[0].send_signal(signal.SIGTERM)
+        _, errors = started[1].communicate(timeout=LIMIT)
+        self.assertEqual(started[1].returncode, 128 + signal.SIGTERM, errors)
+
     def test_both_hosts_end_with_the_status_of_the_first_failure(self):
         for _, errors, status in self.on_hosts("--grace", 1, *self.script("[ $RANK = 1 ] && exit 9; sleep 1000")):
             self.assertEqual(status, 9, errors)
