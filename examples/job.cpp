@@ -24,6 +24,7 @@ void prepare_for(Job& job, bool speaks) {
     job.reading = config.reading();
     if (o.resume && !std::filesystem::exists(std::filesystem::symlink_status(checkpoint_file(o.checkpoint)))) {
         if (speaks) std::fprintf(stderr, "gradsync_train: there is no checkpoint in %s yet; beginning anew\n", o.checkpoint.c_str());
+        if (o.elastic) return check_text(o, job.reading, job.text);  // there may be one later
         o.resume = false;
     }
     if (!o.resume && !o.load_weights.empty()) {  // a checkpoint has its own

@@ -16,6 +16,12 @@
 
 namespace gradsync_train {
 
+/// What a rank has that outlives the ranks around it.
+struct Outliving {
+    std::shared_ptr<void> arrays;  // of its synchroniser
+    Progress progress;
+};
+
 /// All that the ranks of this process need, complete and checked.
 struct Job {
     Options options;
@@ -25,6 +31,8 @@ struct Job {
     std::unique_ptr<Checkpoint const> checkpoint;  // to go on from; or none
     std::unique_ptr<SafeWeights const> weights;    // to begin with; or none
     MakeKeeper make_keeper;                        // or none
+    Elastic* elastic = nullptr;                    // if ranks come and go
+    Outliving* outliving = nullptr;                // the same
 };
 
 /// Reads what the flags name. Throws UsageError. One process of several says what there is to say: `speaks`.

@@ -2,10 +2,18 @@
 // gradsync_train --backend tcp: the ranks are processes that anything may have started, as long as it told each its number, and this is
 // one of them.
 
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
+#include <gradsync/elastic/elastic_job.hpp>
 #include <gradsync/elastic/kept_state.hpp>
 #include <gradsync/gradsync.hpp>
 
@@ -53,9 +61,63 @@ private:
     gs::Membership job_;
 };
 
+/// The ranks that have met, as the training loop sees them.
+class ElasticRanks final : public Elastic {
+public:
+    ElasticRanks(gs::ElasticJob& job, gs::TcpBackend& comm, const Options& o)
+        : job_{job}, comm_{comm}, options_{.accumulation = gs::Accumulation::in_buckets, .micro_batches = o.micro_batches} {}
+
+    void restore(const StateViews& state, const std::function<std::uint64_t()>& load) override {
+        const gs::Restored restored = job_.restore(comm_, options_, state.views, load);
+        if (comm_.rank() != 0 || restored.from == gs::Restored::From::start) return;
+        std::fprintf(stderr, "gradsync_train: %d %s after step %llu%s\n", comm_.size(), comm_.size() == 1 ? "rank goes on" : "ranks go on",
+                     static_cast<unsigned long long>(restored.step),
+                     restored.from == gs::Restored::From::checkpoint ? ", from the checkpoint: all that had a newer state were lost" : "");
+    }
+    bool goes_on() override { return job_.goes_on(); }
+    void update(const std::function<void()>& change) override { job_.update(change); }
+
+private:
+    gs::ElasticJob& job_;
+    gs::TcpBackend& comm_;
+    gs::ReducerOptions options_;
+};
+
+gs::ElasticJob* leaving = nullptr;  // asked to leave by SIGTERM
+
+/// This process, in a job whose ranks come and go.
+int run_elastic(int argc, char** argv) {
+    const gs::Job place = place_in_job("--elastic");
+    gs::ElasticJob elastic{place};
+    leaving = &elastic;
+    std::signal(SIGTERM, [](int) {
+        if (leaving != nullptr) leaving->request_leave();
+    });
+    Outliving outliving;
+    Job job = prepare(parse_options(argc, argv, place.max_ranks != 0 ? place.max_ranks : place.size), place.rank == 0);
+    job.outliving = &outliving;
+    std::optional<Results> results;  // rank 0's
+    elastic.run(
+        [&](gs::TcpBackend& comm) {
+            ElasticRanks ranks{elastic, comm, job.options};
+            job.elastic = &ranks;
+            Results all = run_rank(CpuOps{}, comm, job);
+            if (!all.changes && comm.rank() == 0) results = std::move(all);
+            comm.set_timeout(std::chrono::hours(24));
+        },
+        {.timeout = time_limit(job.options), .shared_memory = !job.options.no_shared_memory});
+    return results && !elastic.has_left() ? exit_code_of([&] { present(job, *results); }) : 0;
+}
+
 }  // namespace
 
 int main_over_tcp(int argc, char** argv) {
+    const auto is_elastic = [](const char* argument) { return std::string_view(argument) == "--elastic"; };
+    if (std::any_of(argv, argv + argc, is_elastic)) {
+        const int code = exit_code_of([&] { return run_elastic(argc, argv); });
+        leaving = nullptr;
+        return code;
+    }
     std::optional<TcpProcess> process;
     if (const int code = exit_code_of([&] { process.emplace(place_in_job("--backend tcp")); }); code != 0) return code;
     return run_process(*process, argc, argv);

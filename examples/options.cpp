@@ -93,6 +93,17 @@ void complete(Options& o) {
     } else if (o.backend == "nccl") {
         throw UsageError("--backend nccl is for --device cuda, whose memory it moves; add that");
     }
+    if (o.elastic) {
+        const auto refuse = [](bool wrong, const std::string& flag) {
+            if (wrong) throw UsageError("--elastic does not go with " + flag + " so far; leave one of them out");
+        };
+        if (o.backend != "tcp") throw UsageError("--elastic is for --backend tcp");
+        refuse(o.shard != "none", "--shard " + o.shard);
+        refuse(o.compress != "none", "--compress " + o.compress);
+        refuse(o.reduce_dtype != "f32", "--reduce-dtype " + o.reduce_dtype);
+        refuse(o.overlap == "forward", "--overlap forward");
+        refuse(o.independent, "--independent");
+    }
     if (o.prompt.empty()) throw UsageError("--prompt is empty; give at least one byte to go on from");
 }
 
@@ -256,6 +267,8 @@ Options parse_options(int argc, char** argv, int processes) {
     app.add_flag("--no-shared-memory", o.no_shared_memory, "mpi, tcp: ranks of one machine send messages, like those of different machines")
         ->group(group);
     app.add_flag("--independent", o.independent, "do not synchronise at all: what the ranks cost one another otherwise")->group(group);
+
+    app.add_flag("--elastic", o.elastic, "tcp: ranks may come and go; see gradsync_run --min-ranks and --spares")->group(group);
 
     group = "Output";
     app.add_option("--checkpoint", o.checkpoint, "directory to keep the run in, written at the end")->group(group)->default_str("");

@@ -54,6 +54,7 @@ struct Options {
     bool shared_weights = false;
     double timeout = 60;
     bool independent = false;
+    bool elastic = false;
 
     std::filesystem::path checkpoint;
     std::uint64_t checkpoint_every = 0, keep_every = 1, stop_after = 0;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <numbers>
 #include <span>
 #include <string>
@@ -106,6 +107,10 @@ public:
     auto begin() const { return all_.begin(); }
     auto end() const { return all_.end(); }
 
+    /// Arrays for these parameters, by whoever trains the model, that outlive it. Null: there is no such place.
+    void keep_arrays_in(std::shared_ptr<void>& arrays) { arrays_ = &arrays; }
+    std::shared_ptr<void>* kept_arrays() const { return arrays_; }
+
     /// The number of scalars in all parameters together.
     std::size_t count() const {
         std::size_t sum = 0;
@@ -124,6 +129,7 @@ private:
     std::vector<Initial> initial_;
     std::function<void(std::size_t, std::size_t, std::span<float>)> source_;
     std::vector<const float*> values_;
+    std::shared_ptr<void>* arrays_ = nullptr;
     Random random_;
 };
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -39,6 +40,7 @@ public:
           ops_{ops},
           micro_batches_{o.deal(comm.size()).count(comm.rank())},
           clip_{o.clip},
+          elastic_{o.elastic},
           replans_{o.buckets == "optimal"},
           profile_{.fixed = cost.fixed, .per_byte = cost.per_byte},
           optimizer_{make_optimizer<OptimizerOf<Ops>>(parameters, o)},
@@ -48,11 +50,13 @@ public:
         const bool borrowed = o.gradients == "borrowed";
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const std::size_t n = parameters[i].count;
-            float* const weights = weights_.emplace_back(ops_.floats(n)).data();
-            ops_.write(n, weights, [&](std::span<float> out) { parameters.initialise(i, 0, out); });
-            parameters.bind(i, weights);
+            if (i == weights_.size()) {
+                weights_.push_back(ops_.floats(n));
+                ops_.write(n, weights_[i].data(), [&](std::span<float> out) { parameters.initialise(i, 0, out); });
+                for (auto& mean : means_.emplace_back()) mean = ops_.floats(n);
+            }
+            parameters.bind(i, weights_[i].data());
             if (borrowed) own_gradients_.push_back(ops_.floats(n));
-            for (auto& mean : means_.emplace_back()) mean = ops_.floats(n);
             states_.push_back({means_[i][0].data(), means_[i][1].data()});
         }
 
@@ -69,7 +73,7 @@ public:
                                             .reduce_dtype = reduce_dtype(o),
                                             .observer = observer},
                          std::move(buckets), std::move(overlap), std::move(exchange));
-        reducer_->broadcast_parameters();
+        if (!elastic_) reducer_->broadcast_parameters();
     }
 
     // With OverlapForward averages arrive under the next forward pass: what waits for one is its parameter's step.
@@ -100,7 +104,7 @@ public:
         if (clip_ > 0) clip();
         due_.assign(due_.size(), true);
         due_count_ = due_.size();
-        if (!gathers_in_forward) flush();
+        if (!gathers_in_forward && !elastic_) flush();
     }
     void flush() override { settle(all_); }
 
@@ -238,14 +242,29 @@ private:
 
     using Floats = typename Ops::Floats;
 
+    struct Arrays {
+        std::vector<Floats> weights;
+        std::vector<std::array<Floats, 2>> means;  // the optimizer's
+    };
+    /// Those that have outlived another synchroniser, or none yet.
+    static std::shared_ptr<Arrays> arrays_of(const Parameters& parameters) {
+        std::shared_ptr<void>* const kept = parameters.kept_arrays();
+        if (kept == nullptr) return std::make_shared<Arrays>();
+        if (*kept == nullptr) *kept = std::make_shared<Arrays>();
+        return std::static_pointer_cast<Arrays>(*kept);
+    }
+
     Ops ops_;
     std::size_t micro_batches_;
     double clip_;
+    bool elastic_;  // the loop flushes
     bool replans_;
     unsigned steps_ = 0;  // begun, until buckets are planned for good
     BucketProfile profile_;
-    std::vector<Floats> weights_, own_gradients_;
-    std::vector<std::array<Floats, 2>> means_;                                             // the optimizer's
+    std::shared_ptr<Arrays> arrays_ = arrays_of(parameters_);
+    std::vector<Floats>& weights_ = arrays_->weights;
+    std::vector<std::array<Floats, 2>>& means_ = arrays_->means;
+    std::vector<Floats> own_gradients_;
     std::vector<std::array<std::conditional_t<Ops::on_device, void, float>*, 2>> states_;  // where they are
     std::vector<gs::DeviceSlice> slices_;
     OptimizerOf<Ops> optimizer_;

@@ -155,6 +155,7 @@ struct Results {
     std::uint64_t first_step = 0;           // done before these steps
     std::string timeline;                   // its summary, with --trace
     std::string sample;                     // rank 0 only
+    bool changes = false;                   // the ranks do: then nothing else counts
 };
 
 std::uint64_t peak_rss_bytes();

@@ -50,6 +50,7 @@ Results run_rank(Ops ops, Backend comm, const Job& job) {
         if (timeline) keep_trace(*timeline, comm.rank(), o.trace);
         throw;
     }
+    if (results.changes) return results;
     if (o.independent) {
         comm.set_timeout(std::chrono::hours(24));  // and at a pace of its own
         results.ranks = gather(comm, results.ranks[0]);

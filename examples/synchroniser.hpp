@@ -55,6 +55,22 @@ public:
 };
 using MakeKeeper = std::function<std::unique_ptr<Keeper>(const StateViews&)>;
 
+/// Ranks come and go while they train: see gs::ElasticJob.
+class Elastic {
+public:
+    Elastic() = default;
+    Elastic(const Elastic&) = delete;
+    virtual ~Elastic() = default;
+
+    /// Gives all ranks the newest state. `load()`: for rank 0, if no rank has one: reads a checkpoint and returns its step, or returns 0.
+    /// All ranks call it together.
+    virtual void restore(const StateViews& state, const std::function<std::uint64_t()>& load) = 0;
+    /// Call it before each step. False if the ranks change now. All ranks call it together.
+    virtual bool goes_on() = 0;
+    /// Calls `change()`, which changes the state by one step. Local.
+    virtual void update(const std::function<void()>& change) = 0;
+};
+
 /// Owns weights, gradients and the optimizer's state, as much of them as the way of sharding leaves to this rank: see
 /// plain_synchroniser.hpp and sharded_synchroniser.hpp. The loop does not know which way it is. All ranks call the
 /// same functions in the same order, but for those said to be local.

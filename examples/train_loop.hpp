@@ -147,14 +147,13 @@ inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Prog
     }
 }
 
-/// For the state of `sync` and of the loop.
-inline std::unique_ptr<Keeper> make_keeper(const Job& job, const std::string& name, Synchroniser& sync, Progress& progress) {
-    if (!job.make_keeper || job.options.keep_every == 0) return nullptr;
+/// The state of `sync` and of the loop.
+inline StateViews views_of_state(const std::string& name, Synchroniser& sync, Progress& progress) {
     StateViews state = sync.state_views();
     state.name = name;
     static_assert(sizeof progress % sizeof(std::uint64_t) == 0 && std::is_trivially_copyable_v<Progress>);
     state.views.push_back({reinterpret_cast<std::uint64_t*>(&progress), sizeof progress / sizeof(std::uint64_t)});
-    return job.make_keeper(state);
+    return state;
 }
 
 template <class Model, class Ops>
@@ -170,14 +169,33 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     const Units units = model.units();
     if (job.weights)
         parameters.initialise_from([&](std::size_t i, std::size_t first, std::span<float> out) { job.weights->read(i, first, out); });
+    if (job.outliving != nullptr) parameters.keep_arrays_in(job.outliving->arrays);
     const auto sync = make(parameters, units);
     model.set_access(sync.get());
 
     const Schedule schedule{o.lr, o.warmup, o.steps};
     const std::size_t arrays = state_arrays(o.compress != "none", o.ranks);
-    Progress progress{};
-    const std::unique_ptr<Keeper> keeper = make_keeper(job, o.describe_run(config.description()), *sync, progress);
-    if (keeper && keeper->has_state()) {
+    Progress own_progress{};
+    Progress& progress = job.outliving != nullptr ? job.outliving->progress : own_progress;
+    const StateViews state = views_of_state(o.describe_run(config.description()), *sync, progress);
+    const std::unique_ptr<Keeper> keeper = job.make_keeper && o.keep_every != 0 ? job.make_keeper(state) : nullptr;
+    const auto describe = [&] {
+        progress.fingerprint = job.text.fingerprint();
+        progress.micro_batches = o.micro_batches;
+        progress.micro_batch = o.micro_batch;
+    };
+    if (job.elastic != nullptr) {
+        describe();
+        job.elastic->restore(state, [&] {
+            if (!o.resume || !std::filesystem::exists(checkpoint_file(o.checkpoint))) return std::uint64_t{0};
+            const Checkpoint newest{o.checkpoint};
+            newest.restore(parameters, arrays, *sync);
+            progress = newest.progress();
+            describe();
+            return progress.steps;
+        });
+        sync->state_was_written(progress.steps);
+    } else if (keeper && keeper->has_state()) {
         keeper->restore();
         sync->state_was_written(progress.steps);
         if (shard.rank == 0)
@@ -187,9 +205,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         job.checkpoint->restore(parameters, arrays, *sync);
         progress = job.checkpoint->progress();
     }
-    progress.fingerprint = job.text.fingerprint();
-    progress.micro_batches = o.micro_batches;
-    progress.micro_batch = o.micro_batch;
+    describe();
     const CheckpointWriter checkpoints{o.checkpoint, o.describe_run(config.description()), parameters, arrays};
 
     const int rank = o.independent ? 0 : shard.rank, size = o.independent ? 1 : shard.size;  // of those in step
@@ -235,6 +251,10 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     try {
         if (keeper && !keeper->has_state()) keeper->keep(progress.steps);
         while (progress.steps < o.last_step()) {
+            if (job.elastic != nullptr && !job.elastic->goes_on()) {
+                results.changes = true;
+                return results;
+            }
             const auto started = Clock::now();
             for (std::size_t a = 0; a < rounds; ++a) {
                 // A rank that has none left goes on with the others: they gather weights together.
@@ -255,9 +275,15 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
             {
                 const gs::Timeline::Scope scope{timeline, "optimizer step"};
                 sync->step(schedule.at(progress.steps));
+                const auto advance = [&] {
+                    progress.steps += 1;
+                    progress.samples += o.samples_per_step();
+                };
+                if (job.elastic == nullptr) advance();
+                else job.elastic->update([&] { sync->flush(), advance(); });
             }
 
-            const std::uint64_t done = progress.steps + 1;
+            const std::uint64_t done = progress.steps;
             const bool last = done == o.last_step();
             const bool validates = o.validate_every > 0 && done % o.validate_every == 0 && !last;
             const bool saves = !o.checkpoint.empty() && (last || (o.checkpoint_every > 0 && done % o.checkpoint_every == 0));
@@ -269,8 +295,6 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
             const double seconds = seconds_since(started);
             const auto& spent = sync->statistics().last;
             steps.push_back({seconds, spent.communication_seconds, spent.exposed_seconds, 0});
-            progress.steps += 1;
-            progress.samples += o.samples_per_step();
             if (!Ops::on_device || last) read_losses();
 
             if (validates) {
@@ -309,7 +333,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
         // all of the state, that is kept for a run that goes on with --resume. Every rank that is left sees to it: more
         // than one may be lost, and none knows which. (Some may be a step ahead of others, which is as good.)
         const bool lost = error.errc() == gs::Errc::peer_failed || error.errc() == gs::Errc::peer_left || error.errc() == gs::Errc::timeout;
-        if (lost && !keeper && !steps.empty() && !o.checkpoint.empty()) {
+        if (lost && !keeper && job.elastic == nullptr && !steps.empty() && !o.checkpoint.empty()) {
             line.reset();
             keep_after_loss(checkpoints, shard.rank, progress, o.checkpoint, *sync);
         }

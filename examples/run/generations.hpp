@@ -79,8 +79,8 @@ public:
     bool has(std::uint64_t member) const { return members_.contains(member); }
     bool ended() const { return ended_; }
 
-    /// Is this a member of the newest generation for which the others have waited in vain?
-    bool is_silent(std::uint64_t member) const { return has(member) && silent_.contains(member); }
+    /// Is this a member for which the others have waited in vain?
+    bool is_silent(std::uint64_t member) const { return silent_.contains(member); }
     /// Has this member left the newest generation, and waits for the next one?
     bool is_back(std::uint64_t member) const { return back_.contains(member); }
     /// Returns the members that have joined since the last call, and wait for a generation.

@@ -177,6 +177,12 @@ Options parse(int argc, char** argv) {
     app.add_option("--wait", o.wait, "seconds to wait for other hosts, at each start")->check(gradsync_examples::within(1.0, 86'400.0));
     app.add_option("--restarts", o.restarts, "how often to start ranks again after a failure")
         ->check(gradsync_examples::within(0u, 1'000'000u));
+    app.add_option("--min-ranks", o.min_ranks,
+                   "go on without lost ranks while there are so many (gradsync::ElasticJob), and with more when they come back")
+        ->check(gradsync_examples::within(1, 1024))
+        ->default_str("");
+    app.add_option("--spares", o.spares, "more processes, which wait to take the place of lost ranks (gradsync::ElasticJob)")
+        ->check(gradsync_examples::within(0, 1024));
     app.add_option("--state", o.state,
                    "a folder: what ranks keep in memory (KeptState) is also written there, and a later start goes on from it")
         ->default_str("");
@@ -195,6 +201,11 @@ Options parse(int argc, char** argv) {
         if (o.hosts == 1 && !o.store.empty()) throw CLI::ValidationError("--store is for several hosts; say --hosts and --host-index, too");
         if (o.hosts > 1 && o.store.empty()) throw CLI::ValidationError("--hosts needs --store: a folder that all hosts see");
         if (o.hosts > 1 && !o.state.empty()) throw CLI::ValidationError("--state works on one host only");
+        if (o.spares != 0 && o.min_ranks == 0) o.min_ranks = 1;
+        if (o.hosts > 1 && o.min_ranks != 0) throw CLI::ValidationError("--min-ranks and --spares work on one host only");
+        if (o.min_ranks > o.ranks) throw CLI::ValidationError("--min-ranks: there are " + std::to_string(o.ranks) + " ranks only");
+        if (o.min_ranks != 0 && !o.state.empty())
+            throw CLI::ValidationError("--state is for a fixed number of ranks (KeptState); write checkpoints instead");
         if (o.host_index >= o.hosts)
             throw CLI::ValidationError("--host-index: there are " + std::to_string(o.hosts) + " hosts, so say 0 to " +
                                        std::to_string(o.hosts - 1));
@@ -228,7 +239,7 @@ int main(int argc, char** argv) {
     adopt_orphans();  // those of a supervisor that was killed
     try {
         std::optional<StoreFolder> stores;
-        if ((options.restarts != 0 || !options.state.empty()) && options.hosts == 1) stores.emplace();
+        if ((options.restarts != 0 || options.min_ranks != 0 || !options.state.empty()) && options.hosts == 1) stores.emplace();
         auto [lifeline, held] = make_pipe();
         const pid_t supervisor = ::fork();
         if (supervisor < 0) fail("cannot start");

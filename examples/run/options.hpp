@@ -16,6 +16,8 @@ struct Options {
     std::filesystem::path state;
     double state_every = 60;  // seconds
     unsigned restarts = 0;
+    int min_ranks = 0;  // with which the others go on without lost ranks; 0: with all only
+    int spares = 0;     // processes that wait to take the place of lost ranks
     double grace = 30;  // seconds that the other ranks get to end by themselves
     bool bind_cores = false;
     bool prefix = true;

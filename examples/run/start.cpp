@@ -79,7 +79,7 @@ std::string rounded(double seconds) {
 class Start {
 public:
     Start(const Options& options, unsigned number, const Events& events) : options_{options}, number_{number}, events_{events} {
-        if (options.bind_cores && !cores_of(0, options.ranks))
+        if (options.bind_cores && !cores_of(0, options.ranks + options.spares))
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
         if (!options.state.empty()) files_.emplace(options.state);
         if (!events.stores.empty()) generations_.emplace(events.stores / std::to_string(number), load_state());
@@ -90,8 +90,8 @@ public:
                 return;
             }
         begin_ = Clock::now();
-        ranks_.resize(static_cast<std::size_t>(options.ranks));
-        for (int r = 0; r < options.ranks; ++r) start_rank(r);
+        ranks_.resize(static_cast<std::size_t>(options.ranks + options.spares));
+        for (int r = 0; r < processes(); ++r) start_rank(r);
     }
     /// Nothing that ranks have started outlives them.
     ~Start() { kill_descendants(); }
@@ -103,7 +103,7 @@ public:
             look_at_generations();
             look_at_hosts();
             if (files_ && Clock::now() >= next_save_at_) save_beside();
-            for (int r = 0; r < options_.ranks; ++r)
+            for (int r = 0; r < processes(); ++r)
                 if (const auto at = rank(r).starts_again; at && Clock::now() >= *at) {
                     if (generations_->ended()) start_no_more();
                     else start_rank(r);
@@ -124,6 +124,9 @@ public:
     }
 
 private:
+    /// Ranks of this host, and those that wait to become one.
+    int processes() const { return static_cast<int>(ranks_.size()); }
+    bool is_elastic() const { return options_.min_ranks != 0; }
     /// Among the ranks of all hosts.
     int number_of(int r) const { return options_.host_index * options_.ranks + r; }
     int number_of(const Rank& rank) const { return number_of(static_cast<int>(&rank - ranks_.data())); }
@@ -134,13 +137,14 @@ private:
     std::map<std::string, std::string> environment_of(int r) const {
         std::map<std::string, std::string> all{{"RANK", std::to_string(number_of(r))},
                                                {"LOCAL_RANK", std::to_string(r)},
-                                               {"WORLD_SIZE", std::to_string(options_.ranks * options_.hosts)},
-                                               {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
+                                               {"WORLD_SIZE", std::to_string(processes() * options_.hosts)},
+                                               {"LOCAL_WORLD_SIZE", std::to_string(processes())},
                                                {"MASTER_ADDR", meeting_.address},
                                                {"MASTER_PORT", std::to_string(meeting_.port)},
                                                {"GRADSYNC_JOB_TOKEN", meeting_.token},
                                                {"GRADSYNC_RESTART", std::to_string(number_ + restarts_)}};
         if (generations_) all["GRADSYNC_STORE"] = generations_->folder();
+        if (is_elastic()) all["GRADSYNC_RANKS"] = std::to_string(options_.min_ranks) + ":" + std::to_string(options_.ranks);
         return all;
     }
 
@@ -176,10 +180,10 @@ private:
             ::dup2(err_end.get(), STDERR_FILENO);
             if (r != 0)
                 if (const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC); nothing >= 0) ::dup2(nothing, STDIN_FILENO);
-            ::unsetenv("GRADSYNC_STORE");  // of a launcher around this one
+            for (const char* const name : {"GRADSYNC_STORE", "GRADSYNC_RANKS"}) ::unsetenv(name);  // of a launcher around this one
             for (const auto& [name, value] : environment_of(r)) ::setenv(name.c_str(), value.c_str(), 1);
             if (options_.bind_cores)
-                if (const auto cores = cores_of(r, options_.ranks)) ::sched_setaffinity(0, sizeof *cores, &*cores);
+                if (const auto cores = cores_of(r, processes())) ::sched_setaffinity(0, sizeof *cores, &*cores);
             std::vector<char*> arguments;
             for (const std::string& argument : options_.command) arguments.push_back(const_cast<char*>(argument.c_str()));
             arguments.push_back(nullptr);
@@ -319,7 +323,8 @@ private:
         rank.handle = Descriptor{};
         if (exit_status(status) == 0) return;
         rank.failed_after = seconds_since(rank.begin);
-        if (!next_signal_at_) next_signal_at_ = Clock::now() + grace();  // the others end with their own errors, or meet again, meanwhile
+        // The others end with their own errors, or meet again, meanwhile. One that waited is missed by nobody.
+        if (!next_signal_at_ && !waits(rank)) next_signal_at_ = Clock::now() + grace();
         if (first_failed_ || start_again(rank)) return;
         first_failed_ = static_cast<int>(&rank - ranks_.data());
         if (events_.hosts == nullptr || elsewhere_ || asked_) return;
@@ -365,22 +370,37 @@ private:
         if (failed_soon_ == most_soon)
             refusal = hopeless_ = "ranks have failed " + std::to_string(most_soon) + " times in a row within " +
                                   std::to_string(static_cast<int>(soon)) + " s of their start";
+        if (!lost_since_ && !waits(rank)) lost_since_ = generations_->newest();
+        if (!refusal.empty() && is_elastic() && are_enough()) {
+            hopeless_.clear();
+            say_failure(rank);
+            say(refusal + ", so the others go on without it");
+            return true;
+        }
         if (!refusal.empty()) {
             tell_ranks(refusal);
             start_no_more();
             return false;
         }
         restarts_ += counts;
-        if (!lost_since_) lost_since_ = generations_->newest();
         const double pause = failed_soon_ < 2 ? 0 : pause_after(failed_soon_ - 1);
         rank.starts_again = Clock::now() + std::chrono::milliseconds(static_cast<long long>(pause * 1000));
-        for (Stream& stream : rank.streams) stream.read();
-        say(name_of(rank) + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
+        say_failure(rank);
         say((counts ? "starts it again, " + std::to_string(number_ + restarts_) + " of at most " + std::to_string(options_.restarts)
                     : std::string("starts it again, too")) +
             (pause > 0 ? ", in " + rounded(pause) + " s" : ""));
         return true;
     }
+    void say_failure(Rank& rank) {
+        for (Stream& stream : rank.streams) stream.read();
+        say(name_of(rank) + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
+    }
+    /// Are there as many ranks as the job needs, or will there be?
+    bool are_enough() const {
+        return std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.end || rank.starts_again; }) >= options_.min_ranks;
+    }
+    /// Has it joined a job whose ranks have not needed it yet?
+    bool waits(const Rank& rank) const { return is_elastic() && rank.member != 0 && !rank.was_listed; }
     void start_no_more() {
         for (Rank& rank : ranks_) {
             if (rank.starts_again && !first_failed_) first_failed_ = static_cast<int>(&rank - ranks_.data());
@@ -409,9 +429,10 @@ private:
         if (!generations_) return;
         look_at_store();
         for (const gradsync::elastic::Member& member : generations_->take_joined())
-            if (member.place >= 0 && member.place < options_.ranks) {
+            if (member.place >= 0 && member.place < processes()) {
                 Rank& joined = rank(static_cast<int>(member.place));
                 joined.member = member.id;
+                joined.was_listed = false;
                 longest_start_ = std::max(longest_start_, Clock::now() - joined.begin);
             }
         for (Rank& rank : ranks_)
@@ -422,9 +443,17 @@ private:
         // When a rank leaves a job that has ended, the others have only to leave.
         const auto has_ended = [](const Rank& rank) { return rank.end.has_value(); };
         if (generations_->ended() && !next_signal_at_ && std::ranges::any_of(ranks_, has_ended)) next_signal_at_ = Clock::now() + grace();
-        const auto has_met = [&](const Rank& rank) { return !rank.end && generations_->has(rank.member); };
+        for (Rank& rank : ranks_)
+            if (generations_->has(rank.member)) {
+                rank.was_listed = true;
+                if (is_elastic()) rank.is_new = false;
+            }
+        const auto has_met = [&](const Rank& rank) {
+            return rank.end ? is_elastic() : generations_->has(rank.member) || waits(rank) || (is_elastic() && is_on_its_way(rank));
+        };
         if (!std::ranges::all_of(ranks_, has_met)) return;
-        for (Rank& rank : ranks_) rank.is_new = false;
+        if (!is_elastic())
+            for (Rank& rank : ranks_) rank.is_new = false;
         if (!lost_since_ || generations_->newest() == *lost_since_ || asked_ || first_failed_) return;
         lost_since_.reset();
         next_signal_at_.reset();
@@ -436,9 +465,12 @@ private:
     bool meets_others(const Rank& rank) const {
         if (!lost_since_ || asked_ || first_failed_) return false;
         if (generations_->newest() > *lost_since_ && generations_->has(rank.member)) return true;
-        if (!rank.is_new) return generations_->newest() == *lost_since_ && generations_->is_back(rank.member);
+        if (!rank.is_new) return waits(rank) || (generations_->newest() == *lost_since_ && generations_->is_back(rank.member));
+        return is_on_its_way(rank);
+    }
+    bool is_on_its_way(const Rank& rank) const {
         const Clock::duration usual = std::max<Clock::duration>(grace(), 3 * longest_start_);
-        return rank.member != 0 || Clock::now() < rank.begin + usual;
+        return rank.is_new && (rank.member != 0 || Clock::now() < rank.begin + usual);
     }
 
     /// Returns the state of an earlier run from --state, or nothing.

@@ -26,6 +26,7 @@ struct Rank {
     bool is_new = false;                                 // started since the ranks last met
     std::uint64_t member = 0;                            // as which it has joined the others; 0: it has not
     bool is_ended = false;                               // because the others waited for it in vain
+    bool was_listed = false;                             // a generation has had this member
 };
 
 /// How a start ended.

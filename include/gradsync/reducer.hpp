@@ -293,6 +293,7 @@ public:
     /// with which it forms a bucket.
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
+    const ReducerOptions& options() const noexcept { return engine_.options(); }    ///< Returns its options.
     const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.
     /// Size of the gradient memory that the Reducer owns.
     std::size_t bytes() const noexcept { return engine_.home().bytes(); }

@@ -19,6 +19,8 @@ struct Job {
     std::string run_id = {};
     /// A folder through which a Membership meets again after a failure. Empty: the first failure ends the job.
     std::string store = {};
+    int min_ranks = 0;  ///< an ElasticJob needs so many; 0: one
+    int max_ranks = 0;  ///< it uses at most so many, and the others wait; 0: all
 
     /// Reads the job from environment variables. `variable(name)` returns the value, or nullptr. The first launcher
     /// whose variables are set counts:
@@ -34,7 +36,8 @@ struct Job {
     /// MASTER_PORT override all of these. If torchrun's agent itself listens at MASTER_PORT
     /// (TORCHELASTIC_USE_AGENT_STORE says so), the port is the next one, and the run id is derived from
     /// TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT. GRADSYNC_PORT overrides all ports. The token is
-    /// GRADSYNC_JOB_TOKEN, and the store GRADSYNC_STORE.
+    /// GRADSYNC_JOB_TOKEN, and the store GRADSYNC_STORE. GRADSYNC_RANKS has the numbers of ranks of an ElasticJob, as
+    /// in "2:4".
     ///
     /// Throws Error(invalid_argument), which names the variable; also if MASTER_ADDR or
     /// MASTER_PORT is set without a rank.
@@ -85,6 +88,7 @@ struct JobReader {
         read_port("GRADSYNC_PORT");
         if (const char* const token = get("GRADSYNC_JOB_TOKEN")) job.token = token;
         if (const char* const store = get("GRADSYNC_STORE")) job.store = store;
+        read_range();
         if (job.address.empty())
             raise(Errc::invalid_argument,
                   "no host can be read from SLURM_JOB_NODELIST; set MASTER_ADDR to the machine of rank 0");
@@ -163,6 +167,17 @@ struct JobReader {
         }
         const char* const name = launcher == open_mpi ? get("PMIX_NAMESPACE") : nullptr;
         if (name != nullptr) (job.run_id += job.run_id.empty() ? "mpirun " : ", mpirun ") += name;
+    }
+
+    /// Reads GRADSYNC_RANKS.
+    void read_range() {
+        const char* const range = get("GRADSYNC_RANKS");
+        if (range == nullptr) return;
+        char rest = 0;
+        if (std::sscanf(range, "%7d:%7d%c", &job.min_ranks, &job.max_ranks, &rest) != 2 || job.min_ranks < 1 ||
+            job.max_ranks < job.min_ranks)
+            raise(Errc::invalid_argument,
+                  text("the environment variable GRADSYNC_RANKS must be two numbers, as in 2:4, not '", range, "'"));
     }
 
     /// Reads MASTER_ADDR, and strips the brackets of an IPv6 address.

@@ -47,7 +47,7 @@ public:
             state_.push_back({static_cast<std::byte*>(view.data), view.bytes()});
             bytes_ += view.bytes();
         }
-        if (!job.store_) return;
+        if (!job.records_) return;
         if (job.keeps_ || size_ != job.job_.size)
             bootstrap::raise(Errc::invalid_argument,
                              job.keeps_ ? "KeptState: the job has one already; give it all of the state"
@@ -58,7 +58,7 @@ public:
         std::string problem;
         attempt(own, problem, [&] {
             memory_.resize(static_cast<std::size_t>(size_));
-            this->own() = take_memory(*job.store_, job.self_.id, own.layout, comm.timeout());
+            this->own() = take_memory(job.store(), job.own_.id, own.layout, comm.timeout());
             own.steps[0] = this->own().step(0);
             own.steps[1] = this->own().step(1);
             own.handle = this->own().handle();

@@ -10,13 +10,18 @@
 ///
 /// The ranks of a job meet in generations, numbered from 1. A generation is a record in the job's store: its members,
 /// by rank. A record never changes. When a rank is lost, the others propose the next generation; the first proposal
-/// counts.
+/// counts. If the number of ranks may change, they go on without the lost one, and others that wait become members when
+/// all agree to it.
 ///
 ///     job                   the job's secret
 ///     join/MEMBER           a process that waits to become a member
+///     call/MEMBER           asks a process that waits for an answer, so that nobody counts on one that is stopped
+///     here/MEMBER           its answer
 ///     gen/NUMBER            the members of a generation
 ///     back/NUMBER-MEMBER    a member that has left a generation, and waits for the next one
 ///     out/MEMBER            a member that did not answer in time; its launcher must end it
+///     leave/MEMBER          a member that wants to leave
+///     begun                 there may be results: nobody begins anew any more
 ///     keep/RANK-MEMBER      memory that a rank has made for its state
 ///     held/RANK             the same memory, held by the launcher
 ///     end                   the job has ended
@@ -82,13 +87,17 @@ struct Generation {
 
 /// What a process knows.
 struct View {
-    std::uint64_t self = 0;     ///< as which it has joined
-    std::uint32_t left = 0;     ///< the last generation that it has met and left
-    Generation newest = {};     ///< without members that are certainly dead
-    std::size_t was = 0;        ///< number of members of `newest`, with the dead ones
-    List<Member> waiting = {};  ///< those that no generation has listed, and that may be alive
-    bool ended = false;         ///< the job has
-    std::size_t ranks = 1;      ///< that the job needs
+    std::uint64_t self = 0;           ///< as which it has joined
+    std::uint32_t left = 0;           ///< the last generation that it has met and left
+    bool agreed = false;              ///< it has left the newest generation as all its members agreed to
+    Generation newest = {};           ///< without members that are certainly dead, or leave
+    std::size_t was = 0;              ///< number of members of `newest`, with those
+    List<std::uint64_t> absent = {};  ///< members of `newest` that this process has missed in a meeting
+    List<Member> waiting = {};        ///< those that no generation has listed, and that may be alive
+    bool ended = false;               ///< the job has
+    std::size_t ranks = 1;            ///< that the job should have
+    std::size_t least = 1;            ///< that it needs
+    bool late = false;                ///< the process has waited as long as it may
 };
 
 /// What it does next: nothing until it knows more, meet the members of the newest generation, propose another one, or
@@ -100,6 +109,11 @@ struct Decision {
     List<Member> members = {};  ///< those to propose
 };
 
+[[gnu::cold]] inline bool contains(const List<std::uint64_t>& members, std::uint64_t id) noexcept {
+    for (const std::uint64_t one : members)
+        if (one == id) return true;
+    return false;
+}
 [[gnu::cold]] inline void sort_by_place(List<Member>& members) {
     gradsync::detail::sort_by(members, [](const Member& one, const Member& other) {
         return one.place != other.place ? one.place < other.place : one.id < other.id;
@@ -108,19 +122,135 @@ struct Decision {
 
 [[gnu::cold]] inline Decision decide(const View& view) {
     if (view.ended) return {Step::leave};
-    const bool is_member = view.newest.rank_of(view.self) >= 0;
+    const int rank = view.newest.rank_of(view.self);
     const bool has_left = view.left >= view.newest.number;
     const bool is_whole = view.newest.members.size() == view.was;
-    if (is_member && !has_left && is_whole) return {Step::meet};
-    // Members that are alive propose, as they learn of the failure.
-    if (!is_member && !view.newest.members.empty()) return {Step::wait};
+    if (rank >= 0 && !has_left && is_whole) return {Step::meet};
+    // Members that are alive propose, as they learn of the failure. If they have agreed to change, the first one does,
+    // because it has seen why.
+    if (rank < 0 && !view.newest.members.empty()) return {Step::wait};
+    if (view.agreed && rank > 0 && !view.late) return {Step::wait};
     List<Member> members = view.newest.members, waiting = view.waiting;
+    const std::size_t alive = members.size();
+    members.erase_if([&](const Member& one) { return one.id != view.self && contains(view.absent, one.id); });
+    // If two parts of the members cannot reach each other, the larger one goes on.
+    const std::size_t twice = 2 * members.size();
+    const bool is_minority = twice < alive || (twice == alive && alive != 0 && !(members[0] == view.newest.members[0]));
+    if (is_minority && !view.late) return {Step::wait};
+    const std::size_t least = members.empty() && !view.late ? view.ranks : view.least;
     sort_by_place(waiting);
     for (const Member& one : waiting)
         if (members.size() < view.ranks) members.push_back(one);
-    if (members.size() < view.ranks) return {Step::wait};
+    if (members.size() < least) return {Step::wait};
     sort_by_place(members);
     return {Step::propose, std::move(members)};
 }
+
+/// A process's part in its job: gathers what it learns, in any order, and says what it does next.
+class Machine {
+public:
+    /// The job should have `ranks` ranks, and needs `least`.
+    Machine(std::size_t ranks, std::size_t least) noexcept : ranks_(ranks), least_(least) {}
+
+    /// Must this process join, because it never has, or because the others have gone on without it?
+    bool must_join() const noexcept { return self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0); }
+    void join(const Member& self) noexcept {
+        self_ = self;
+        listed_ = false;
+    }
+    bool knows(std::uint64_t member) const noexcept { return contains(known_, member); }
+    /// Learns of a process that waits.
+    void see(const Member& waits) {
+        if (knows(waits.id)) return;
+        known_.push_back(waits.id);
+        waiting_.push_back(waits);
+    }
+    /// Learns of the generation after `newest()`.
+    void see(List<Member> members) {
+        newest_ = {newest_.number + 1, std::move(members)};
+        agreed_ = false;
+        absent_.clear();
+        listed_ |= newest_.rank_of(self_.id) >= 0;
+        waiting_.erase_if([&](const Member& one) { return newest_.rank_of(one.id) >= 0; });
+        for (const Member& one : newest_.members)
+            if (!knows(one.id)) known_.push_back(one.id);
+    }
+    /// Learns that a process which waits has answered.
+    void see_ready(std::uint64_t member) {
+        if (!contains(ready_, member)) ready_.push_back(member);
+    }
+    /// Learns that a member wants to leave.
+    void see_leaving(std::uint64_t member) {
+        if (!contains(leaving_, member)) leaving_.push_back(member);
+    }
+    void see_end() noexcept { ended_ = true; }
+
+    /// Has left a generation; `agreed`: as all its members agreed to.
+    void leave(std::uint32_t generation, bool agreed = false) noexcept {
+        left_ = generation;
+        agreed_ = agreed && generation == newest_.number;
+    }
+    /// A member of the newest generation did not come to a meeting within the time limit.
+    void miss(std::uint64_t member) { absent_.push_back(member); }
+
+    /// Says what to do. `is_dead(member)`: is it certain that it has ended? `late`: has this process waited as long as
+    /// it may?
+    template <class Dead>
+    Decision next(Dead&& is_dead, bool late) {
+        return decide(view(is_dead, late));
+    }
+    template <class Dead>
+    View view(Dead&& is_dead, bool late = false) {
+        waiting_.erase_if([&](const Member& one) { return is_dead(one) || contains(leaving_, one.id); });
+        View known{.self = self_.id,
+                   .left = left_,
+                   .agreed = agreed_,
+                   .newest = newest_,
+                   .was = newest_.members.size(),
+                   .absent = absent_,
+                   .waiting = waiting_,
+                   .ended = ended_,
+                   .ranks = ranks_,
+                   .least = least_,
+                   .late = late};
+        known.newest.members.erase_if([&](const Member& one) { return is_dead(one) || contains(leaving_, one.id); });
+        // Who goes on with fewer need not count on a process that may be stopped.
+        if (least_ < ranks_ && !known.newest.members.empty())
+            known.waiting.erase_if([&](const Member& one) { return !contains(ready_, one.id); });
+        return known;
+    }
+    /// Does this process wait for a job that goes on without it? It may have to wait for long.
+    template <class Dead>
+    bool is_spare(Dead&& is_dead) {
+        return least_ < ranks_ && newest_.rank_of(self_.id) < 0 && !view(is_dead).newest.members.empty();
+    }
+    /// Should the members agree to change? For the first of them.
+    template <class Dead>
+    bool wants_change(Dead&& is_dead) {
+        const View known = view(is_dead);
+        for (const Member& one : newest_.members)
+            if (contains(leaving_, one.id)) return true;
+        return !known.waiting.empty() && newest_.members.size() < ranks_;
+    }
+
+    const Member& self() const noexcept { return self_; }
+    const Generation& newest() const noexcept { return newest_; }
+    std::uint32_t left() const noexcept { return left_; }
+    const List<Member>& waiting() const noexcept { return waiting_; }
+    bool is_ready(std::uint64_t member) const noexcept { return contains(ready_, member); }
+    std::size_t ranks() const noexcept { return ranks_; }
+    std::size_t least() const noexcept { return least_; }
+
+private:
+    std::size_t ranks_, least_;
+    Member self_;
+    Generation newest_;
+    List<Member> waiting_;  ///< those that no generation has listed
+    List<std::uint64_t> known_, ready_, leaving_, absent_;
+    std::uint32_t left_ = 0;
+    bool agreed_ = false;
+    bool listed_ = false;  ///< a generation has listed `self_`
+    bool ended_ = false;
+};
 
 }  // namespace gradsync::inline v0_2::elastic

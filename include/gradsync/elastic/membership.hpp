@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../backend/tcp.hpp"
-#include "../bootstrap/store/any_store.hpp"
-#include "machine.hpp"
+#include "records.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -31,16 +30,9 @@ public:
 
     /// Opens the folder `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws
     /// Error(storage) if the folder cannot be opened, and Error(invalid_argument) if others may write into it.
-    explicit Membership(Job job) : job_(std::move(job)) {
-        if (job_.store.empty()) return;
-        store_.emplace(AnyStore::open(job_.store));
-        const std::string secret = net::Nonce::random().text();
-        const Blob first = store_->create("job", std::as_bytes(std::span(secret)));
-        if (job_.token.empty()) job_.token = bootstrap::text_of(first);
-        job_.run_id = bootstrap::text("changing ", job_.run_id);
-    }
+    explicit Membership(Job job) : Membership(std::move(job), job.size, job.size) {}
 
-    Membership(Membership&&) = delete;  // a KeptState refers to it
+    Membership(Membership&&) = delete;  // others refer to it
 
     /// Returns a backend of all ranks. `options.timeout` limits the meeting, as in `meet`, and the backend. The backend
     /// is yours; destroy it, and the Reducers over it, before you connect again. Throws what `meet` and TcpBackend
@@ -55,7 +47,7 @@ public:
     /// process comes or goes. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended
     /// or its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
     TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
-        if (!store_) {
+        if (!records_) {
             met_ = 1;
             return TcpRendezvous(job_, options);
         }
@@ -64,32 +56,35 @@ public:
         const auto begin = Clock::now();
         constexpr int most_failures = 3;  // of meetings of the same members
         int failures = 0;
-        List<elastic::Member> members = newest_.members;
+        List<elastic::Member> members = newest().members;
         std::size_t here = 0;
         for (auto deadline = Clock::now() + options.timeout;;) {
-            refresh();
-            if (const std::size_t before = std::exchange(here, count_here()); here != before)
-                deadline = Clock::now() + options.timeout;
-            if (!elastic::are_same(newest_.members, members)) {
+            records_->refresh();
+            const std::size_t before = std::exchange(here, count_here());
+            if (here != before && !may_change()) deadline = Clock::now() + options.timeout;
+            if (!elastic::are_same(newest().members, members)) {
                 deadline = Clock::now() + options.timeout;
                 failures = 0;
-                members = newest_.members;
+                members = newest().members;
             }
-            if (self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0)) join();
-            const elastic::Decision next = elastic::decide(view());
+            if (machine().must_join()) join();
+            if (leaves()) leave();
+            const bool late = Clock::now() >= deadline;
+            const elastic::Decision next = machine().next(is_dead(), late);
             if (next.step == elastic::Step::leave) leave();
             if (next.step == elastic::Step::propose) {
-                (void)store_->create(elastic::name_of_generation(newest_.number + 1), bytes_of(next.members));
+                (void)store().create(elastic::name_of_generation(newest().number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
                 if (auto ranks = meet_newest(options.timeout)) {
-                    met_ = newest_.number;
+                    met_ = newest().number;
                     return *std::move(ranks);
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
                 deadline = Clock::now() + options.timeout;
-            } else if (Clock::now() < deadline) {
+            } else if (!late || machine().is_spare(is_dead())) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
-                if (left_ < newest_.number && newest_.rank_of(self_.id) >= 0) note_left(newest_);
+                if (machine().left() < newest().number && rank() >= 0) note_left(newest());
+                else if (rank() < 0) answer();
                 ::usleep(1'000);
             } else if (accuse_silent()) {
                 deadline = Clock::now() + options.timeout;
@@ -103,10 +98,10 @@ public:
     /// (`peer_failed`, `peer_left` or `timeout`); call `connect` again, unless `is_over()`. False: the failure is this
     /// process's own, the ranks did not meet within the time limit, the job was ended, or there is no store.
     bool goes_on(const Error& error) {
-        if (!store_) return false;
-        const elastic::Generation met = newest_;  // the error is of these members, and there may be others by now
-        refresh();
-        if (end_) return is_over();
+        if (!records_) return false;
+        const elastic::Generation met = newest();  // the error is of these members, and there may be others by now
+        records_->refresh();
+        if (records_->end()) return is_over();
         if (gave_up_ || !is_of_peer(error)) return false;
         leave_generation(met, error);
         return true;
@@ -116,34 +111,63 @@ public:
     /// Error(storage). Collective.
     void end(TcpBackend& comm) {
         comm.barrier().wait();
-        if (store_) (void)store_->create("end", {});
-        end_.emplace();
+        if (records_) (void)store().create("end", {});
+        has_ended_ = true;
     }
     /// Has this process, or have all others, called `end`?
-    bool is_over() const noexcept { return end_ && end_->empty(); }
+    bool is_over() const noexcept { return has_ended_ || (records_ && records_->end() && records_->end()->empty()); }
 
     /// Returns the number of the last meeting, from 1: how often the ranks of the job have met, or tried to.
     std::uint32_t generation() const noexcept { return met_; }
 
 private:
     friend class KeptState;
+    friend class ElasticJob;
 
     /// Thrown by `look`.
     struct Interrupted {};
+    /// The job should have `ranks` ranks, and needs `least`.
+    Membership(Job job, int ranks, int least) : job_(std::move(job)) {
+        if (job_.store.empty()) return;
+        records_.emplace(job_.store, static_cast<std::size_t>(ranks), static_cast<std::size_t>(least));
+        const std::string secret = job_.token.empty() ? net::Nonce::random().text() : job_.token;
+        job_.token = bootstrap::text_of(store().create("job", std::as_bytes(std::span(secret))));
+        job_.run_id = bootstrap::text("changing ", job_.run_id);
+    }
+
+    // For ElasticJob. Without a store the first change ends the job.
+
+    /// Has this process been asked to leave?
+    bool leaves() const noexcept { return leaves_.load(std::memory_order_relaxed); }
+    void request_leave() noexcept { leaves_.store(true, std::memory_order_relaxed); }
+    void note_leaving() {
+        if (records_ && !noted_leaving_) (void)store().create(elastic::name_of("leave/", own_.id), {});
+        noted_leaving_ = true;
+    }
+    /// Leaves the newest generation, as all its members do. Returns whether this process meets the others again.
+    bool change() {
+        if (!records_) return false;
+        note_left(newest(), true);
+        return !leaves();
+    }
+    /// May there be results?
+    bool has_begun() { return records_ && store().read("begun"); }
+    void begin() {
+        if (records_) (void)store().create("begun", {});
+    }
+    /// Ends the job: nobody is left who has its state.
+    [[noreturn]] void refuse_loss() {
+        const std::string why =
+            "all ranks that had the state of the training were lost, and there is no checkpoint; start it anew";
+        (void)store().create("end", std::as_bytes(std::span(why)));
+        bootstrap::raise(Errc::storage, why, {.operation = "restore", .rank = job_.rank});
+    }
+    std::optional<elastic::Records> another_reader() const {
+        return records_ ? std::optional(records_->another()) : std::nullopt;
+    }
 
     static std::span<const std::byte> bytes_of(const List<elastic::Member>& members) {
         return std::as_bytes(std::span(members.data(), members.size()));
-    }
-    /// Throws Error(storage) unless the bytes are members.
-    List<elastic::Member> members_in(const Blob& bytes, const std::string& name) const {
-        List<elastic::Member> members = elastic::members_in(bytes);
-        if (members.empty())
-            bootstrap::raise(
-                Errc::storage,
-                bootstrap::text("the store ", job_.store, " holds something else under ", name,
-                                "; give each job a store of its own, and all ranks one version of gradsync"),
-                {.operation = "store"});
-        return members;
     }
     static bool is_of_peer(const Error& error) noexcept {
         return error.errc() == Errc::peer_failed || error.errc() == Errc::peer_left || error.errc() == Errc::timeout;
@@ -153,92 +177,65 @@ private:
     void listen(const std::string& bind) {
         std::string problem;
         const std::string where = bind.empty() && job_.is_at_loopback() ? job_.address : bind;
-        listener_ = net::listen(where, self_.listener, problem);
+        listener_ = net::listen(where, own_.listener, problem);
         if (!listener_)
             bootstrap::raise(
                 Errc::invalid_argument,
                 bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ": ", problem),
                 {.operation = "connect", .rank = job_.rank});
-        self_.place = job_.rank;
-        self_.process = collective::ProcessIdentity::own();
+        own_.place = job_.rank;
+        own_.process = collective::ProcessIdentity::own();
     }
     void join() {
-        self_.id = bootstrap::random_token() | 1;
-        listed_ = false;
-        (void)store_->create(elastic::name_of("join/", self_.id), std::as_bytes(std::span(&self_, 1)));
+        own_.id = bootstrap::random_token() | 1;
+        machine().join(own_);
+        answered_ = false;
+        (void)store().create(elastic::name_of("join/", own_.id), std::as_bytes(std::span(&own_, 1)));
+    }
+    /// Says that this process waits, if it is asked.
+    void answer() {
+        if (answered_ || !store().read(elastic::name_of("call/", own_.id))) return;
+        (void)store().create(elastic::name_of("here/", own_.id), {});
+        answered_ = true;
     }
 
-    /// Reads what is new in the store.
-    void refresh() {
-        for (;;) {
-            const std::string name = elastic::name_of_generation(newest_.number + 1);
-            const auto found = store_->read(name);
-            if (!found) break;
-            newest_ = {newest_.number + 1, members_in(*found, name)};
-            listed_ |= newest_.rank_of(self_.id) >= 0;
-            waiting_.erase_if([&](const elastic::Member& one) { return newest_.rank_of(one.id) >= 0; });
-            for (const elastic::Member& one : newest_.members)
-                if (!is_known(one.id)) known_.push_back(one.id);
-        }
-        if (!end_) end_ = store_->read("end");
-        for (const std::string& name : store_->names("join/")) {
-            const std::uint64_t id = std::strtoull(name.c_str() + std::strlen("join/"), nullptr, 16);
-            if (is_known(id)) continue;
-            const auto found = store_->read(name);
-            if (!found) continue;  // it is late
-            known_.push_back(id);
-            waiting_.push_back(members_in(*found, name)[0]);
-        }
-    }
-    bool is_known(std::uint64_t member) const noexcept {
-        for (const std::uint64_t known : known_)
-            if (known == member) return true;
-        return false;
-    }
+    AnyStore& store() noexcept { return records_->store(); }
+    elastic::Machine& machine() noexcept { return records_->machine(); }
+    const elastic::Generation& newest() const noexcept { return records_->machine().newest(); }
+    int rank() const noexcept { return newest().rank_of(own_.id); }  ///< in the newest generation, or -1
+    elastic::IsDead is_dead() const noexcept { return {own_.process}; }
 
-    bool is_dead(const elastic::Member& one) const noexcept { return !one.process.alive(self_.process); }
-    elastic::View view() {
-        waiting_.erase_if([&](const elastic::Member& one) { return is_dead(one); });
-        elastic::View known{.self = self_.id, .left = left_, .newest = newest_, .was = newest_.members.size()};
-        known.newest.members.erase_if([&](const elastic::Member& one) { return is_dead(one); });
-        known.waiting = waiting_;
-        known.ended = end_.has_value();
-        known.ranks = static_cast<std::size_t>(job_.size);
-        return known;
-    }
-
+    bool may_change() const noexcept { return records_->machine().least() < records_->machine().ranks(); }
     /// The processes that may be members of the next generation.
     std::size_t count_here() {
-        const elastic::View known = view();
+        const elastic::View known = machine().view(is_dead());
         return known.newest.members.size() + known.waiting.size();
     }
     /// If all are here, the members of the newest generation have to propose the next one: if none does, each of them
     /// is stopped. A process that waits for them names them. Returns false if it cannot, or has done so before.
     bool accuse_silent() {
-        if (newest_.rank_of(self_.id) >= 0 || accused_ == newest_.number ||
-            count_here() < static_cast<std::size_t>(job_.size))
-            return false;
-        accused_ = newest_.number;
-        for (const elastic::Member& one : view().newest.members)
-            (void)store_->create(elastic::name_of("out/", one.id), {});
+        if (rank() >= 0 || accused_ == newest().number || count_here() < machine().ranks()) return false;
+        accused_ = newest().number;
+        for (const elastic::Member& one : machine().view(is_dead()).newest.members)
+            (void)store().create(elastic::name_of("out/", one.id), {});
         return true;
     }
 
     /// Returns nothing if the members have to meet again.
     std::optional<TcpRendezvous> meet_newest(std::chrono::nanoseconds limit) {
-        const int rank = newest_.rank_of(self_.id), size = static_cast<int>(newest_.members.size());
+        const int rank = this->rank(), size = static_cast<int>(newest().members.size());
         try {
             return TcpRendezvous({.rank = rank, .size = size, .token = job_.token, .run_id = job_.run_id},
                                  {.timeout = limit},
-                                 {.contact = newest_.members[0].listener,
+                                 {.contact = newest().members[0].listener,
                                   .listener = &listener_,
-                                  .generation = newest_.number,
+                                  .generation = newest().number,
                                   .look = {look, this}});
         } catch (const Interrupted&) {
-            note_left(newest_);
+            note_left(newest());
         } catch (const Error& error) {
             if (!is_of_peer(error)) throw;
-            leave_generation(newest_, error);
+            if (const std::uint64_t absent = leave_generation(newest(), error); absent != 0) machine().miss(absent);
         }
         return {};
     }
@@ -246,55 +243,61 @@ private:
     /// Ends a meeting that cannot succeed any more.
     static void look(void* argument) {
         Membership& own = *static_cast<Membership*>(argument);
-        if (own.store_->read(elastic::name_of_generation(own.newest_.number + 1))) throw Interrupted();
-        const List<elastic::Member>& members = own.newest_.members;
-        if (own.is_dead(members[own.looked_at_++ % members.size()])) throw Interrupted();
+        if (own.store().read(elastic::name_of_generation(own.newest().number + 1))) throw Interrupted();
+        const List<elastic::Member>& members = own.newest().members;
+        if (own.is_dead()(members[own.looked_at_++ % members.size()])) throw Interrupted();
     }
 
-    void note_left(const elastic::Generation& generation) {
-        left_ = generation.number;
-        (void)store_->create(elastic::name_of(elastic::name_of_return(left_), self_.id), {});
+    void note_left(const elastic::Generation& generation, bool agreed = false) {
+        machine().leave(generation.number, agreed);
+        (void)store().create(elastic::name_of(elastic::name_of_return(generation.number), own_.id), {});
     }
-    void leave_generation(const elastic::Generation& generation, const Error& error) {
+    /// Returns the member for which this process has waited in vain; 0: none.
+    std::uint64_t leave_generation(const elastic::Generation& generation, const Error& error) {
         note_left(generation);
         const int peer = error.context().peer;
         if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= generation.members.size())
-            return;
+            return 0;
         const std::uint64_t culprit = generation.members[static_cast<std::size_t>(peer)].id;
-        if (culprit != self_.id) (void)store_->create(elastic::name_of("out/", culprit), {});
+        if (culprit == own_.id) return 0;
+        (void)store().create(elastic::name_of("out/", culprit), {});
+        return culprit;
     }
 
     [[noreturn]] void leave() {
+        if (leaves()) note_leaving();
         bootstrap::raise(Errc::peer_left,
-                         is_over() ? std::string("the job has ended well")
-                                   : bootstrap::text("the job was ended: ", bootstrap::text_of(*end_)),
+                         leaves()    ? std::string("this process leaves the job")
+                         : is_over() ? std::string("the job has ended well")
+                                     : bootstrap::text("the job was ended: ", bootstrap::text_of(*records_->end())),
                          {.operation = "connect", .rank = job_.rank});
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
         const std::size_t here = count_here();
-        bootstrap::raise(Errc::timeout,
-                         bootstrap::text("rank ", job_.rank, " has waited ", bootstrap::format_duration(limit),
-                                         " for the other ranks in the store ", job_.store, ": the job needs ",
-                                         job_.size, " ranks, and ", here, here == 1 ? " process is" : " processes are",
-                                         " there; look at the output of those that are missing"),
-                         {.operation = "connect", .rank = job_.rank});
+        bootstrap::raise(
+            Errc::timeout,
+            bootstrap::text("rank ", job_.rank, " has waited ",
+                            bootstrap::format_duration(std::chrono::duration_cast<std::chrono::milliseconds>(limit)),
+                            " for the other ranks in the store ", job_.store, ": the job needs ", machine().least(),
+                            " ranks, and ", here, here == 1 ? " process is" : " processes are",
+                            " there; look at the output of those that are missing"),
+            {.operation = "connect", .rank = job_.rank});
     }
 
     Job job_;
-    std::optional<AnyStore> store_;
+    std::optional<elastic::Records> records_;  ///< none without a store
     net::Socket listener_;
-    elastic::Member self_;
-    elastic::Generation newest_;
-    List<elastic::Member> waiting_;  ///< those that no generation has listed
-    List<std::uint64_t> known_;      ///< members that this process has heard of
-    std::optional<Blob> end_;
-    std::uint32_t left_ = 0, met_ = 0;
+    elastic::Member own_;  ///< this process, as it has joined
+    bool has_ended_ = false;
+    std::uint32_t met_ = 0;
     std::uint32_t accused_ = 0;  ///< the generation whose members this process has accused; 0: none
     std::size_t looked_at_ = 0;
-    bool listed_ = false;   ///< a generation has listed `self_`; if the newest does not, this process joins again
+    bool answered_ = false;
     bool gave_up_ = false;  ///< the last call of `meet` has
-    bool keeps_ = false;    ///< a KeptState has the job's memory
+    std::atomic<bool> leaves_ = false;
+    bool noted_leaving_ = false;
+    bool keeps_ = false;  ///< a KeptState has the job's memory
 };
 
 }  // namespace gradsync::inline v0_2

@@ -41,7 +41,7 @@ std::string said(const View& view) {
 }  // namespace
 
 TEST_CASE("the first generation is proposed when as many wait as the job has ranks, ordered by their places") {
-    View view{.self = 12, .ranks = 3};
+    View view{.self = 12, .ranks = 3, .least = 3};
     for (const auto& [waiting, step] : {std::pair{members({12}), "wait"},
                                         {members({12, 10}), "wait"},
                                         {members({12, 10, 11}), "propose 10 11 12"},
@@ -52,7 +52,7 @@ TEST_CASE("the first generation is proposed when as many wait as the job has ran
 }
 
 TEST_CASE("who is listed meets the others, once, and while all members live") {
-    View view{.self = 11, .left = 3, .newest = {4, members({10, 11, 12})}, .was = 3, .ranks = 3};
+    View view{.self = 11, .left = 3, .newest = {4, members({10, 11, 12})}, .was = 3, .ranks = 3, .least = 3};
     CHECK(said(view) == "meet");
     view.left = 4;
     CHECK(said(view) == "propose 10 11 12");  // all live: they meet again
@@ -66,7 +66,7 @@ TEST_CASE("who is listed meets the others, once, and while all members live") {
 }
 
 TEST_CASE("who is not listed leaves the proposal to members that live, and makes it if there are none") {
-    View view{.self = 21, .newest = {7, members({10, 12})}, .was = 3, .waiting = members({21}), .ranks = 3};
+    View view{.self = 21, .newest = {7, members({10, 12})}, .was = 3, .waiting = members({21}), .ranks = 3, .least = 3};
     CHECK(said(view) == "wait");
     view.newest.members = {};
     CHECK(said(view) == "wait");  // too few
@@ -75,6 +75,102 @@ TEST_CASE("who is not listed leaves the proposal to members that live, and makes
 }
 
 TEST_CASE("survivors keep their order, and the places decide where the others stand") {
-    const View view{.self = 13, .left = 9, .newest = {9, members({11, 13})}, .was = 4, .waiting = members({22, 20, 24}), .ranks = 4};
+    const View view{
+        .self = 13, .left = 9, .newest = {9, members({11, 13})}, .was = 4, .waiting = members({22, 20, 24}), .ranks = 4, .least = 4};
     CHECK(said(view) == "propose 20 11 22 13");  // not the place 4, which nobody has lost
+}
+
+TEST_CASE("with fewer ranks allowed, members go on without a dead one, at once, and with those that wait and have answered") {
+    View view{.self = 11, .left = 4, .newest = {4, members({10, 11})}, .was = 3, .ranks = 3, .least = 1};
+    CHECK(said(view) == "propose 10 11");
+    view.waiting = members({22});
+    CHECK(said(view) == "propose 10 11 22");
+    view.waiting = members({22, 33});  // no more than the job should have
+    CHECK(said(view) == "propose 10 11 22");
+    view.least = 3;
+    view.waiting = {};
+    CHECK(said(view) == "wait");
+}
+
+TEST_CASE("the first generation has fewer ranks only when the others are late") {
+    View view{.self = 11, .waiting = members({10, 11}), .ranks = 3, .least = 2};
+    CHECK(said(view) == "wait");
+    view.late = true;
+    CHECK(said(view) == "propose 10 11");
+    view.least = 3;
+    CHECK(said(view) == "wait");
+}
+
+TEST_CASE("if all members are dead, those that wait go on without waiting for more than the job needs when they are late") {
+    View view{.self = 21, .newest = {4, {}}, .was = 3, .waiting = members({21, 22}), .ranks = 3, .least = 1};
+    CHECK(said(view) == "wait");
+    view.late = true;
+    CHECK(said(view) == "propose 21 22");
+}
+
+TEST_CASE("members that have agreed to change wait for the first of them, unless it is dead or late") {
+    View view{.self = 11, .left = 4, .agreed = true, .newest = {4, members({10, 11})}, .was = 2, .ranks = 4, .least = 1};
+    CHECK(said(view) == "wait");
+    view.self = 10;
+    view.waiting = members({22});
+    CHECK(said(view) == "propose 10 11 22");
+    view.self = 11;
+    view.newest.members = members({11});
+    CHECK(said(view) == "propose 11 22");
+    view.newest.members = members({10, 11});
+    view.late = true;
+    CHECK(said(view) == "propose 10 11 22");
+}
+
+TEST_CASE("the smaller part of the members lets the larger one go on, for as long as it may wait") {
+    View view{.self = 12, .left = 4, .newest = {4, members({10, 11, 12})}, .was = 3, .absent = {10, 11}, .ranks = 3, .least = 1};
+    CHECK(said(view) == "wait");
+    view.late = true;
+    CHECK(said(view) == "propose 12");
+    view.late = false;
+    view.absent = {12};
+    view.self = 11;
+    CHECK(said(view) == "propose 10 11");
+    view.newest.members = members({10, 11});  // halves: that with the first member
+    view.absent = {10};
+    CHECK(said(view) == "wait");
+    view.self = 10;
+    view.absent = {11};
+    CHECK(said(view) == "propose 10");
+}
+
+TEST_CASE("a process joins once, and again when the others have gone on without it") {
+    Machine machine(3, 1);
+    CHECK(machine.must_join());
+    machine.join(member(11));
+    CHECK_FALSE(machine.must_join());
+    machine.see(members({10, 12}));
+    CHECK_FALSE(machine.must_join());  // it still waits
+    machine.see(members({10, 11, 12}));
+    machine.see(members({10, 12}));
+    CHECK(machine.must_join());
+    machine.join(member(21));
+    CHECK_FALSE(machine.must_join());
+}
+
+TEST_CASE("members want to change for one that waits and has answered, if there is room, and for one that leaves") {
+    const auto nobody = [](const Member&) { return false; };
+    Machine machine(3, 1);
+    machine.join(member(10));
+    machine.see(members({10, 11}));
+    machine.see(member(22));
+    CHECK_FALSE(machine.wants_change(nobody));
+    machine.see_ready(22);
+    CHECK(machine.wants_change(nobody));
+    CHECK_FALSE(machine.wants_change([](const Member& one) { return one.id == 22; }));
+    machine.see(members({10, 11, 12}));
+    machine.see(member(33));
+    machine.see_ready(33);
+    CHECK_FALSE(machine.wants_change(nobody));
+    machine.see_leaving(11);
+    CHECK(machine.wants_change(nobody));
+    machine.leave(2, true);
+    const Decision next = machine.next(nobody, false);
+    REQUIRE(next.step == Step::propose);
+    CHECK(are_same(next.members, members({10, 12, 33})));
 }

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include "../backend/tcp.hpp"
+#include "agreement.hpp"
+#include "kept_memory.hpp"
+
+namespace gradsync::inline v0_2::elastic {
+
+/// Internal: the state of a training in this process's memory, which outlives the generations. It knows whether the
+/// memory is whole, and gets the newest state from the ranks that have it, without ever overwriting the only one that
+/// is left. Not thread-safe.
+class LiveState {
+public:
+    /// What a rank has, for the others. Plain bytes.
+    struct Entry {
+        Row row = {};
+        std::uint64_t bytes = 0, layout = 0;
+        std::uint32_t begun = 0;  ///< has the job? As rank 0 sees it.
+    };
+
+    /// Takes note of the memory, and returns what all ranks have. `begun`: may there be results? Throws
+    /// Error(invalid_argument) for memory that was changed since the last step or is no host memory, and
+    /// Error(parameter_mismatch) if the ranks' differ. Collective.
+    [[gnu::cold]] List<Entry> meet(TcpBackend& comm, std::span<const BufferView> state, bool begun) {
+        List<Piece> pieces;
+        std::size_t bytes = 0;
+        std::uint64_t layout = 1;
+        for (const BufferView& view : state) {
+            if (view.space != MemorySpace::host)
+                refuse(comm, Errc::invalid_argument, "the state is memory of the host; copy what is on a device");
+            const std::size_t size = view.bytes();
+            pieces.push_back({static_cast<std::byte*>(view.data), size});
+            layout = gradsync::detail::fnv1a(&size, sizeof size, layout);
+            bytes += size;
+        }
+        look_at(std::move(pieces), bytes);
+        if (holdings_.memory().number != 0 && (layout != layout_ || fingerprint() != fingerprint_))
+            refuse(comm, Errc::invalid_argument,
+                   "the memory of the state was changed outside of update(), or is another one; make the model before "
+                   "run(), and change all of its state in update()");
+        layout_ = layout;
+        List<Entry> all(static_cast<std::size_t>(comm.size()));
+        const Entry own{.row = holdings_.row(), .bytes = bytes, .layout = layout, .begun = begun};
+        comm.all_gather(ConstBufferView(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                        BufferView(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own))
+            .wait();
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            holdings_.know(all[r].row.top);
+            if (all[r].bytes != all[0].bytes || all[r].layout != all[0].layout)
+                refuse(
+                    comm, Errc::parameter_mismatch,
+                    gradsync::detail::text("rank ", r, " has ", all[r].bytes, " bytes of state, rank 0 ", all[0].bytes,
+                                           ", or in other pieces; pass the same on all ranks, in the same order"),
+                    static_cast<int>(r));
+        }
+        return all;
+    }
+
+    /// The memory holds this state, and no other rank has one.
+    void set_initial(std::uint64_t number) { holdings_.fill(Row::memory, {number}); }
+
+    /// Puts the state that the members have agreed on into every rank's memory. Throws what the backend throws; then
+    /// this process has what it had, or the newer state. Collective.
+    [[gnu::cold]] void heal(TcpBackend& comm, const Plan& plan, const List<Entry>& all) {
+        const Holding base{plan.base};
+        bool is_needed = false;
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            bool has = r == plan.owners[0];
+            for (const Holding& one : all[r].row.holdings) has = has || one.number == base.number;
+            is_needed = is_needed || !has;
+        }
+        if (is_needed) receive(comm, base, static_cast<int>(plan.owners[0]));
+        comm.barrier().wait();  // all have it: what they had before is no longer needed
+        if (holdings_.place_of(base) == copy) {
+            holdings_.tear(Row::memory);
+            const std::byte* from = copy_.data();
+            for (const Piece& piece : state_) {
+                std::memcpy(piece.data, from, piece.bytes);
+                from += piece.bytes;
+            }
+            holdings_.fill(Row::memory, base);
+        }
+        holdings_.tear(copy);
+        copy_ = List<std::byte>();
+        holdings_.go_on_from(base.number);
+        fingerprint_ = fingerprint();
+    }
+
+    /// Calls `change()`, which changes the state by one step.
+    template <class F>
+    void update(F&& change) {
+        const std::uint64_t number = holdings_.memory().number;
+        holdings_.tear(Row::memory);
+        std::forward<F>(change)();
+        holdings_.fill(Row::memory, {number + 1});
+        fingerprint_ = fingerprint();
+    }
+
+    /// The number of the state in memory: one more than the steps that are done; 0: it is torn, or nobody's.
+    std::uint64_t number() const noexcept { return holdings_.memory().number; }
+
+private:
+    static constexpr int copy = 1;  ///< the place of a state beside the training's memory
+    static constexpr std::size_t chunk = std::size_t{4} << 20;
+
+    [[noreturn]] static void refuse(const TcpBackend& comm, Errc errc, std::string text, int peer = -1) {
+        bootstrap::raise(errc, gradsync::detail::text("restore: ", text),
+                         {.operation = "restore", .rank = comm.rank(), .peer = peer});
+    }
+
+    /// Sends the state from `root`. Who has it already compares.
+    [[gnu::cold]] void receive(TcpBackend& comm, const Holding& base, int root) {
+        const int there = holdings_.place_of(base);
+        const int place = there >= 0 ? there : holdings_.place_for(base.number);
+        if (there < 0) {
+            if (place == copy) copy_.resize(bytes_);
+            holdings_.tear(place);
+        }
+        const bool compares = there >= 0 && comm.rank() != root;
+        List<std::byte> other(compares ? gradsync::detail::smaller(chunk, bytes_) : 0);
+        bool same = true;
+        std::size_t before = 0;
+        for (const Piece& piece : state_) {
+            for (std::size_t done = 0; done < piece.bytes; done += chunk) {
+                std::byte* const here = place == copy ? copy_.data() + before + done : piece.data + done;
+                const std::size_t bytes = gradsync::detail::smaller(chunk, piece.bytes - done);
+                std::byte* const to = compares ? other.data() : here;
+                comm.broadcast(BufferView(reinterpret_cast<std::uint8_t*>(to), bytes), root).wait();
+                same = same && (!compares || std::memcmp(here, other.data(), bytes) == 0);
+            }
+            before += piece.bytes;
+        }
+        if (!same)
+            refuse(comm, Errc::parameter_mismatch,
+                   gradsync::detail::text("the state of rank ", comm.rank(), " after step ", base.number - 1,
+                                          " differs from that of rank ", root,
+                                          "; a step may depend on its number and on that of a micro-batch only"),
+                   root);
+        if (there < 0) holdings_.fill(place, base);
+    }
+
+    void look_at(List<Piece> pieces, std::size_t bytes) {
+        state_ = std::move(pieces);
+        bytes_ = bytes;
+        samples_.clear();
+        constexpr std::size_t most = 32;
+        for (std::size_t i = 0; i < most && bytes != 0; ++i)
+            samples_.push_back(part_of(state_, bytes / most * i + bytes % most * i / most, 1)[0].data);
+    }
+    /// A hash of a few bytes of the state: enough to see that somebody has made another model.
+    std::uint64_t fingerprint() const noexcept {
+        std::uint64_t hash = 1;
+        for (const std::byte* const sample : samples_)
+            hash = (hash ^ static_cast<std::uint64_t>(*sample)) * 1099511628211u;
+        return hash;
+    }
+
+    Holdings holdings_{1};
+    List<Piece> state_;
+    std::size_t bytes_ = 0;
+    std::uint64_t layout_ = 0, fingerprint_ = 0;
+    List<const std::byte*> samples_;
+    List<std::byte> copy_;  ///< of the state; empty unless it is needed
+};
+
+}  // namespace gradsync::inline v0_2::elastic

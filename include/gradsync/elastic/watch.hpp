@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: BSL-1.0
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+#include "../core/thread.hpp"
+#include "records.hpp"
+
+namespace gradsync::inline v0_2::elastic {
+
+/// Internal: looks at the store in a thread of its own while the ranks train, and tells whether they should change:
+/// because a process waits to become a member, or a member wants to leave. A store that is away delays that.
+class Watch {
+public:
+    /// `records`: for the thread alone. Throws std::system_error if no thread can be started.
+    Watch(Records records, const collective::ProcessIdentity& self) : records_(std::move(records)), is_dead_{self} {
+        thread_.start(run_);
+    }
+    Watch(const Watch&) = delete;
+    ~Watch() {
+        {
+            const std::scoped_lock lock(mutex_);
+            stops_ = true;
+        }
+        wakes_.notify_one();
+    }
+
+    bool wants_change() const noexcept { return wants_change_.load(std::memory_order_relaxed); }
+
+private:
+    static constexpr auto interval = std::chrono::milliseconds(10);
+
+    void run() {
+        std::unique_lock lock(mutex_);
+        while (!stops_) {
+            lock.unlock();
+            try {
+                look();
+            } catch (const Error&) {  // whoever meets next learns of it
+            }
+            lock.lock();
+            wakes_.wait_for(lock, interval, [&] { return stops_; });
+        }
+    }
+    void look() {
+        records_.refresh();
+        Machine& machine = records_.machine();
+        for (const Member& one : machine.waiting())
+            if (!contains(called_, one.id) && !is_dead_(one)) {
+                (void)records_.store().create(name_of("call/", one.id), {});
+                called_.push_back(one.id);
+            }
+        wants_change_.store(machine.wants_change(is_dead_), std::memory_order_relaxed);
+    }
+
+    Records records_;
+    IsDead is_dead_;
+    List<std::uint64_t> called_;  ///< processes that were asked whether they answer
+    std::atomic<bool> wants_change_ = false;
+    std::mutex mutex_;
+    std::condition_variable wakes_;
+    bool stops_ = false;
+    struct Run {
+        Watch& watch;
+        void operator()() { watch.run(); }
+    } run_{*this};
+    detail::Thread thread_;  // the last member: the others outlive it
+};
+
+}  // namespace gradsync::inline v0_2::elastic
