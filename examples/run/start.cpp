@@ -514,8 +514,8 @@ private:
             say("the state was not written: " + std::string(error.what()));
         }
     }
-    /// Before there are ranks: throws a Failure if a signal asks for the end, here or on another host, or if this start has failed already.
-    /// Ends this process if the launcher is gone.
+    /// Before there are ranks: throws a Failure if a signal asks for the end, here or on another host. Ends this process if the launcher is
+    /// gone. If a rank of another host has failed already, ranks are started here, too: those that wait for them say then who failed.
     void look_outside() {
         pollfd lifeline{events_.lifeline, POLLIN, 0};
         if (::poll(&lifeline, 1, 0) > 0) ::_exit(128 + SIGKILL);
@@ -526,7 +526,7 @@ private:
                     asked_ = Clock::now(), asked_by_ = ends;
                     throw tell_of_request();
                 }
-        if (const auto failure = events_.hosts->failure(number_)) throw *failure;
+        if (const auto failure = events_.hosts->failure(number_); failure && failure->asked) throw *failure;
     }
 
     /// The ranks that are left do not end by themselves.
