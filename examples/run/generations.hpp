@@ -77,7 +77,8 @@ public:
     std::uint32_t newest() const { return newest_; }
     /// Does the newest generation have this member?
     bool has(std::uint64_t member) const { return members_.contains(member); }
-    bool ended() const { return ended_; }
+    bool ended() const { return end_.has_value(); }
+    bool ended_well() const { return end_ && end_->empty(); }
 
     /// Is this a member for which the others have waited in vain?
     bool is_silent(std::uint64_t member) const { return silent_.contains(member); }
@@ -104,7 +105,7 @@ private:
             members_.clear();
             for (const auto& member : gradsync::elastic::members_in(*found)) members_.insert(member.id);
         }
-        ended_ = ended_ || store_.read("end").has_value();
+        if (!end_) end_ = store_.read("end");
         silent_ = members_in("out/");
         back_ = members_in(gradsync::elastic::name_of_return(newest_));
         for (const std::string& name : store_.names("join/")) {
@@ -157,7 +158,7 @@ private:
     std::set<std::string> known_;       // names that have been read
     std::map<int, KeptMemory> memory_;  // by rank
     bool has_looked_ = false;
-    bool ended_ = false;
+    std::optional<gradsync::Blob> end_;
 };
 
 }  // namespace gradsync_run

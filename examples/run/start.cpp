@@ -322,9 +322,11 @@ private:
         rank.end = status;
         rank.handle = Descriptor{};
         if (exit_status(status) == 0) return;
+        if (is_elastic()) look_at_store();
+        if (is_elastic() && generations_->ended_well() && !generations_->has(rank.member)) return;  // nobody needed it any more
         rank.failed_after = seconds_since(rank.begin);
-        // The others end with their own errors, or meet again, meanwhile. One that waited is missed by nobody.
-        if (!next_signal_at_ && !waits(rank)) next_signal_at_ = Clock::now() + grace();
+        // The others end with their own errors, or meet again, meanwhile.
+        if (!next_signal_at_ && is_missed(rank)) next_signal_at_ = Clock::now() + grace();
         if (first_failed_ || start_again(rank)) return;
         first_failed_ = static_cast<int>(&rank - ranks_.data());
         if (events_.hosts == nullptr || elsewhere_ || asked_) return;
@@ -370,7 +372,7 @@ private:
         if (failed_soon_ == most_soon)
             refusal = hopeless_ = "ranks have failed " + std::to_string(most_soon) + " times in a row within " +
                                   std::to_string(static_cast<int>(soon)) + " s of their start";
-        if (!lost_since_ && !waits(rank)) lost_since_ = generations_->newest();
+        if (!lost_since_ && is_missed(rank)) lost_since_ = generations_->newest();
         if (!refusal.empty() && is_elastic() && are_enough()) {
             hopeless_.clear();
             say_failure(rank);
@@ -399,6 +401,8 @@ private:
     bool are_enough() const {
         return std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.end || rank.starts_again; }) >= options_.min_ranks;
     }
+    /// Do others notice its end? Not if they have not counted on it yet.
+    bool is_missed(const Rank& rank) const { return !is_elastic() || generations_->has(rank.member); }
     /// Has it joined a job whose ranks have not needed it yet?
     bool waits(const Rank& rank) const { return is_elastic() && rank.member != 0 && !rank.was_listed; }
     void start_no_more() {

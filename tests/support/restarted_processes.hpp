@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -39,16 +40,18 @@ inline std::string content_of(const std::string& file) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// A job whose processes this one starts.
-class Processes {
+/// A job whose processes this one starts. `Joined`: what they make of the job.
+template <class Joined>
+class ProcessesOf {
 public:
-    using Run = std::function<void(gradsync::Membership&, int start, const std::string& store)>;
+    using Run = std::function<void(Joined&, int start, const std::string& store)>;
 
-    Processes(int size, Run run) : size_(size), run_(std::move(run)) {
+    /// `least` and `most`: ranks of an ElasticJob.
+    ProcessesOf(int size, Run run, int least = 0, int most = 0) : size_(size), run_(std::move(run)), least_(least), most_(most) {
         await_end_of_threads(0);
         for (int rank = 0; rank < size; ++rank) start(rank);
     }
-    ~Processes() {
+    ~ProcessesOf() {
         for (const pid_t process : processes_) ::kill(process, SIGKILL);
         while (::wait(nullptr) > 0) {
         }
@@ -56,18 +59,25 @@ public:
 
     std::string file(const std::string& name) const { return folder_.file(name.c_str()); }
     gradsync::Job job(int rank) const {
-        return {.rank = rank, .size = size_, .address = "127.0.0.1", .token = "of this test", .store = store_.path().string()};
+        return {.rank = rank,
+                .size = size_,
+                .address = "127.0.0.1",
+                .token = "of this test",
+                .store = store_.path().string(),
+                .min_ranks = least_,
+                .max_ranks = most_};
     }
     void start(int rank) {
         if (processes_.size() <= static_cast<std::size_t>(rank)) processes_.resize(static_cast<std::size_t>(rank) + 1);
         const int number = ++starts_;
+        most_started_ = std::max(most_started_, rank + 1);
         std::fflush(nullptr);
         const pid_t child = ::fork();
         if (child == 0) {
             std::string said = "done";
             try {
-                gradsync::Membership membership(job(rank));
-                run_(membership, number, store_.path().string());
+                Joined joined(job(rank));
+                run_(joined, number, store_.path().string());
             } catch (const std::exception& error) {
                 said = error.what();
             }
@@ -112,13 +122,14 @@ public:
         for (const pid_t process : processes_) until([&] { return ::waitpid(process, nullptr, WNOHANG) == process; });
         processes_.clear();
         std::vector<std::string> all;
-        for (int rank = 0; rank < size_; ++rank) all.push_back(content_of(file("rank" + std::to_string(rank))));
+        for (int rank = 0; rank < most_started_; ++rank) all.push_back(content_of(file("rank" + std::to_string(rank))));
         return all;
     }
 
 private:
     int size_;
     Run run_;
+    int least_, most_, most_started_ = 0;
     TemporaryDirectory folder_, store_;
     std::vector<pid_t> processes_;
     int starts_ = 0;
@@ -126,5 +137,6 @@ private:
     std::set<std::string> offers_;
     std::list<gradsync::shared_memory::Segment> memory_;
 };
+using Processes = ProcessesOf<gradsync::Membership>;
 
 }  // namespace gradsync_test

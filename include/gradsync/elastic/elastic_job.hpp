@@ -162,8 +162,8 @@ public:
         if (vote_) votes_->fail(error.what());
         stop();
         changes_ = false;
-        if (membership_.goes_on(error)) return true;
-        return has_left_ = membership_.leaves();
+        has_left_ = membership_.leaves();
+        return has_left_ || membership_.goes_on(error);
     }
     /// Has the job ended well, or has this rank left it?
     bool is_over() const noexcept { return has_left_ || membership_.is_over(); }

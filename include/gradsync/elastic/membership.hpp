@@ -85,6 +85,7 @@ public:
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
+                else if (machine().least() < machine().ranks()) records_->call_waiting(is_dead());  // too few are left
                 ::usleep(1'000);
             } else if (accuse_silent()) {
                 deadline = Clock::now() + options.timeout;
@@ -148,7 +149,12 @@ private:
     bool change() {
         if (!records_) return false;
         note_left(newest(), true);
-        return !leaves();
+        if (!leaves()) return true;
+        records_->refresh();
+        const std::string why = "all ranks have left it";
+        if (machine().view(is_dead()).newest.members.empty())
+            (void)store().create("end", std::as_bytes(std::span(why)));
+        return false;
     }
     /// May there be results?
     bool has_begun() { return records_ && store().read("begun"); }

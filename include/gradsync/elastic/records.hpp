@@ -53,6 +53,15 @@ public:
         for_each("leave/", [&](std::uint64_t member, const std::string&) { machine_.see_leaving(member); });
     }
 
+    /// Asks those that wait whether they answer.
+    void call_waiting(const IsDead& is_dead) {
+        for (const Member& one : machine_.waiting())
+            if (!contains(called_, one.id) && !is_dead(one)) {
+                (void)store_.create(name_of("call/", one.id), {});
+                called_.push_back(one.id);
+            }
+    }
+
 private:
     List<Member> members(const Blob& bytes, const std::string& name) const {
         List<Member> all = members_in(bytes);
@@ -74,6 +83,7 @@ private:
     std::string address_;
     Machine machine_;
     std::optional<Blob> end_;
+    List<std::uint64_t> called_;
 };
 
 }  // namespace gradsync::inline v0_2::elastic

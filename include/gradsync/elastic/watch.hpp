@@ -45,18 +45,12 @@ private:
     }
     void look() {
         records_.refresh();
-        Machine& machine = records_.machine();
-        for (const Member& one : machine.waiting())
-            if (!contains(called_, one.id) && !is_dead_(one)) {
-                (void)records_.store().create(name_of("call/", one.id), {});
-                called_.push_back(one.id);
-            }
-        wants_change_.store(machine.wants_change(is_dead_), std::memory_order_relaxed);
+        records_.call_waiting(is_dead_);
+        wants_change_.store(records_.machine().wants_change(is_dead_), std::memory_order_relaxed);
     }
 
     Records records_;
     IsDead is_dead_;
-    List<std::uint64_t> called_;  ///< processes that were asked whether they answer
     std::atomic<bool> wants_change_ = false;
     std::mutex mutex_;
     std::condition_variable wakes_;

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: BSL-1.0
+"""Kills ranks of an elastic training (gradsync_run --spares, gradsync_train --elastic), and compares its weights with an undisturbed run's.
+
+usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--verbose]
+
+Each job is a training of 4 ranks and a spare one, in which some 12 faults happen, drawn from seed S, S + 1, ...: a rank is killed or stopped,
+at any moment: when it starts, while the ranks meet, get their state or step, two at once, the first rank, or one right after another. Ends
+with 1 if a job hangs, ends with other bits, loses a step, fails a rank that had no fault, or leaves a process or a folder behind. Its last
+line but one names the seeds, the last one has the counts.
+
+Whatever a stopped rank holds up, it does for the time limit of 2 s.
+"""
+import argparse
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+RANKS, SPARES, FAULTS, LIMIT = 4, 1, 12, 180
+TRAINING = ["--backend", "tcp", "--elastic", "--model", "mlp", "--hidden", "64", "--d-model", "8", "--context", "8", "--micro-batch", "16", "--global-batch",
+            "768", "--timeout", "2"]
+
+
+class Job:
+    """A running job, and what it prints."""
+
+    def __init__(self, ranks, spares, steps):
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        results = os.path.join(self.folder.name, "results")
+        command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--restarts", "100000", "--grace", "5", "--", OPTIONS.gradsync_train,
+                   *TRAINING, "--data", TEXT.name, "--steps", str(steps), "--json", results]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+        self.lines, self.stores = [], set()
+        self.reader = threading.Thread(target=lambda: self.lines.extend(line.rstrip() for line in self.process.stdout))
+        self.reader.start()
+
+    def ranks(self):
+        """The processes of the ranks, by number, from the processes that the supervisor has started."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for supervisor in children(self.process.pid):
+                for process in children(supervisor):
+                    with contextlib.suppress(OSError, StopIteration):
+                        variables = open(f"/proc/{process}/environ", "rb").read().split(b"\0")
+                        found[next(int(v[5:]) for v in variables if v.startswith(b"RANK="))] = process
+                        self.stores.update(os.path.dirname(v[15:].decode()) for v in variables if v.startswith(b"GRADSYNC_STORE="))
+        return found
+
+    def wait(self, seconds):
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired): status = self.process.wait(seconds)
+        if status is None: self.process.kill()
+        self.process.wait(), self.reader.join(), self.process.stdout.close()
+        return status
+
+    def digest(self):
+        return next((line.split()[-1] for line in self.lines if "parameters digest" in line), None)
+
+    def left_behind(self):
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            left = subprocess.run(["pgrep", "-f", self.folder.name], capture_output=True, text=True).stdout.split()
+            if not left: return []
+            time.sleep(0.05)
+        return left
+
+
+def children(process):
+    return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
+
+
+def disturb(job, draw):
+    """Injects faults while the job lasts. Returns for each rank how many it had, and descriptions."""
+    hits, done = {}, []
+    for _ in range(FAULTS):
+        time.sleep(draw.choice([draw.uniform(0, 0.005), draw.uniform(0, 0.03), draw.uniform(0.03, 0.6), draw.uniform(0.3, 1.2)]))
+        for _ in range(draw.choice([1, 1, 1, 2])):
+            ranks = job.ranks()
+            if job.process.poll() is not None or len(ranks) < 2: continue
+            whom = min(ranks) if draw.random() < 0.25 else draw.choice(sorted(ranks))
+            fault = draw.choice(["kill"] * 11 + ["stop"])
+            # Somebody has to be left who has the state: two that have been there for a while, as one of them may be a spare one.
+            if len([rank for rank, process in ranks.items() if rank != whom and is_old(process)]) < 2: continue
+            try:
+                os.kill(ranks[whom], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+            except ProcessLookupError:
+                continue
+            hits[whom] = hits.get(whom, 0) + 1
+            done.append(f"{fault} {whom}")
+    return hits, done
+
+
+def is_old(process):
+    """Does the process run, and for more than 2 s?"""
+    with contextlib.suppress(OSError):
+        fields = open(f"/proc/{process}/stat").read().rpartition(")")[2].split()
+        age = float(open("/proc/uptime").read().split()[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return fields[0] not in "TZX" and age > 2
+    return False
+
+
+def run(seed, steps, expected):
+    """Returns counts, and what is wrong."""
+    draw = random.Random(seed)
+    job = Job(RANKS, SPARES, steps)
+    hits, done = disturb(job, draw)
+    status, wrong = job.wait(LIMIT), []
+    if status is None: wrong.append("hang")
+    # A fault may come when all have their results and only have to leave: then the launcher says so.
+    elif status != 0 and not any("the ranks had ended the job" in line for line in job.lines): wrong.append(f"ended with status {status}")
+    elif job.digest() != expected: wrong.append(f"another digest: {job.digest()}")
+    failures = [int(match[1]) for line in job.lines if (match := re.match(r"gradsync_run: rank (\d+) failed", line))]
+    for rank in set(failures):
+        if failures.count(rank) > hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures.count(rank)} times, with {hits.get(rank, 0)} faults")
+    sizes = [int(match[1]) for line in job.lines if (match := re.search(r"gradsync_train: (\d) ranks? goe?s? on", line))]
+    joins = sum(max(0, after - before) for before, after in zip([RANKS, *sizes], sizes))
+    if any("from the checkpoint" in line or "were lost" in line for line in job.lines): wrong.append("lost the state")
+    if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
+    job.folder.cleanup()
+    if left := [store for store in job.stores if os.path.exists(store)]: wrong.append(f"left behind: {left}")
+    if OPTIONS.verbose or wrong: print(f"seed {seed}: {', '.join(done)}; sizes {sizes}", flush=True)
+    for what in wrong: print(f"   {what}", flush=True)
+    if wrong: print("      " + "\n      ".join(line[:220] for line in job.lines if not re.match(r"\[\d\] (step|  step|$)", line)), flush=True)
+    return len(done), joins, wrong
+
+
+def text():
+    """A file for the training; the project's own sources may change."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(500)]
+    file = tempfile.NamedTemporaryFile("w", suffix=".txt")
+    file.write(" ".join(draw.choices(words, k=40_000)))
+    file.flush()
+    return file
+
+
+def main():
+    steps = OPTIONS.steps
+    undisturbed = Job(1, 0, steps)
+    if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
+    kills = joins = jobs = equal = hangs = wrong_culprits = other = 0
+    while kills < OPTIONS.kills:
+        seed = OPTIONS.seed + jobs
+        faults, joined, wrong = run(seed, steps, undisturbed.digest())
+        kills, joins, jobs = kills + faults, joins + joined, jobs + 1
+        equal += not any("digest" in what or "status" in what or "hang" in what for what in wrong)
+        hangs += any("hang" in what for what in wrong)
+        wrong_culprits += any("failed" in what for what in wrong)
+        other += any("lost" in what or "left" in what for what in wrong)
+    print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
+    print(f"{jobs} jobs, {kills} kills, {joins} joins, {equal} equal digests, {hangs} hangs, {wrong_culprits} wrong culprits, {other} others")
+    return 0 if equal == jobs and hangs + wrong_culprits + other == 0 else 1
+
+
+parser = argparse.ArgumentParser(usage=__doc__)
+parser.add_argument("gradsync_run")
+parser.add_argument("gradsync_train")
+for name, value in ("kills", 12), ("seed", 0), ("steps", 1500): parser.add_argument("--" + name, type=int, default=value)
+parser.add_argument("--verbose", action="store_true")
+OPTIONS = parser.parse_args()
+TEXT = text()
+sys.exit(main())

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: COST 30
+// Ranks that come and go, as processes that this test starts, kills and asks to leave. The weights at the end are compared with those of one
+// process that does all of the work by itself.
+#include <gradsync/elastic/elastic_job.hpp>
+
+#include <doctest/doctest.h>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/restarted_processes.hpp"
+#include "support/says.hpp"
+#include "support/temporary_directory.hpp"
+
+using namespace std::chrono_literals;
+using gradsync::BufferView;
+using gradsync::ElasticJob;
+using gradsync::Errc;
+using gradsync::Error;
+using gradsync::Job;
+using gradsync::Restored;
+using gradsync::TcpBackend;
+using gradsync_test::content_of;
+using gradsync_test::says;
+
+namespace {
+
+using Processes = gradsync_test::ProcessesOf<ElasticJob>;
+constexpr std::size_t micro_batches = 12;
+
+/// A model with a frozen parameter, one that some steps do not use, and momentum.
+struct Model {
+    static constexpr std::size_t count = 3;
+    std::vector<std::vector<float>> weights{std::vector<float>(5, 1), std::vector<float>(70, 2), std::vector<float>(3, 3)},
+        momentum = weights, gradients = weights;
+    static bool uses(std::uint64_t step, std::size_t i) { return i == 0 || (i == 1 && step % 3 != 0); }  // parameter 2 is frozen
+    void backward(std::uint64_t step, std::size_t micro_batch, const std::function<void(std::size_t)>& ready) {
+        for (std::size_t i = 0; i < 2; ++i) {
+            if (!uses(step, i)) continue;
+            for (std::size_t k = 0; k < weights[i].size(); ++k)
+                gradients[i][k] = 0.013f * weights[i][k] + static_cast<float>((step * 31 + k + micro_batch * 7) % 13) / 3;
+            ready(i);
+        }
+    }
+    void step(std::uint64_t number) {
+        for (std::size_t i = 0; i < 2; ++i)
+            for (std::size_t k = 0; uses(number, i) && k < weights[i].size(); ++k) {
+                momentum[i][k] = 0.9f * momentum[i][k] + gradients[i][k];
+                weights[i][k] -= 0.05f * momentum[i][k];
+            }
+    }
+    std::vector<gradsync::ParameterView> parameters() {
+        std::vector<gradsync::ParameterView> views;
+        for (std::size_t i = 0; i < count; ++i)
+            views.push_back({.name = "p" + std::to_string(i),
+                             .value = gradsync::buffer(weights[i]),
+                             .gradient = gradsync::buffer(gradients[i]),
+                             .requires_grad = i < 2});
+        return views;
+    }
+    std::vector<BufferView> state() {
+        std::vector<BufferView> views;
+        for (std::size_t i = 0; i < count; ++i) views.push_back(gradsync::buffer(weights[i]));
+        for (std::size_t i = 0; i < count; ++i) views.push_back(gradsync::buffer(momentum[i]));
+        return views;
+    }
+    std::string digest() const {
+        std::uint64_t hash = 1;
+        for (const auto& all : {weights, momentum})
+            for (const auto& one : all) hash = gradsync::detail::fnv1a(one.data(), one.size() * sizeof(float), hash);
+        return std::to_string(hash);
+    }
+};
+
+/// Trains, and returns the digest of the end. `at(comm, step)`: what happens in a step. `on(restored, comm)`: when the ranks have met.
+template <class At, class On>
+std::string train(ElasticJob& job, Model& model, std::uint64_t steps, At&& at, On&& on, std::chrono::nanoseconds limit = 20s) {
+    job.run(
+        [&](TcpBackend& comm) {
+            gradsync::Reducer sync(comm, model.parameters(),
+                                   {.accumulation = gradsync::Accumulation::in_buckets,
+                                    .micro_batches = micro_batches,
+                                    .unused = gradsync::UnusedParameters::find_unused});
+            on(job.restore(sync, model.state()), comm);
+            while (job.step() < steps && job.goes_on()) {
+                for (const std::size_t m : job.micro_batches()) {
+                    std::optional<gradsync::NoSync> more;
+                    if (m != job.micro_batches().back()) more.emplace(sync.no_sync());
+                    model.backward(job.step(), m, [&](std::size_t i) { sync.mark_ready(i); });
+                }
+                at(comm, job.step());
+                sync.finish();
+                sync.clip_gradients_by_norm(20);
+                job.update([&] { model.step(job.step()); });
+            }
+        },
+        {.timeout = limit});
+    return job.has_left() ? "left" : model.digest();
+}
+template <class At>
+std::string train(ElasticJob& job, std::uint64_t steps, At&& at) {
+    Model model;
+    return train(job, model, steps, at, [](const Restored&, TcpBackend&) {});
+}
+/// What all must have in the end.
+std::string expected(std::uint64_t steps) {
+    ElasticJob alone{Job{}};
+    return train(alone, steps, [](TcpBackend&, std::uint64_t) {});
+}
+
+void nap(TcpBackend&, std::uint64_t) { std::this_thread::sleep_for(5ms); }
+
+ElasticJob* leaving = nullptr;
+/// SIGUSR1 asks this process to leave.
+void listen(ElasticJob& job) {
+    leaving = &job;
+    std::signal(SIGUSR1, [](int) { leaving->request_leave(); });
+}
+
+/// Writes down what happens, for the test.
+void note(const std::string& file, const std::string& line) { std::ofstream(file, std::ios::app) << line << "\n"; }
+std::size_t lines_in(const std::string& file) {
+    const std::string text = content_of(file);
+    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+template <class Condition>
+void await(Condition&& condition) {
+    while (!condition()) std::this_thread::sleep_for(1ms);
+}
+
+}  // namespace
+
+TEST_CASE("without a store one rank trains alone, and can be asked to leave") {
+    CHECK(expected(20) == expected(20));
+    CHECK(expected(20) != expected(21));
+    ElasticJob job{Job{}};
+    const std::string end = train(job, 100, [&](TcpBackend&, std::uint64_t step) {
+        if (step == 7) job.request_leave();
+    });
+    CHECK(end == "left");
+    CHECK(job.step() == 9);  // the vote of step 8 says so, and is read in step 9
+}
+
+TEST_CASE("a run whose ranks change all the time ends with the bits of one whose ranks do not") {
+    const std::uint64_t steps = 150;
+    const std::string before = expected(steps);
+    for (const unsigned seed : {1u, 2u}) {
+        CAPTURE(seed);
+        const gradsync_test::TemporaryDirectory folder;
+        const std::string sizes = folder.file("sizes");
+        Processes ranks(
+            1,
+            [&](ElasticJob& job, int, const std::string&) {
+                listen(job);
+                Model model;
+                const auto on = [&](const Restored& restored, TcpBackend& comm) {
+                    if (comm.rank() == 0) note(sizes, std::to_string(comm.size()) + " from " + std::to_string(restored.step));
+                };
+                const std::string end = train(job, model, steps, nap, on, 1s);
+                if (job.step() == steps) note(folder.file("digests"), end);
+            },
+            1, 4);
+        std::mt19937 random(seed);
+        std::vector<bool> here{true, false, false, false, false, false};
+        while (!std::filesystem::exists(folder.file("digests"))) {
+            const int which = static_cast<int>(random() % 6);
+            const auto others = std::count(here.begin(), here.end(), true) - here[static_cast<std::size_t>(which)];
+            if (!here[static_cast<std::size_t>(which)]) ranks.start(which);
+            else if (others >= 2) ranks.send(which, random() % 2 == 0 ? SIGKILL : SIGUSR1);
+            else continue;
+            here[static_cast<std::size_t>(which)].flip();
+            const std::size_t seen = lines_in(sizes);
+            for (int i = 0; i < 30 && lines_in(sizes) == seen; ++i) std::this_thread::sleep_for(1ms);
+        }
+        (void)ranks.ends();
+        const std::string digests = content_of(folder.file("digests"));
+        for (std::size_t at = 0; at < digests.size(); at += before.size() + 1) CHECK(digests.substr(at, before.size()) == before);
+        CHECK(lines_in(sizes) > 10);
+    }
+}
+
+TEST_CASE("added: processes that come later become ranks, up to the number that the job should have") {
+    const gradsync_test::TemporaryDirectory folder;
+    Processes ranks(
+        1,
+        [&](ElasticJob& job, int, const std::string&) {
+            Model model;
+            const auto on = [&](const Restored&, TcpBackend& comm) {
+                if (comm.rank() == 0) note(folder.file("sizes"), std::to_string(comm.size()));
+            };
+            throw std::runtime_error(train(job, model, 100, nap, on, 1s));
+        },
+        1, 3);
+    await([&] { return lines_in(folder.file("sizes")) == 1; });
+    ranks.start(1);
+    await([&] { return lines_in(folder.file("sizes")) == 2; });
+    ranks.start(2), ranks.start(3);
+    const std::vector<std::string> ends = ranks.ends();
+    CHECK(content_of(folder.file("sizes")) == "1\n2\n3\n");
+    std::size_t equal = 0;
+    for (const std::string& end : ends) equal += end == expected(100);
+    CHECK(equal == 3);  // one was not needed
+}
+
+TEST_CASE("removed: a rank that is asked to leave goes after the step, and the others go on") {
+    const gradsync_test::TemporaryDirectory folder;
+    Processes ranks(
+        3,
+        [&](ElasticJob& job, int, const std::string&) {
+            listen(job);
+            throw std::runtime_error(train(job, 60, [&](TcpBackend& comm, std::uint64_t step) {
+                nap(comm, step);
+                if (comm.rank() == 0 && step == 10) note(folder.file("steps"), "10");
+            }));
+        },
+        1, 3);
+    await([&] { return std::filesystem::exists(folder.file("steps")); });
+    ranks.send(0, SIGUSR1);
+    const std::vector<std::string> ends = ranks.ends();
+    CHECK(ends[0] == "left");
+    CHECK(ends[1] == expected(60));
+    CHECK(ends[2] == expected(60));
+}
+
+TEST_CASE("several at once: one rank that is left has the state for all that come") {
+    const gradsync_test::TemporaryDirectory folder;
+    Processes ranks(
+        4,
+        [&](ElasticJob& job, int, const std::string&) {
+            throw std::runtime_error(train(job, 120, [&](TcpBackend& comm, std::uint64_t step) {
+                nap(comm, step);
+                if (comm.rank() == 0) note(folder.file("steps"), std::to_string(step));
+            }));
+        },
+        1, 4);
+    await([&] { return lines_in(folder.file("steps")) > 10; });
+    for (const int rank : {0, 1, 3}) ranks.send(rank, SIGKILL);
+    for (const int rank : {0, 1, 3}) ranks.replace(rank);
+    for (const std::string& end : ranks.ends()) CHECK(end == expected(120));
+}
+
+TEST_CASE("all fail: without a checkpoint the job ends and says so; with one it goes on from there") {
+    for (const bool has_checkpoint : {false, true}) {
+        CAPTURE(has_checkpoint);
+        const gradsync_test::TemporaryDirectory folder;
+        Processes ranks(
+            2,
+            [&](ElasticJob& job, int, const std::string&) {
+                Model model;
+                job.run(
+                    [&](TcpBackend& comm) {
+                        gradsync::Reducer sync(comm, model.parameters(),
+                                               {.accumulation = gradsync::Accumulation::in_buckets,
+                                                .micro_batches = micro_batches,
+                                                .unused = gradsync::UnusedParameters::find_unused});
+                        const Restored restored = job.restore(sync, model.state(), [&]() -> std::uint64_t {
+                            std::ifstream in(folder.file("checkpoint"), std::ios::binary);
+                            for (const BufferView& view : model.state())
+                                in.read(static_cast<char*>(view.data), static_cast<std::streamsize>(view.bytes()));
+                            return in ? 20 : 0;
+                        });
+                        if (comm.rank() == 0)
+                            note(folder.file("from"),
+                                 std::to_string(static_cast<int>(restored.from)) + " " + std::to_string(restored.step));
+                        while (job.step() < 60 && job.goes_on()) {
+                            for (const std::size_t m : job.micro_batches()) {
+                                std::optional<gradsync::NoSync> more;
+                                if (m != job.micro_batches().back()) more.emplace(sync.no_sync());
+                                model.backward(job.step(), m, [&](std::size_t i) { sync.mark_ready(i); });
+                            }
+                            nap(comm, 0);
+                            sync.finish();
+                            sync.clip_gradients_by_norm(20);
+                            job.update([&] { model.step(job.step()); });
+                            if (comm.rank() != 0) continue;
+                            note(folder.file("steps"), "one");
+                            if (!has_checkpoint || job.step() != 20) continue;
+                            std::ofstream out(folder.file("checkpoint.new"), std::ios::binary);
+                            for (const BufferView& view : model.state())
+                                out.write(static_cast<const char*>(view.data), static_cast<std::streamsize>(view.bytes()));
+                            out.close();
+                            std::filesystem::rename(folder.file("checkpoint.new"), folder.file("checkpoint"));
+                        }
+                    },
+                    {.timeout = 20s});
+                throw std::runtime_error(model.digest());
+            },
+            1, 2);
+        await([&] { return lines_in(folder.file("steps")) > 25; });
+        for (const int rank : {0, 1}) ranks.send(rank, SIGKILL);
+        for (const int rank : {0, 1}) ranks.replace(rank);
+        const std::vector<std::string> ends = ranks.ends();
+        if (has_checkpoint) {
+            CHECK(ends[0] == expected(60));
+            CHECK(ends[1] == expected(60));
+            CHECK(content_of(folder.file("from")) == "0 0\n2 20\n");
+        } else {
+            for (const std::string& end : ends)
+                CHECK(says(end, "all ranks that had the state of the training were lost, and there is no checkpoint; start it anew"));
+        }
+    }
+}
+
+TEST_CASE("below the minimum: the others wait for a rank to come, and go on when it does, or end when their time is over") {
+    for (const bool comes : {true, false}) {
+        CAPTURE(comes);
+        const gradsync_test::TemporaryDirectory folder;
+        Processes ranks(
+            3,
+            [&](ElasticJob& job, int, const std::string&) {
+                Model model;
+                throw std::runtime_error(train(
+                    job, model, 60,
+                    [&](TcpBackend& comm, std::uint64_t step) {
+                        nap(comm, step);
+                        note(folder.file("steps"), "one");
+                    },
+                    [](const Restored&, TcpBackend&) {}, comes ? 20s : 2s));
+            },
+            2, 3);
+        await([&] { return lines_in(folder.file("steps")) > 30; });
+        for (const int rank : {1, 2}) ranks.send(rank, SIGKILL);
+        std::this_thread::sleep_for(100ms);
+        if (comes) ranks.replace(1);
+        const std::vector<std::string> ends = ranks.ends();
+        if (comes) CHECK(ends[0] == expected(60));
+        else CHECK(says(ends[0], "the job needs 2 ranks, and 1 process is there"));
+    }
+}
+
+TEST_CASE("failure in the update: a rank whose state is torn gets that of another, twice") {
+    Processes ranks(
+        3,
+        [&](ElasticJob& job, int, const std::string&) {
+            Model model;
+            int failures = 0;
+            job.run(
+                [&](TcpBackend& comm) {
+                    gradsync::Reducer sync(comm, model.parameters(),
+                                           {.accumulation = gradsync::Accumulation::in_buckets,
+                                            .micro_batches = micro_batches,
+                                            .unused = gradsync::UnusedParameters::find_unused});
+                    (void)job.restore(sync, model.state());
+                    while (job.step() < 30 && job.goes_on()) {
+                        for (const std::size_t m : job.micro_batches()) {
+                            std::optional<gradsync::NoSync> more;
+                            if (m != job.micro_batches().back()) more.emplace(sync.no_sync());
+                            model.backward(job.step(), m, [&](std::size_t i) { sync.mark_ready(i); });
+                        }
+                        sync.finish();
+                        sync.clip_gradients_by_norm(20);
+                        job.update([&] {
+                            model.step(job.step());
+                            if (comm.rank() == 1 && job.step() == 10 + 5 * static_cast<std::uint64_t>(failures) && ++failures <= 2)
+                                throw Error(Errc::peer_left, "as if a collective had failed here");
+                        });
+                    }
+                },
+                {.timeout = 20s});
+            throw std::runtime_error(model.digest());
+        },
+        1, 3);
+    for (const std::string& end : ranks.ends()) CHECK(end == expected(30));
+}
+
+TEST_CASE("what depends on the number of ranks is refused") {
+    const auto refusal = [](const gradsync::ReducerOptions& options) {
+        ElasticJob job{Job{.max_ranks = 3}};
+        std::vector<float> weights(4), gradient(4);
+        std::string text;
+        job.run([&](TcpBackend& comm) {
+            const std::vector<BufferView> state{gradsync::buffer(weights)};
+            try {
+                (void)job.restore(comm, options, state, [] { return 0; });
+            } catch (const Error& error) {
+                if (error.errc() == Errc::invalid_argument) text = error.what();
+            }
+            (void)job.restore(comm, {.micro_batches = 3}, state, [] { return 0; });
+        });
+        return text;
+    };
+    CHECK(says(refusal({}), "set ReducerOptions::micro_batches to a number that is at least 3, not 0"));
+    CHECK(says(refusal({.micro_batches = 2}), "at least 3, not 2"));
+    CHECK(says(refusal({.averaging = gradsync::Averaging::weighted_mean, .micro_batches = 3}), "weights of ranks depend on their number"));
+    CHECK(says(refusal({.micro_batches = 3, .reduce_dtype = gradsync::DType::bf16}), "with a reduce_dtype of 16 or 8 bits"));
+}
+
+TEST_CASE("a model that is made anew in the body, or changed outside of update(), is refused when the ranks meet again") {
+    Processes ranks(
+        2,
+        [&](ElasticJob& job, int, const std::string&) {
+            Model model;
+            throw std::runtime_error(train(
+                job, model, 40,
+                [&](TcpBackend& comm, std::uint64_t step) {
+                    nap(comm, step);
+                    if (step == 10) model.momentum[1].assign(70, -1.0f);
+                    if (step == 10 && comm.rank() == 1) ::raise(SIGKILL);
+                },
+                [](const Restored&, TcpBackend&) {}));
+        },
+        1, 2);
+    CHECK(says(ranks.ends()[0], "the memory of the state was changed outside of update(), or is another one"));
+}
+
+TEST_CASE("after many generations memory, descriptors and threads are as they were") {
+    const std::string end = [] {
+        Processes ranks(
+            2,
+            [&](ElasticJob& job, int, const std::string&) {
+                Model model;
+                const auto use = [] {
+                    long pages = 0;
+                    std::ifstream("/proc/self/statm") >> pages >> pages;
+                    const auto entries = [](const char* folder) {
+                        return std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator());
+                    };
+                    return std::vector<long>{pages, entries("/proc/self/fd"), entries("/proc/self/task")};
+                };
+                std::vector<long> first;
+                const int generations = 300;
+                train(
+                    job, model, generations,
+                    [&](TcpBackend&, std::uint64_t step) {
+                        if (step == 50) first = use();
+                        if (job.generation() < generations) throw Error(Errc::peer_left, "as if one were lost");
+                    },
+                    [](const Restored&, TcpBackend&) {});
+                const std::vector<long> last = use();
+                throw std::runtime_error(last[0] < first[0] + 500 && last[1] <= first[1] + 2 && last[2] <= first[2] + 1
+                                             ? "flat"
+                                             : "pages " + std::to_string(first[0]) + " to " + std::to_string(last[0]) + ", descriptors " +
+                                                   std::to_string(first[1]) + " to " + std::to_string(last[1]) + ", threads " +
+                                                   std::to_string(first[2]) + " to " + std::to_string(last[2]));
+            },
+            1, 2);
+        const auto ends = ranks.ends();
+        return ends[0] + " " + ends[1];
+    }();
+    CHECK(end == "flat flat");
+}
