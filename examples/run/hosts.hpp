@@ -40,17 +40,25 @@ public:
                 " already, perhaps of another job; give each job a folder of its own, and each host another --host-index");
     }
 
-    /// Host 0 says where the ranks of a start meet, and the others wait for that. `check()` is called meanwhile; it may throw.
+    /// Once all hosts have come, host 0 says where the ranks of a start meet. A host comes when its earlier ranks have ended, because ranks
+    /// wait for one another no longer than their own limits. `check()` is called meanwhile; it may throw.
     template <class Check>
     Meeting meet(unsigned number, const Meeting& own, Check&& check) {
         const std::string name = "start/" + std::to_string(number);
-        if (options_->host_index == 0) return meeting_in(create(name, own.address + " " + std::to_string(own.port) + " " + own.token));
-        for (const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_->wait));
-             Clock::now() < until; ::usleep(50'000), check())
-            if (const auto found = read(name)) return meeting_in(*found);
-        throw std::runtime_error("host 0 has not come to " + options_->store + " within the " +
-                                 std::to_string(static_cast<int>(options_->wait)) +
-                                 " s of --wait; look at its launcher's output, and check that it sees the same folder");
+        const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_->wait));
+        const auto await = [&](int host, const std::string& word) {
+            for (; Clock::now() < until; ::usleep(50'000), check())
+                if (const auto found = read(word)) return *found;
+            throw std::runtime_error("host " + std::to_string(host) + " has not come to " + options_->store + " within the " +
+                                     std::to_string(static_cast<int>(options_->wait)) +
+                                     " s of --wait; look at its launcher's output, and check that it sees the same folder");
+        };
+        if (options_->host_index != 0) {
+            create(here(number, options_->host_index), "");
+            return meeting_in(await(0, name));
+        }
+        for (int host = 1; host < options_->hosts; ++host) await(host, here(number, host));
+        return meeting_in(create(name, own.address + " " + std::to_string(own.port) + " " + own.token));
     }
 
     /// The address at which other hosts reach this one.
@@ -81,6 +89,7 @@ public:
     }
 
 private:
+    static std::string here(unsigned number, int host) { return "here/" + std::to_string(number) + "/" + std::to_string(host); }
     static std::string done(unsigned number, int host) { return "done/" + std::to_string(number) + "/" + std::to_string(host); }
     std::string create(const std::string& name, const std::string& text) {
         return std::string(gradsync::bootstrap::text_of(store_.create(name, std::as_bytes(std::span(text)))));

@@ -87,7 +87,11 @@ int supervise(const Options& options, const Events& events) {
         const double pause = failed_soon == 0 ? 0 : pause_after(failed_soon);
         say("starts again, " + std::to_string(number + 1) + " of at most " + std::to_string(options.restarts) +
             (pause > 0 ? ", in " + gradsync_examples::as_text(pause) + " s" : ""));
-        if (!rest(pause, events)) return outcome.status;
+        if (!rest(pause, events)) {
+            if (events.hosts != nullptr)
+                events.hosts->tell(number + 1, {options.host_index, 128 + SIGTERM, true, "the job was asked to end"});
+            return outcome.status;
+        }
     }
 }
 
@@ -170,7 +174,7 @@ Options parse(int argc, char** argv) {
                             ->check(gradsync_examples::within(0, 99'999));
     app.add_option("--store", o.store, "a folder that all hosts see and this job alone uses; it must exist")->default_str("");
     app.add_option("--address", o.address, "at which the others reach host 0; by default its first network's")->default_str("");
-    app.add_option("--wait", o.wait, "seconds to wait for host 0")->check(gradsync_examples::within(1.0, 86'400.0));
+    app.add_option("--wait", o.wait, "seconds to wait for other hosts, at each start")->check(gradsync_examples::within(1.0, 86'400.0));
     app.add_option("--restarts", o.restarts, "how often to start ranks again after a failure")
         ->check(gradsync_examples::within(0u, 1'000'000u));
     app.add_option("--min-ranks", o.min_ranks,

@@ -12,7 +12,7 @@ struct Options {
     int ranks = 1;  // on this host
     int hosts = 1, host_index = 0;
     std::string store, address;
-    double wait = 300;  // seconds for host 0
+    double wait = 300;  // seconds for other hosts
     std::filesystem::path state;
     double state_every = 60;  // seconds
     unsigned restarts = 0;

@@ -83,8 +83,13 @@ public:
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
         if (!options.state.empty()) files_.emplace(options.state);
         if (!events.stores.empty()) generations_.emplace(events.stores / std::to_string(number), load_state());
-        if (events.hosts != nullptr)
-            meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token}, [&] { check_nobody_asks(); });
+        if (events.hosts != nullptr) try {
+                meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token}, [&] { look_outside(); });
+            } catch (const Failure& failure) {
+                elsewhere_ = failure;  // there is nothing to start
+                return;
+            }
+        begin_ = Clock::now();
         ranks_.resize(static_cast<std::size_t>(options.ranks + options.spares));
         for (int r = 0; r < processes(); ++r) start_rank(r);
     }
@@ -274,13 +279,19 @@ private:
         if (files_ && !asked_) save_beside();  // batch systems do not wait long
         // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
         // waited enough.
-        if (!asked_ && events_.hosts != nullptr)
-            events_.hosts->tell(
-                number_, {options_.host_index, 128 + signal, true, std::string("the job was asked to end by ") + ::strsignal(signal)});
-        if (!asked_) asked_ = now, asked_by_ = signal;
+        if (!asked_) {
+            asked_ = now, asked_by_ = signal;
+            if (events_.hosts != nullptr) (void)tell_of_request();
+        }
         asked_again_ = again;
         next_signal_ = again || signal == SIGTERM ? SIGKILL : SIGTERM;
         next_signal_at_ = now + (again ? std::chrono::milliseconds(0) : signal == SIGTERM ? grace() : std::chrono::seconds(5));
+    }
+
+    /// Tells the other hosts. Returns the first failure that anybody has told.
+    Failure tell_of_request() {
+        return events_.hosts->tell(
+            number_, {options_.host_index, 128 + asked_by_, true, std::string("the job was asked to end by ") + ::strsignal(asked_by_)});
     }
 
     /// Records which ranks have ended. epoll reports handles in the order in which they became readable, however late this process looks.
@@ -507,14 +518,19 @@ private:
             say("the state was not written: " + std::string(error.what()));
         }
     }
-    /// Throws if a signal asks for the end before there are ranks; ends this process if the launcher is gone.
-    void check_nobody_asks() {
+    /// Before there are ranks: throws a Failure if a signal asks for the end, here or on another host. Ends this process if the launcher is
+    /// gone. If a rank of another host has failed already, ranks are started here, too: those that wait for them say then who failed.
+    void look_outside() {
         pollfd lifeline{events_.lifeline, POLLIN, 0};
         if (::poll(&lifeline, 1, 0) > 0) ::_exit(128 + SIGKILL);
         signalfd_siginfo signal{};
         while (::read(events_.signals, &signal, sizeof signal) == sizeof signal)
             for (const int ends : {SIGINT, SIGTERM, SIGHUP, SIGQUIT})
-                if (static_cast<int>(signal.ssi_signo) == ends) throw std::runtime_error("a signal has ended the wait for host 0");
+                if (static_cast<int>(signal.ssi_signo) == ends) {
+                    asked_ = Clock::now(), asked_by_ = ends;
+                    throw tell_of_request();
+                }
+        if (const auto failure = events_.hosts->failure(number_); failure && failure->asked) throw *failure;
     }
 
     /// The ranks that are left do not end by themselves.
@@ -591,7 +607,7 @@ private:
     const Events& events_;
     Meeting meeting_{loopback, free_port(), gradsync::net::Nonce::random().text()};
     std::optional<Failure> elsewhere_;  // a failure on another host, before any here
-    const Clock::time_point begin_ = Clock::now();
+    Clock::time_point begin_ = Clock::now();
     Clock::duration longest_start_ = {};  // of ranks, until they wait for the others
     std::optional<StateFiles> files_;
     std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read

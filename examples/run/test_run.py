@@ -298,7 +298,8 @@ class Restarts(RunTest):
                                (["--hosts", 2, "--store", self.folder / "none"], "cannot be opened"),
                                (["--hosts", 2, "--store", "etcd://here"], "there is no store of the kind etcd://"),
                                (["--hosts", 2, "--host-index", 1, "--store", self.folder, "--wait", 1], "host 0 has not come to"),
-                               (["--hosts", 2, "--host-index", 1, "--store", self.folder], "has a host 1 already")]:
+                               (["--hosts", 2, "--host-index", 1, "--store", self.folder], "has a host 1 already"),
+                               (["--hosts", 3, "--host-index", 0, "--store", self.folder, "--address", "127.0.0.1", "--wait", 1], "host 2 has not come to")]:
             done = self.call(*options, *self.script("true"))
             self.assertIn(done.returncode, (2, 127))
             self.assertIn(words, done.stderr)
@@ -322,6 +323,12 @@ class Restarts(RunTest):
             self.assertIn("rank 3 failed first: it ended with exit status 7", errors)
             self.assertIn("the job succeeded. It was started again 1 time.", errors)
 
+    def test_ranks_do_not_wait_for_those_of_a_host_that_has_still_to_end_its_own(self):
+        script = ("[ $GRADSYNC_RESTART = 0 ] && { [ $RANK = 0 ] && exit 7; [ $RANK = 1 ] || sleep 1000; exit; }; touch FOLDER/here$RANK; i=0; "
+                  "for other in 0 1 2 3; do while [ ! -e FOLDER/here$other ]; do i=$((i+1)); [ $i = 75 ] && exit 1; sleep 0.02; done; done")
+        for _, errors, status in self.on_hosts("--restarts", 1, "--grace", 2, *self.script(script.replace("FOLDER", str(self.folder)))):
+            self.assertEqual(status, 0, errors)
+
     def test_a_failure_after_the_other_host_has_succeeded_starts_both_again(self):
         for _, errors, status in self.on_hosts("--restarts", 1, *self.script("[ $RANK = 3 ] && [ $GRADSYNC_RESTART = 0 ] && { sleep 1; exit 7; }; true")):
             self.assertEqual(status, 0, errors)
@@ -337,6 +344,24 @@ class Restarts(RunTest):
             _, errors = host.communicate(timeout=LIMIT)
             self.assertEqual(host.returncode, 128 + signal.SIGTERM, errors)
             self.assertNotIn("starts again", errors)
+
+    def test_a_signal_ends_hosts_that_wait_for_others(self):
+        launcher = lambda host: self.begin("-n", 1, "--restarts", 3, "--hosts", 2, "--host-index", host, "--store", self.folder, "--address", "127.0.0.1",
+                                           *self.script("echo started"))
+        first = launcher(0)
+        self.assertTrue(until(lambda: any("host" in file.name for file in self.folder.iterdir())))
+        first.send_signal(signal.SIGTERM)
+        for host in (first, launcher(1)):
+            output, errors = host.communicate(timeout=LIMIT)
+            self.assertEqual((host.returncode, output), (128 + signal.SIGTERM, ""), errors)
+
+    def test_a_signal_between_two_starts_ends_the_other_host(self):
+        started = [self.begin("-n", 1, "--restarts", 3, "--hosts", 2, "--host-index", host, "--store", self.folder, "--address", "127.0.0.1",
+                              *self.script("exit 7")) for host in (0, 1)]
+        self.assertTrue(until(lambda: "starts again" in started[0].stderr.readline()))
+        started[0].send_signal(signal.SIGTERM)
+        _, errors = started[1].communicate(timeout=LIMIT)
+        self.assertEqual(started[1].returncode, 128 + signal.SIGTERM, errors)
 
     def test_both_hosts_end_with_the_status_of_the_first_failure(self):
         for _, errors, status in self.on_hosts("--grace", 1, *self.script("[ $RANK = 1 ] && exit 9; sleep 1000")):
@@ -487,11 +512,11 @@ class GoingOn(RunTest):
         self.assertIn("the job succeeded. It was started again 1 time.", errors)
 
     def test_children_of_a_lost_rank_end_with_it(self):
-        script = f"(sleep 1000 & echo $! >> {self.folder}/child$RANK); exec {RESTART} {self.folder}"
+        script = f"(sleep 1000 & echo $! >> {self.folder}/child$RANK); echo $$ > {self.folder}/rank$RANK; exec {RESTART} {self.folder}"
         launcher = self.begin("-n", 2, "--restarts", 1, *self.script(script))
         self.assertTrue(until(lambda: (self.folder / "checkpoint").exists()))
         child = int((self.folder / "child1").read_text())
-        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        os.kill(int((self.folder / "rank1").read_text()), signal.SIGKILL)  # the launcher has other children, too
         self.assertTrue(until(lambda: not alive(child)))
         self.assertTrue(alive(int((self.folder / "child0").read_text())))
         _, errors = launcher.communicate(timeout=LIMIT)

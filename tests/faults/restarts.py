@@ -6,9 +6,10 @@ usage: restarts.py GRADSYNC_RUN RESTART_RANK [--runs N] [--seed S] [--jobs J] [-
        restarts.py GRADSYNC_RUN RESTART_RANK --times FAULTS --ranks N [--elements E] [--keep]
 
 Each run is a training of 2 to 4 ranks, which go on from a checkpoint or from kept memory. In each one to three faults happen, drawn from seed
-S, S + 1, ...: a rank is killed, stopped, stopped for a while, told to exit or aborted, or the launcher is killed; at any moment, also two at
-once. A run is bad if it hangs, ends with other bits than one without faults, loses a step that was kept, blames a rank without a fault, or
-leaves a process or a folder behind. Ends with 1 if there are any.
+S, S + 1, ...: a rank is killed, stopped, stopped for a while, told to exit or aborted, or a launcher is killed; at any moment, also two at
+once. Every fifth job has two launchers, as if on two hosts, whose ranks all start again. A run is bad if it hangs, ends with other bits than
+one without faults, loses a step that was kept, blames a rank without a fault, or leaves a process or a folder behind. Ends with 1 if there
+are any.
 
 --times kills a rank again and again, and reports by the ranks' clocks: from the kill to the error on each other rank, from the last error to
 the new communicator, less the time that the new process needs to come, from the kill until all have their state again (from a checkpoint, or
@@ -33,25 +34,27 @@ STEPS, RESTARTS, LIMIT = 60, 12, 60
 class Job:
     """A running job, and what its ranks have said so far: (word, process, time, rest), in order."""
 
-    def __init__(self, ranks, steps, elements, microseconds, restarts, way=()):
+    def __init__(self, ranks, steps, elements, microseconds, restarts, way=(), hosts=1):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.said, self.errors, self.rank_of, self.stores = [], [], {}, set()
-        self.process = subprocess.Popen(
-            [OPTIONS.gradsync_run, "-n", str(ranks), "--restarts", str(restarts), "--grace", "3", "--", OPTIONS.restart_rank, self.folder.name, str(steps),
-             str(elements), str(microseconds), *way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
-        self.threads = [threading.Thread(target=self.read_out), threading.Thread(target=self.read_err)]
+        place = ["--hosts", str(hosts), "--store", self.folder.name, "--address", "127.0.0.1", "--wait", "10", "--host-index"]
+        self.launchers = [subprocess.Popen(
+            [OPTIONS.gradsync_run, "-n", str(ranks // hosts), "--restarts", str(restarts), "--grace", "3", *(hosts > 1) * [*place, str(host)], "--",
+             OPTIONS.restart_rank, self.folder.name, str(steps), str(elements), str(microseconds), *way],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") for host in range(hosts)]
+        self.threads = [threading.Thread(target=read, args=[one]) for one in self.launchers for read in (self.read_out, self.read_err)]
         for thread in self.threads: thread.start()
 
-    def read_out(self):
-        for line in self.process.stdout:
+    def read_out(self, launcher):
+        for line in launcher.stdout:
             words = line.split(" ", 4)
             if len(words) == 5 and words[1] in ("store", "start", "meet", "met", "from", "face", "error", "failure", "digest", "end"):
                 self.rank_of[int(words[2])] = int(words[0][1:-1])
                 if words[1] == "store": self.stores.add(os.path.dirname(words[4].strip()))
                 self.said.append((words[1], int(words[2]), float(words[3]), words[4].strip()))
 
-    def read_err(self):
-        for line in self.process.stderr: self.errors.append(line.rstrip())
+    def read_err(self, launcher):
+        for line in launcher.stderr: self.errors.append(line.rstrip())
 
     def living(self):
         """Processes by rank, the newest of each."""
@@ -62,45 +65,52 @@ class Job:
         return [int(p) for p in subprocess.run(["pgrep", "-f", self.folder.name], capture_output=True, text=True).stdout.split()]
 
     def wait(self, seconds):
-        try:
-            status = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = None
-            for process in self.children(): os.kill(process, signal.SIGKILL)
-            self.process.wait()
+        """Returns the status of each launcher; None if it did not end by itself."""
+        statuses, until = [], time.monotonic() + seconds
+        for launcher in self.launchers:
+            try:
+                statuses.append(launcher.wait(max(0.1, until - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                statuses.append(None)
+                for process in self.children(): os.kill(process, signal.SIGKILL)
+                launcher.wait()
         for thread in self.threads: thread.join()
-        self.process.stdout.close(), self.process.stderr.close()
-        return status
+        for launcher in self.launchers: launcher.stdout.close(), launcher.stderr.close()
+        return statuses
 
 
 def expected(ranks, elements):
     """The digest of a job without faults."""
     job = Job(ranks, STEPS, elements, 0, 0)
-    if job.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(job.errors))
+    if job.wait(LIMIT) != [0]: sys.exit("a job without faults failed:\n" + "\n".join(job.errors))
     return next(rest for word, _, _, rest in job.said if word == "digest")
 
 
 def run(seed):
     """Returns what is wrong, as (kind, text), and what was done."""
     draw = random.Random(seed)
-    ranks = draw.choice([2, 3, 4])
+    hosts = 2 if seed % 5 == 0 else 1
+    ranks = draw.choice([2, 4] if hosts == 2 else [2, 3, 4])
     plan, at = [], 0
     for _ in range(draw.choice([1, 1, 2, 3])):
         at += draw.choice([0, draw.uniform(0, 0.03), draw.uniform(0, 0.4)])
         plan.append((at, draw.choice(["kill", "kill", "stop", "pause", "exit", "abort"]), draw.randrange(ranks)))
         # Ranks wait for 2 s: it wakes when the others have just given it up, or are about to.
         if plan[-1][1] == "pause": plan.append((at + draw.choice([0.1, draw.uniform(1.9, 2.3)]), "wake", plan[-1][2]))
-    if draw.random() < 0.08: plan.append((at + draw.uniform(0, 0.2), "launcher", draw.choice(["launcher", "supervisor"])))
-    way = draw.choice([(), ("keep",), ("own",)])
+    if draw.random() < (0.3 if hosts == 2 else 0.08): plan.append((at + draw.uniform(0, 0.2), "launcher", draw.choice(["launcher", "supervisor"])))
+    way, lost_host = draw.choice([(), ("keep",), ("own",)]) if hosts == 1 else (), draw.randrange(hosts)
     plan.sort(key=lambda fault: fault[0])
-    job = Job(ranks, STEPS, 1000, 4000, RESTARTS, way)
-    begin, hit, description = time.monotonic(), set(), f"{ranks} ranks, {way[0] if way else 'checkpoints'}:"
+    job = Job(ranks, STEPS, 1000, 4000, RESTARTS, way, hosts)
+    begin, hit = time.monotonic(), set()
+    description = f"{ranks} ranks, {way[0] if way else 'checkpoints'}{', 2 hosts' if hosts == 2 else ''}:"
     launcher_killed, stopped = False, set()
-    for at, fault, whom in plan:
+    for at, fault, whom in plan:  # without those that would leave nobody to notice
         time.sleep(max(0, begin + at - time.monotonic()))
         if fault == "launcher":
-            pids = [int(p) for p in subprocess.run(["pgrep", "-P", str(job.process.pid)], capture_output=True, text=True).stdout.split()]
-            victim = job.process.pid if whom == "launcher" or not pids else pids[0]
+            if hosts == 2 and {rank for rank in range(ranks) if rank // (ranks // 2) != lost_host} <= stopped: continue
+            launcher = job.launchers[lost_host].pid
+            pids = [int(p) for p in subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True).stdout.split()]
+            victim = launcher if whom == "launcher" or not pids else pids[0]
             launcher_killed = True
         else:
             until = time.monotonic() + 0.2
@@ -111,21 +121,22 @@ def run(seed):
                     if rank == whom and os.path.exists(f"/proc/{process}"):
                         with contextlib.suppress(ProcessLookupError): os.kill(process, signal.SIGCONT)
                 continue
-            if fault in ("stop", "pause") and len(stopped := stopped | {whom}) == ranks: continue  # nobody would be left to notice
+            if fault in ("stop", "pause") and len(stopped := stopped | {whom}) == ranks: continue
             hit.add(whom)
         description += f" {fault} {whom} after {time.monotonic() - begin:.3f} s;"
         with contextlib.suppress(ProcessLookupError): os.kill(victim, FAULTS.get(fault, signal.SIGKILL))
-    status = job.wait(LIMIT)
+    statuses = job.wait(LIMIT)
     wrong = []
-    if status is None: wrong.append(("hang", "did not end within %d s" % LIMIT))
+    if None in statuses: wrong.append(("hang", "did not end within %d s" % LIMIT))
     digests = {rest for word, _, _, rest in job.said if word == "digest"}
     if digests - {EXPECTED[ranks]}: wrong.append(("wrong number", f"digests {digests}"))
     # A fault may come when all have their results and only have to leave: then the launcher says so.
     had_ended = any("the ranks had ended the job" in line for line in job.errors)
-    if not launcher_killed and status not in (0, None) and not had_ended: wrong.append(("lost", f"ended with status {status}"))
-    if not launcher_killed and status == 0 and not digests: wrong.append(("lost", "no digest"))
+    if not launcher_killed and set(statuses) - {0, None} and not had_ended: wrong.append(("lost", f"ended with status {statuses}"))
+    if not digests and any(status == 0 for host, status in enumerate(statuses) if not launcher_killed or host != lost_host):
+        wrong.append(("lost", "no digest"))
     begins = [int(rest) for word, _, _, rest in sorted(job.said, key=lambda said: said[2]) if word == "from"]
-    if way and begins != sorted(begins): wrong.append(("lost", f"goes on from steps {begins}"))
+    if begins != sorted(begins): wrong.append(("lost", f"goes on from steps {begins}"))
     for word, process, when, rest in job.said:
         if word not in ("error", "failure"): continue
         peer = int(rest.split()[0])
@@ -199,7 +210,7 @@ def times():
         to_error += [said[2] - killed for said in errors]
         to_met += [said[2] - last - max(0, meet - max(start, last)) for said in met]
         to_step.append(max(said[2] for said in begins) - killed - (meet - start))
-    job.process.send_signal(signal.SIGTERM)
+    job.launchers[0].send_signal(signal.SIGTERM)
     job.wait(LIMIT)
     print(f"{OPTIONS.ranks} ranks, {OPTIONS.times} faults")
     percentiles("from the kill to the error", to_error)

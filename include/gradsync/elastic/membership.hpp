@@ -43,9 +43,9 @@ public:
         return TcpBackend(ranks, options);
     }
 
-    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew when
-    /// the members change. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended or
-    /// its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
+    /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew when a
+    /// process comes or goes. Throws Error(timeout) if ranks are still missing, Error(peer_left) if the job has ended
+    /// or its launcher starts no rank again, and otherwise what TcpRendezvous throws. Collective.
     TcpRendezvous meet(const TcpRendezvousOptions& options = {}) {
         if (!records_) {
             met_ = 1;
@@ -57,8 +57,11 @@ public:
         constexpr int most_failures = 3;  // of meetings of the same members
         int failures = 0;
         List<elastic::Member> members = newest().members;
+        std::size_t here = 0;
         for (auto deadline = Clock::now() + options.timeout;;) {
             records_->refresh();
+            const std::size_t before = std::exchange(here, count_here());
+            if (here != before && !may_change()) deadline = Clock::now() + options.timeout;
             if (!elastic::are_same(newest().members, members)) {
                 deadline = Clock::now() + options.timeout;
                 failures = 0;
@@ -84,6 +87,8 @@ public:
                 else if (rank() < 0) answer();
                 else if (machine().least() < machine().ranks()) records_->call_waiting(is_dead());  // too few are left
                 ::usleep(1'000);
+            } else if (accuse_silent()) {
+                deadline = Clock::now() + options.timeout;
             } else {
                 give_up(Clock::now() - begin);
             }
@@ -206,6 +211,22 @@ private:
     int rank() const noexcept { return newest().rank_of(own_.id); }  ///< in the newest generation, or -1
     elastic::IsDead is_dead() const noexcept { return {own_.process}; }
 
+    bool may_change() const noexcept { return records_->machine().least() < records_->machine().ranks(); }
+    /// The processes that may be members of the next generation.
+    std::size_t count_here() {
+        const elastic::View known = machine().view(is_dead());
+        return known.newest.members.size() + known.waiting.size();
+    }
+    /// If all are here, the members of the newest generation have to propose the next one: if none does, each of them
+    /// is stopped. A process that waits for them names them. Returns false if it cannot, or has done so before.
+    bool accuse_silent() {
+        if (rank() >= 0 || accused_ == newest().number || count_here() < machine().ranks()) return false;
+        accused_ = newest().number;
+        for (const elastic::Member& one : machine().view(is_dead()).newest.members)
+            (void)store().create(elastic::name_of("out/", one.id), {});
+        return true;
+    }
+
     /// Returns nothing if the members have to meet again.
     std::optional<TcpRendezvous> meet_newest(std::chrono::nanoseconds limit) {
         const int rank = this->rank(), size = static_cast<int>(newest().members.size());
@@ -259,8 +280,7 @@ private:
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
-        const elastic::View known = machine().view(is_dead());
-        const std::size_t here = known.newest.members.size() + known.waiting.size();
+        const std::size_t here = count_here();
         bootstrap::raise(
             Errc::timeout,
             bootstrap::text("rank ", job_.rank, " has waited ",
@@ -277,6 +297,7 @@ private:
     elastic::Member own_;  ///< this process, as it has joined
     bool has_ended_ = false;
     std::uint32_t met_ = 0;
+    std::uint32_t accused_ = 0;  ///< the generation whose members this process has accused; 0: none
     std::size_t looked_at_ = 0;
     bool answered_ = false;
     bool gave_up_ = false;  ///< the last call of `meet` has

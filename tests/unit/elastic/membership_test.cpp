@@ -142,6 +142,34 @@ TEST_CASE("who does not answer in time is named in the store, for the one that s
     CHECK(store_of_job.names("out/").size() == 1);
 }
 
+TEST_CASE("who is stopped while it waits for a lost rank is named by the new one, which waits on") {
+    const gradsync_test::TemporaryDirectory folder;
+    Processes ranks(2, [&](Membership& job, int, const std::string&) {
+        for (bool again = true; again;) try {
+                TcpBackend comm = job.connect({.timeout = 2s});
+                std::ofstream(folder.path() / ("here-" + std::to_string(comm.rank())));
+                for (int step = 0; step < 100; ++step) {
+                    std::this_thread::sleep_for(5ms);
+                    comm.barrier().wait();
+                }
+                again = false;
+            } catch (const Error& error) {
+                if (!job.goes_on(error)) throw;
+            }
+    });
+    for (const char* const name : {"here-0", "here-1"})
+        while (!std::filesystem::exists(folder.file(name))) std::this_thread::sleep_for(1ms);
+    gradsync::FileStore store_of_job(ranks.job(0).store);
+    ranks.send(1, SIGKILL);
+    while (store_of_job.names("back/1-").empty()) std::this_thread::sleep_for(1ms);
+    ranks.send(0, SIGSTOP);
+    ranks.replace(1);
+    while (store_of_job.names("out/").empty() && content_of(ranks.file("rank1")).empty()) std::this_thread::sleep_for(1ms);
+    ranks.replace(0);
+    for (const std::string& end : ranks.ends()) CHECK(end == "done");
+    CHECK(store_of_job.names("out/").size() == 1);
+}
+
 TEST_CASE("an error of the members before does not accuse those that have met since") {
     const gradsync_test::TemporaryDirectory store;
     const Job place{.rank = 0, .size = 1, .address = "127.0.0.1", .store = store.path().string()};
