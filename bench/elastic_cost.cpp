@@ -24,7 +24,8 @@ double now() {
 
 void report(const char* what, int rank, std::vector<double>& all) {
     std::sort(all.begin(), all.end());
-    std::printf("%s, rank %d: median %.2f us, 99 %% %.2f us (%zu steps)\n", what, rank, all[all.size() / 2], all[all.size() * 99 / 100], all.size());
+    std::printf("%s, rank %d: median %.2f us, 99 %% %.2f us (%zu steps)\n", what, rank, all[all.size() / 2], all[all.size() * 99 / 100],
+                all.size());
 }
 
 }  // namespace
@@ -36,7 +37,8 @@ int main(int argc, char** argv) {
     std::vector<double> goes_on, update, finish;
     gs::ElasticJob job = gs::ElasticJob::from_environment();
     job.run([&](gs::TcpBackend& comm) {
-        gs::Reducer sync(comm, std::vector<gs::ParameterView>{{.name = "w", .value = gs::buffer(weights), .gradient = gs::buffer(gradient)}},
+        gs::Reducer sync(comm,
+                         std::vector<gs::ParameterView>{{.name = "w", .value = gs::buffer(weights), .gradient = gs::buffer(gradient)}},
                          {.accumulation = gs::Accumulation::in_buckets, .micro_batches = static_cast<std::size_t>(comm.size())});
         (void)job.restore(sync, {gs::buffer(weights)});
         for (;;) {

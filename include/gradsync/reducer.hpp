@@ -70,6 +70,18 @@ private:
     int exceptions_ = std::uncaught_exceptions();
 };
 
+namespace detail {
+
+/// The options of a face, for components above it.
+struct OptionsOf {
+    template <class Face>
+    static const ReducerOptions& face(const Face& face) noexcept {
+        return face.engine_.options();
+    }
+};
+
+}  // namespace detail
+
 /// Averages gradients over data-parallel ranks. Mark each gradient when it is ready, then call `finish()`: every rank
 /// then holds the mean. Buckets are planned once and launched in the plan's order.
 ///
@@ -293,7 +305,6 @@ public:
     /// with which it forms a bucket.
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
-    const ReducerOptions& options() const noexcept { return engine_.options(); }    ///< Returns its options.
     const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.
     /// Size of the gradient memory that the Reducer owns.
     std::size_t bytes() const noexcept { return engine_.home().bytes(); }
@@ -310,6 +321,8 @@ public:
     std::span<const ParameterView> parameters() const noexcept { return engine_.home().planned().parameters(); }
 
 private:
+    friend struct detail::OptionsOf;
+
     /// The argument that `backward` passes to `run`.
     struct Ready {
         Reducer& sync;

@@ -98,8 +98,8 @@ public:
                 return i;
         return -1;
     }
-    /// Where to put a copy of the state `base`: neither over `base` nor over the newest state that is here. -1: there is
-    /// no such place.
+    /// Where to put a copy of the state `base`: neither over `base` nor over the newest state that is here. -1: there
+    /// is no such place.
     int place_for(std::uint64_t base) const noexcept {
         std::uint64_t newest = 0;
         for (const Holding& one : row_.holdings) newest = gradsync::detail::larger(newest, one.number);

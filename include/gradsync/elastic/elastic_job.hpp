@@ -10,12 +10,13 @@ namespace gradsync::inline v0_2 {
 
 /// What `ElasticJob::restore` has done.
 struct Restored {
+    /// Where the state is from.
     enum class From : std::uint8_t {
         start,      ///< the state of rank 0: the job begins
         rank,       ///< a rank that had the newest state
         checkpoint  ///< no process had a state: steps after the checkpoint are lost, and done again
     };
-    From from = From::start;
+    From from = From::start;  ///< where the state is from
     std::uint64_t step = 0;   ///< the steps that are done
     std::uint64_t again = 0;  ///< steps that a lost rank had done, and that are done again, with the same bits
 };
@@ -52,11 +53,11 @@ public:
           membership_(job, most_, detail::larger(job.min_ranks, 1)) {}
     ElasticJob(ElasticJob&&) = delete;
 
-    /// Calls `body(backend)` each time when the ranks have met, until all of them have returned from it with `step()`
-    /// where they wanted it. `options.timeout` also limits how long ranks wait for one another before they go on with
-    /// fewer; at the start they wait that long for all. Returns on all ranks, those that never got work included, and on
-    /// a rank that has left. Throws what `body` throws if it is this rank's own failure, and what `Membership::meet`
-    /// throws. Collective.
+    /// Calls `body(backend)` each time when the ranks have met, until it returns on all of them although `goes_on()`
+    /// has not asked for that. Returns on all processes, also on those that were never needed, and on a rank that has
+    /// left. `options.timeout` also limits how long ranks wait for one another before they go on with fewer; at the
+    /// start they wait that long for all. Throws what `body` throws if it is this rank's own failure, and what
+    /// `Membership::meet` throws. Collective.
     template <class Body>
     void run(Body&& body, const TcpOptions& options = {}) {
         while (!is_over()) try {
@@ -68,22 +69,25 @@ public:
             }
     }
 
-    // ------------------------------------------------------------------------------------- what the body of `run` calls
+    // ------------------------------------------------------------------------------------ what the body of `run` calls
 
     /// Gives all ranks the newest state that one of them has, or at the start that of rank 0, and sets `step()`.
-    /// `state`: all that a step changes, in the same order on every rank: weights, the optimizer's state, random
-    /// numbers. It is this process's memory, the same at every call. A state that is whole is overwritten only when all
-    /// ranks have the newer one. `load()`: called on rank 0 if no process has a state: reads the newest checkpoint into
-    /// the memory of `state` and returns its step, or returns 0. It is this class's broadcast; a Reducer needs no other.
+    /// The Reducer needs no other broadcast. Collective.
     ///
-    /// Throws Error(invalid_argument) if the sums of `sync` would depend on the number of ranks,
-    /// Error(parameter_mismatch) if the states are not alike, and Error(storage) if the state is lost, and no checkpoint
-    /// is there. Collective.
+    /// - `state`: the memory of all that a step changes, in the same order on every rank: weights, the optimizer's
+    ///   state, random numbers. It outlives the calls of the body. A state that is whole is overwritten only when all
+    ///   ranks have the newer one.
+    /// - `load()`: called on rank 0 if no process has a state. Reads the newest checkpoint into that memory and returns
+    ///   its step, or returns 0.
+    ///
+    /// Throws Error(invalid_argument) if the sums of `sync` depend on the number of ranks, or if the state was changed
+    /// outside of `update`; Error(parameter_mismatch) if the states of the ranks are not alike; and Error(storage) if
+    /// the state is lost and there is no checkpoint.
     template <class Sync, class Load>
     Restored restore(Sync& sync, std::span<const BufferView> state, Load&& load) {
         check(sync);
         TcpBackend comm = sync.backend();
-        return restore(comm, sync.options(), state, load);
+        return restore(comm, detail::OptionsOf::face(sync), state, load);
     }
     template <class Sync>
     Restored restore(Sync& sync, std::span<const BufferView> state) {
@@ -126,8 +130,12 @@ public:
 
     /// Call it before each step. Returns false, on all ranks, if the ranks change now: then return from the body. Waits
     /// for no other rank, as what it returns was agreed during the step before. Throws what a wait of the backend
-    /// throws. Collective.
+    /// throws, and Error(invalid_argument) if `update` was not called since the last call. Collective.
     [[nodiscard]] bool goes_on() {
+        if (!votes_) refuse("goes_on", "call restore() first, each time when the body of run() is called");
+        if (vote_ && voted_ == step_)
+            refuse("goes_on", "no step was counted since the last call; change the state in update()");
+        voted_ = step_;
         if (vote_) {
             std::exchange(vote_, {})->wait();
             if (word_ != 0) return !(changes_ = true);
@@ -139,14 +147,16 @@ public:
     }
 
     /// Calls `change()`, which must change the state by one step and call no collective, and counts the step. After an
-    /// exception of `change` this process's state does not count any more.
+    /// exception of `change` this process's state does not count any more. Throws Error(invalid_argument) without a
+    /// `restore` before. Local.
     template <class F>
     void update(F&& change) {
+        if (!votes_) refuse("update", "call restore() first, each time when the body of run() is called");
         state_.update(std::forward<F>(change));
         ++step_;
     }
 
-    // ------------------------------------------------------------------------------ for a loop of one's own, as in `run`
+    // ----------------------------------------------------------------------------- for a loop of your own, as in `run`
 
     /// Meets the other ranks; see `Membership::connect`. Collective.
     TcpBackend connect(const TcpOptions& options = {}) { return membership_.connect(options); }
@@ -172,12 +182,16 @@ public:
 
     /// Returns the number of the last meeting, from 1.
     std::uint32_t generation() const noexcept { return membership_.generation(); }
-    /// Asks that this rank leaves the job after the step under way: `run` then returns. From any thread, and from signal
-    /// handlers.
+    /// Lets this rank leave the job after the step under way: `run` then returns. Call it from any thread, or from a
+    /// signal handler.
     void request_leave() noexcept { membership_.request_leave(); }
 
 private:
     using Work = decltype(std::declval<TcpBackend&>().all_reduce(BufferView(), ReduceOp::max));
+
+    [[noreturn, gnu::cold]] static void refuse(const char* operation, const char* text) {
+        bootstrap::raise(Errc::invalid_argument, bootstrap::text(operation, ": ", text), {.operation = operation});
+    }
     template <class Buckets, class Overlap>
     static void check(const Reducer<TcpBackend, Buckets, Overlap, AllReduce>&) {
         static_assert(!detail::gathers_in_forward<Overlap>(),
@@ -238,6 +252,7 @@ private:
     std::uint64_t step_ = 0;
     std::optional<TcpBackend> votes_;  ///< for the votes alone
     std::int32_t word_ = 0;            ///< of the vote under way: not 0 if the ranks must change
+    std::uint64_t voted_ = 0;          ///< the step of that vote
     std::optional<Work> vote_;
     std::optional<elastic::Watch> watch_;  ///< rank 0's
     bool changes_ = false;                 ///< `goes_on()` has said so

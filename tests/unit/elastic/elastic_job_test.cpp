@@ -41,7 +41,7 @@ using gradsync_test::says;
 
 namespace {
 
-using Processes = gradsync_test::ProcessesOf<ElasticJob>;
+using Ranks = gradsync_test::ProcessesOf<ElasticJob>;
 constexpr std::size_t micro_batches = 12;
 
 /// A model with a frozen parameter, one that some steps do not use, and momentum.
@@ -164,7 +164,7 @@ TEST_CASE("a run whose ranks change all the time ends with the bits of one whose
         CAPTURE(seed);
         const gradsync_test::TemporaryDirectory folder;
         const std::string sizes = folder.file("sizes");
-        Processes ranks(
+        Ranks ranks(
             1,
             [&](ElasticJob& job, int, const std::string&) {
                 listen(job);
@@ -197,7 +197,7 @@ TEST_CASE("a run whose ranks change all the time ends with the bits of one whose
 
 TEST_CASE("added: processes that come later become ranks, up to the number that the job should have") {
     const gradsync_test::TemporaryDirectory folder;
-    Processes ranks(
+    Ranks ranks(
         1,
         [&](ElasticJob& job, int, const std::string&) {
             Model model;
@@ -220,7 +220,7 @@ TEST_CASE("added: processes that come later become ranks, up to the number that 
 
 TEST_CASE("removed: a rank that is asked to leave goes after the step, and the others go on") {
     const gradsync_test::TemporaryDirectory folder;
-    Processes ranks(
+    Ranks ranks(
         3,
         [&](ElasticJob& job, int, const std::string&) {
             listen(job);
@@ -240,7 +240,7 @@ TEST_CASE("removed: a rank that is asked to leave goes after the step, and the o
 
 TEST_CASE("several at once: one rank that is left has the state for all that come") {
     const gradsync_test::TemporaryDirectory folder;
-    Processes ranks(
+    Ranks ranks(
         4,
         [&](ElasticJob& job, int, const std::string&) {
             throw std::runtime_error(train(job, 120, [&](TcpBackend& comm, std::uint64_t step) {
@@ -259,7 +259,7 @@ TEST_CASE("all fail: without a checkpoint the job ends and says so; with one it 
     for (const bool has_checkpoint : {false, true}) {
         CAPTURE(has_checkpoint);
         const gradsync_test::TemporaryDirectory folder;
-        Processes ranks(
+        Ranks ranks(
             2,
             [&](ElasticJob& job, int, const std::string&) {
                 Model model;
@@ -321,7 +321,7 @@ TEST_CASE("below the minimum: the others wait for a rank to come, and go on when
     for (const bool comes : {true, false}) {
         CAPTURE(comes);
         const gradsync_test::TemporaryDirectory folder;
-        Processes ranks(
+        Ranks ranks(
             3,
             [&](ElasticJob& job, int, const std::string&) {
                 Model model;
@@ -345,7 +345,7 @@ TEST_CASE("below the minimum: the others wait for a rank to come, and go on when
 }
 
 TEST_CASE("failure in the update: a rank whose state is torn gets that of another, twice") {
-    Processes ranks(
+    Ranks ranks(
         3,
         [&](ElasticJob& job, int, const std::string&) {
             Model model;
@@ -401,8 +401,30 @@ TEST_CASE("what depends on the number of ranks is refused") {
     CHECK(says(refusal({.micro_batches = 3, .reduce_dtype = gradsync::DType::bf16}), "with a reduce_dtype of 16 or 8 bits"));
 }
 
+TEST_CASE("a body that forgets restore() or update() is refused") {
+    ElasticJob job{Job{}};
+    std::vector<float> weights(4);
+    const auto refusal = [](auto&& call) -> std::string {
+        try {
+            call();
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "none";
+    };
+    job.run([&](TcpBackend& comm) {
+        CHECK(says(refusal([&] { (void)job.goes_on(); }), "goes_on: call restore() first"));
+        CHECK(says(refusal([&] { job.update([] {}); }), "update: call restore() first"));
+        (void)job.restore(comm, {.micro_batches = 1}, std::vector<BufferView>{gradsync::buffer(weights)}, [] { return 0; });
+        REQUIRE(job.goes_on());
+        CHECK(says(refusal([&] { (void)job.goes_on(); }), "no step was counted since the last call; change the state in update()"));
+        job.update([] {});
+        CHECK(job.goes_on());
+    });
+}
+
 TEST_CASE("a model that is made anew in the body, or changed outside of update(), is refused when the ranks meet again") {
-    Processes ranks(
+    Ranks ranks(
         2,
         [&](ElasticJob& job, int, const std::string&) {
             Model model;
@@ -421,7 +443,7 @@ TEST_CASE("a model that is made anew in the body, or changed outside of update()
 
 TEST_CASE("after many generations memory, descriptors and threads are as they were") {
     const std::string end = [] {
-        Processes ranks(
+        Ranks ranks(
             2,
             [&](ElasticJob& job, int, const std::string&) {
                 Model model;

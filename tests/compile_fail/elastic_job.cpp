@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSL-1.0
+// Reducers whose sums, or whose steps, do not fit to ranks that come and go.
+// expect 1: gradsync: ElasticJob::restore takes a Reducer<TcpBackend, \.\.\.> with the exchange AllReduce
+// expect 2: gradsync: a step of an ElasticJob is whole before the next one begins; use OverlapBackward
+// expect 3: gradsync: ElasticJob::restore takes a Reducer<TcpBackend, \.\.\.> with the exchange AllReduce
+#include <vector>
+
+#include <gradsync/compress/quantizer.hpp>
+#include <gradsync/elastic/elastic_job.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
+
+using namespace gradsync;
+
+#ifndef GRADSYNC_EXPECT_FAILURE
+#define GRADSYNC_EXPECT_FAILURE 0
+#endif
+
+void train(ElasticJob& job, TcpBackend& comm, [[maybe_unused]] std::vector<ParameterView>& parameters,
+           std::vector<BufferView>& state) {
+#if GRADSYNC_EXPECT_FAILURE == 1
+    Reducer sync(comm, parameters, Quantizer{});
+#elif GRADSYNC_EXPECT_FAILURE == 2
+    Reducer sync(comm, parameters, OverlapForward{});
+#elif GRADSYNC_EXPECT_FAILURE == 3
+    struct {
+        TcpBackend& backend() { return comm; }
+        TcpBackend& comm;
+    } sync{comm};
+#else
+    Reducer sync(comm, parameters);
+#endif
+    job.restore(sync, state);
+}
