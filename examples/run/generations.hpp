@@ -58,7 +58,12 @@ public:
                 memory.write(state->number, {{const_cast<std::byte*>(rank.state.data()), rank.bytes}});
                 hold(static_cast<int>(r), std::move(memory));
             }
-        if (!watch_ || ::inotify_add_watch(watch_.get(), folder_.c_str(), IN_CREATE) < 0) watch_ = {};
+        // The store makes these folders when it needs them, and then nobody would watch them yet.
+        for (const char* const name : {"", "/join+", "/gen+", "/back+", "/out+", "/keep+"}) {
+            const std::string watched = folder_.string() + name;
+            if (*name != '\0' && ::mkdir(watched.c_str(), 0700) != 0) fail("cannot make " + watched);
+            if (!watch_ || ::inotify_add_watch(watch_.get(), watched.c_str(), IN_CREATE) < 0) watch_ = {};
+        }
     }
 
     const std::filesystem::path& folder() const { return folder_; }

@@ -89,17 +89,21 @@ void check_store(const Place& place) {
         CHECK(store.names("nobody").empty());
     }
     SUBCASE("names are listed in ascending order") {
-        for (const char* name : {"gen/2", "gen/10", "join/a", "gen/1", "generation"}) create_at_last(store, name, words(name));
-        for (const char* name : {"gen/2", "gen/10", "join/a", "gen/1", "generation"}) read_at_last(store, name);
-        for (int tries = 0; store.names("").size() != 5 && tries < 100'000; ++tries) {
+        const std::vector<std::string> all{"gen", "gen/1", "gen/10", "gen/2", "generation", "join/a", "join/a/b/c", "join/a/b/d"};
+        for (const std::string& name : all) create_at_last(store, name, words(name));
+        for (const std::string& name : all) read_at_last(store, name);
+        for (int tries = 0; store.names("").size() != all.size() && tries < 100'000; ++tries) {
         }
         CHECK(store.names("gen/") == std::vector<std::string>{"gen/1", "gen/10", "gen/2"});
-        CHECK(store.names("") == std::vector<std::string>{"gen/1", "gen/10", "gen/2", "generation", "join/a"});
+        CHECK(store.names("") == all);
+        CHECK(store.names("join/a/") == std::vector<std::string>{"join/a/b/c", "join/a/b/d"});
+        CHECK(store.names("join/a") == std::vector<std::string>{"join/a", "join/a/b/c", "join/a/b/d"});
         CHECK(store.names("gen/3").empty());
     }
     SUBCASE("what is no name is refused") {
         for (const std::string& name : {std::string(), std::string("/gen"), std::string(".."), std::string("a b"), std::string("a\n"),
-                                        std::string("a+b"), std::string(201, 'a'), std::string("1"), std::string("a\0b", 3)}) {
+                                        std::string("a+b"), std::string("a/../b"), std::string("a//b"), std::string("a/.b"),
+                                        std::string("a/"), std::string(201, 'a'), std::string("1"), std::string("a\0b", 3)}) {
             CAPTURE(name);
             CHECK_THROWS_AS((void)store.create(name, words("x")), Error);
             CHECK_THROWS_AS((void)store.read(name), Error);

@@ -85,19 +85,48 @@ struct Generation {
     return members;
 }
 
+/// Numbers of members. A long job has seen many.
+class MemberSet {
+public:
+    [[gnu::cold]] bool contains(std::uint64_t id) const noexcept {
+        const std::size_t at = place_of(id);
+        return at < ids_.size() && ids_[at] == id;
+    }
+    [[gnu::cold]] void insert(std::uint64_t id) {
+        const std::size_t at = place_of(id);
+        if (at < ids_.size() && ids_[at] == id) return;
+        ids_.push_back(id);
+        for (std::size_t i = ids_.size() - 1; i > at; --i) std::swap(ids_[i], ids_[i - 1]);
+    }
+    void clear() { ids_.clear(); }
+
+private:
+    /// Of the first that is not smaller.
+    std::size_t place_of(std::uint64_t id) const noexcept {
+        std::size_t first = 0, end = ids_.size();
+        while (first < end) {
+            const std::size_t middle = first + (end - first) / 2;
+            if (ids_[middle] < id) first = middle + 1;
+            else end = middle;
+        }
+        return first;
+    }
+    List<std::uint64_t> ids_;  ///< in ascending order
+};
+
 /// What a process knows.
 struct View {
-    std::uint64_t self = 0;           ///< as which it has joined
-    std::uint32_t left = 0;           ///< the last generation that it has met and left
-    bool agreed = false;              ///< it has left the newest generation as all its members agreed to
-    Generation newest = {};           ///< without members that are certainly dead, or leave
-    std::size_t was = 0;              ///< number of members of `newest`, with those
-    List<std::uint64_t> absent = {};  ///< members of `newest` that this process has missed in a meeting
-    List<Member> waiting = {};        ///< those that no generation has listed, and that may be alive
-    bool ended = false;               ///< the job has
-    std::size_t ranks = 1;            ///< that the job should have
-    std::size_t least = 1;            ///< that it needs
-    bool late = false;                ///< the process has waited as long as it may
+    std::uint64_t self = 0;     ///< as which it has joined
+    std::uint32_t left = 0;     ///< the last generation that it has met and left
+    bool agreed = false;        ///< it has left the newest generation as all its members agreed to
+    Generation newest = {};     ///< without members that are certainly dead, or leave
+    std::size_t was = 0;        ///< number of members of `newest`, with those
+    MemberSet absent = {};      ///< members of `newest` that this process has missed in a meeting
+    List<Member> waiting = {};  ///< those that no generation has listed, and that may be alive
+    bool ended = false;         ///< the job has
+    std::size_t ranks = 1;      ///< that the job should have
+    std::size_t least = 1;      ///< that it needs
+    bool late = false;          ///< the process has waited as long as it may
 };
 
 /// What it does next: nothing until it knows more, meet the members of the newest generation, propose another one, or
@@ -109,11 +138,6 @@ struct Decision {
     List<Member> members = {};  ///< those to propose
 };
 
-[[gnu::cold]] inline bool contains(const List<std::uint64_t>& members, std::uint64_t id) noexcept {
-    for (const std::uint64_t one : members)
-        if (one == id) return true;
-    return false;
-}
 [[gnu::cold]] inline void sort_by_place(List<Member>& members) {
     gradsync::detail::sort_by(members, [](const Member& one, const Member& other) {
         return one.place != other.place ? one.place < other.place : one.id < other.id;
@@ -132,7 +156,7 @@ struct Decision {
     if (view.agreed && rank > 0 && !view.late) return {Step::wait};
     List<Member> members = view.newest.members, waiting = view.waiting;
     const std::size_t alive = members.size();
-    members.erase_if([&](const Member& one) { return one.id != view.self && contains(view.absent, one.id); });
+    members.erase_if([&](const Member& one) { return one.id != view.self && view.absent.contains(one.id); });
     // If two parts of the members cannot reach each other, the larger one goes on.
     const std::size_t twice = 2 * members.size();
     const bool is_minority = twice < alive || (twice == alive && alive != 0 && !(members[0] == view.newest.members[0]));
@@ -158,11 +182,11 @@ public:
         self_ = self;
         listed_ = false;
     }
-    bool knows(std::uint64_t member) const noexcept { return contains(known_, member); }
+    bool knows(std::uint64_t member) const noexcept { return known_.contains(member); }
     /// Learns of a process that waits.
     void see(const Member& waits) {
         if (knows(waits.id)) return;
-        known_.push_back(waits.id);
+        known_.insert(waits.id);
         waiting_.push_back(waits);
     }
     /// Learns of the generation after `newest()`.
@@ -172,17 +196,12 @@ public:
         absent_.clear();
         listed_ |= newest_.rank_of(self_.id) >= 0;
         waiting_.erase_if([&](const Member& one) { return newest_.rank_of(one.id) >= 0; });
-        for (const Member& one : newest_.members)
-            if (!knows(one.id)) known_.push_back(one.id);
+        for (const Member& one : newest_.members) known_.insert(one.id);
     }
     /// Learns that a process which waits has answered.
-    void see_ready(std::uint64_t member) {
-        if (!contains(ready_, member)) ready_.push_back(member);
-    }
+    void see_ready(std::uint64_t member) { ready_.insert(member); }
     /// Learns that a member wants to leave.
-    void see_leaving(std::uint64_t member) {
-        if (!contains(leaving_, member)) leaving_.push_back(member);
-    }
+    void see_leaving(std::uint64_t member) { leaving_.insert(member); }
     void see_end() noexcept { ended_ = true; }
 
     /// Has left a generation; `agreed`: as all its members agreed to.
@@ -191,7 +210,7 @@ public:
         agreed_ = agreed && generation == newest_.number;
     }
     /// A member of the newest generation did not come to a meeting within the time limit.
-    void miss(std::uint64_t member) { absent_.push_back(member); }
+    void miss(std::uint64_t member) { absent_.insert(member); }
 
     /// Says what to do. `is_dead(member)`: is it certain that it has ended? `late`: has this process waited as long as
     /// it may?
@@ -201,7 +220,7 @@ public:
     }
     template <class Dead>
     View view(Dead&& is_dead, bool late = false) {
-        waiting_.erase_if([&](const Member& one) { return is_dead(one) || contains(leaving_, one.id); });
+        waiting_.erase_if([&](const Member& one) { return is_dead(one) || leaving_.contains(one.id); });
         View known{.self = self_.id,
                    .left = left_,
                    .agreed = agreed_,
@@ -213,10 +232,10 @@ public:
                    .ranks = ranks_,
                    .least = least_,
                    .late = late};
-        known.newest.members.erase_if([&](const Member& one) { return is_dead(one) || contains(leaving_, one.id); });
+        known.newest.members.erase_if([&](const Member& one) { return is_dead(one) || leaving_.contains(one.id); });
         // Who goes on with fewer need not count on a process that may be stopped.
         if (least_ < ranks_ && !known.newest.members.empty())
-            known.waiting.erase_if([&](const Member& one) { return !contains(ready_, one.id); });
+            known.waiting.erase_if([&](const Member& one) { return !ready_.contains(one.id); });
         return known;
     }
     /// Does this process wait for a job that goes on without it? It may have to wait for long.
@@ -229,7 +248,7 @@ public:
     bool wants_change(Dead&& is_dead) {
         const View known = view(is_dead);
         for (const Member& one : newest_.members)
-            if (contains(leaving_, one.id)) return true;
+            if (leaving_.contains(one.id)) return true;
         return !known.waiting.empty() && newest_.members.size() < ranks_;
     }
 
@@ -237,7 +256,7 @@ public:
     const Generation& newest() const noexcept { return newest_; }
     std::uint32_t left() const noexcept { return left_; }
     const List<Member>& waiting() const noexcept { return waiting_; }
-    bool is_ready(std::uint64_t member) const noexcept { return contains(ready_, member); }
+    bool is_ready(std::uint64_t member) const noexcept { return ready_.contains(member); }
     std::size_t ranks() const noexcept { return ranks_; }
     std::size_t least() const noexcept { return least_; }
 
@@ -246,7 +265,7 @@ private:
     Member self_;
     Generation newest_;
     List<Member> waiting_;  ///< those that no generation has listed
-    List<std::uint64_t> known_, ready_, leaving_, absent_;
+    MemberSet known_, ready_, leaving_, absent_;
     std::uint32_t left_ = 0;
     bool agreed_ = false;
     bool listed_ = false;  ///< a generation has listed `self_`

@@ -86,7 +86,7 @@ public:
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
                 else if (machine().least() < machine().ranks()) records_->call_waiting(is_dead());  // too few are left
-                ::usleep(1'000);
+                ::usleep(late ? 10'000 : 1'000);  // a spare process may wait for long
             } else if (accuse_silent()) {
                 deadline = Clock::now() + options.timeout;
             } else {

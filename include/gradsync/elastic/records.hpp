@@ -56,9 +56,9 @@ public:
     /// Asks those that wait whether they answer.
     void call_waiting(const IsDead& is_dead) {
         for (const Member& one : machine_.waiting())
-            if (!contains(called_, one.id) && !is_dead(one)) {
+            if (!called_.contains(one.id) && !is_dead(one)) {
                 (void)store_.create(name_of("call/", one.id), {});
-                called_.push_back(one.id);
+                called_.insert(one.id);
             }
     }
 
@@ -83,7 +83,7 @@ private:
     std::string address_;
     Machine machine_;
     std::optional<Blob> end_;
-    List<std::uint64_t> called_;
+    MemberSet called_;
 };
 
 }  // namespace gradsync::inline v0_2::elastic

@@ -27,6 +27,12 @@ List<Member> members(std::initializer_list<std::uint64_t> ids) {
     return all;
 }
 
+MemberSet ids(std::initializer_list<std::uint64_t> all) {
+    MemberSet set;
+    for (const std::uint64_t id : all) set.insert(id);
+    return set;
+}
+
 /// "wait", "meet", "leave", or "propose 10 21"
 std::string said(const View& view) {
     const Decision next = decide(view);
@@ -123,19 +129,19 @@ TEST_CASE("members that have agreed to change wait for the first of them, unless
 }
 
 TEST_CASE("the smaller part of the members lets the larger one go on, for as long as it may wait") {
-    View view{.self = 12, .left = 4, .newest = {4, members({10, 11, 12})}, .was = 3, .absent = {10, 11}, .ranks = 3, .least = 1};
+    View view{.self = 12, .left = 4, .newest = {4, members({10, 11, 12})}, .was = 3, .absent = ids({10, 11}), .ranks = 3, .least = 1};
     CHECK(said(view) == "wait");
     view.late = true;
     CHECK(said(view) == "propose 12");
     view.late = false;
-    view.absent = {12};
+    view.absent = ids({12});
     view.self = 11;
     CHECK(said(view) == "propose 10 11");
     view.newest.members = members({10, 11});  // halves: that with the first member
-    view.absent = {10};
+    view.absent = ids({10});
     CHECK(said(view) == "wait");
     view.self = 10;
-    view.absent = {11};
+    view.absent = ids({11});
     CHECK(said(view) == "propose 10");
 }
 
@@ -173,4 +179,17 @@ TEST_CASE("members want to change for one that waits and has answered, if there 
     const Decision next = machine.next(nobody, false);
     REQUIRE(next.step == Step::propose);
     CHECK(are_same(next.members, members({10, 12, 33})));
+}
+
+TEST_CASE("a set of members knows those that were put in, in any order and repeatedly") {
+    MemberSet set;
+    CHECK_FALSE(set.contains(0));
+    for (std::uint64_t i = 0; i < 1000; ++i) set.insert(i * 7919 % 1009 * 2);
+    for (std::uint64_t i = 0; i < 1000; ++i) set.insert(i * 7919 % 1009 * 2);
+    for (std::uint64_t i = 0; i < 1000; ++i) {
+        CHECK(set.contains(i * 7919 % 1009 * 2));
+        CHECK_FALSE(set.contains(i * 2 + 1));
+    }
+    set.clear();
+    CHECK_FALSE(set.contains(0));
 }

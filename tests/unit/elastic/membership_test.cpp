@@ -102,7 +102,7 @@ TEST_CASE("a rank that dies while the others meet is replaced in the next meetin
         // The first replacement dies between the proposal and the meeting, when it is asked where it listens.
         if (start == 4) {
             std::thread([store] {
-                while (!std::filesystem::exists(store + "/gen+0000000002")) std::this_thread::sleep_for(100us);
+                while (!std::filesystem::exists(store + "/gen+/0000000002")) std::this_thread::sleep_for(100us);
                 ::_exit(1);
             }).detach();
         }

@@ -12,9 +12,10 @@ namespace gradsync::inline v0_2 {
 /// A Store in a folder that all processes see: of one machine, or in a file system that machines share. The folder must
 /// exist, and only its owner may be able to write into it; whoever makes it removes it.
 ///
-/// Each name is a file. A file appears with its whole content or not at all, because it is written under a name of its
-/// own, and then linked to its place, which the system does for one writer only. Over NFS, mount with `hard` (the
-/// default): calls then wait for a server that is away, without a time limit.
+/// Each name is a file, and what stands before a '/' in it is a folder. A file appears with its whole content or not at
+/// all, because it is written under a name of its own, and then linked to its place, which the system does for one
+/// writer only. Over NFS, mount with `hard` (the default): calls then wait for a server that is away, without a time
+/// limit.
 class FileStore {
 public:
     /// Throws Error(storage) if there is no such folder, and Error(invalid_argument) if it belongs to another user or
@@ -36,7 +37,11 @@ public:
         bootstrap::check_entry(name, bytes.size(), "create");
         if (auto there = read(name)) return *std::move(there);
         const std::string own = bootstrap::text(folder_, "/.", bootstrap::random_token());
-        const bool is_first = write(own, bytes) && link(own, path(name));
+        bool is_first = write(own, bytes) && link(own, path(name));
+        if (!is_first && errno == ENOENT) {
+            make_folders_of(name);
+            is_first = link(own, path(name));
+        }
         const int error = errno;
         ::unlink(own.c_str());
         if (is_first) return Blob(bytes.begin(), bytes.end());
@@ -68,14 +73,7 @@ public:
     /// See the concept `Store`.
     std::vector<std::string> names(std::string_view prefix) {
         std::vector<std::string> found;
-        DIR* const folder = ::opendir(folder_.c_str());
-        if (folder == nullptr) fail("cannot be read", std::strerror(errno));
-        while (const dirent* const entry = ::readdir(folder)) {
-            std::string name = entry->d_name;
-            for (char& c : name) c = c == separator ? '/' : c;
-            if (name[0] != '.' && name.starts_with(prefix)) found.push_back(std::move(name));
-        }
-        ::closedir(folder);
+        list(std::string(prefix.substr(0, prefix.rfind('/') + 1)), prefix, found);
         detail::sort_by(found, [](const std::string& one, const std::string& other) { return one < other; });
         return found;
     }
@@ -86,12 +84,40 @@ private:
         std::uint64_t bytes = 0;
         std::uint64_t digest = 0;  ///< of the bytes
     };
-    static constexpr char separator = '+';  ///< stands for '/' in a file's name
+    static constexpr char mark = '+';  ///< ends the name of a folder, so that "a" and "a/b" are different files
 
     std::string path(std::string_view name) const {
-        std::string file = bootstrap::text(folder_, "/", name);
-        for (std::size_t i = folder_.size() + 1; i < file.size(); ++i) file[i] = file[i] == '/' ? separator : file[i];
+        std::string file = folder_ + "/";
+        for (const char c : name) {
+            if (c == '/') file += mark;
+            file += c;
+        }
         return file;
+    }
+    void make_folders_of(std::string_view name) const {
+        for (std::size_t end = name.find('/'); end != std::string_view::npos; end = name.find('/', end + 1)) {
+            std::string folder = path(name.substr(0, end));
+            if (::mkdir((folder += mark).c_str(), 0700) != 0 && errno != EEXIST)
+                fail("cannot take a name", std::strerror(errno));
+        }
+    }
+    /// Adds the names in a folder, such as "gen/" or "", that begin with the prefix.
+    void list(const std::string& in, std::string_view prefix, std::vector<std::string>& found) const {
+        DIR* const folder = ::opendir(path(in).c_str());
+        if (folder == nullptr && (in.empty() || errno != ENOENT)) fail("cannot be read", std::strerror(errno));
+        if (folder == nullptr) return;
+        List<std::string> inner;
+        while (const dirent* const entry = ::readdir(folder)) {
+            std::string name = in + entry->d_name;
+            if (entry->d_name[0] == '.') continue;
+            const bool is_folder = name.back() == mark;
+            if (is_folder) name.back() = '/';
+            if (!name.starts_with(prefix)) continue;
+            if (is_folder) inner.push_back(std::move(name));
+            else found.push_back(std::move(name));
+        }
+        ::closedir(folder);
+        for (const std::string& name : inner) list(name, prefix, found);
     }
 
     /// Returns false, with `errno`, if the file is not on the disk as a whole.

@@ -17,7 +17,8 @@ namespace gradsync::inline v0_2 {
 ///   absent. The bytes that it returns are those of the first writer.
 /// - `names(prefix)` lists the names that begin with it, in ascending order, and may be late, too.
 ///
-/// A name consists of 1 to 200 letters, digits and the characters "-_./", and begins with a letter. All functions throw
+/// A name consists of 1 to 200 letters, digits and the characters "-_./", and begins with a letter; a letter or digit
+/// follows each '/'. All functions throw
 /// Error(storage), which names the store, if it cannot be reached within its time limit, and Error(invalid_argument)
 /// for a name or a size that is not allowed. A model need not be thread-safe.
 template <class S>
@@ -33,13 +34,20 @@ namespace bootstrap {
 inline void check_entry(std::string_view name, std::size_t bytes, const char* operation) {
     const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
     bool valid = !name.empty() && name.size() <= 200 && is_letter(name[0]);
-    for (const char c : name)
-        valid = valid && (is_letter(c) || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' || c == '/');
+    bool follows = false;  // on a '/'
+    for (const char c : name) {
+        const bool is_plain = is_letter(c) || (c >= '0' && c <= '9');
+        valid = valid && (is_plain || (!follows && (c == '-' || c == '_' || c == '.' || c == '/')));
+        follows = c == '/';
+    }
+    valid = valid && !follows;
     if (!valid)
-        raise(Errc::invalid_argument,
-              text(operation, " of a store: '", name,
-                   "' is no name; use 1 to 200 letters, digits and -_./, and begin with a letter"),
-              {.operation = operation});
+        raise(
+            Errc::invalid_argument,
+            text(operation, " of a store: '", name,
+                 "' is no name; use 1 to 200 letters, digits and -_./, begin with a letter, and put a letter or digit "
+                 "behind each '/'"),
+            {.operation = operation});
     if (bytes > largest_blob)
         raise(Errc::invalid_argument,
               text(operation, " of a store: ", bytes, " bytes for '", name, "' are more than the ", largest_blob,

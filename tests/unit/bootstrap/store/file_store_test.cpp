@@ -38,10 +38,10 @@ TEST_CASE("FileStore: a file that is cut, changed or foreign is an error that na
     const gradsync_test::TemporaryDirectory folder;
     FileStore store(folder.path().string());
     REQUIRE(store.create("gen/1", some_bytes(100)) == some_bytes(100));
-    const std::string file = folder.file("gen+1"), good = content_of(file);
+    const std::string file = folder.file("gen+/1"), good = content_of(file);
     REQUIRE(good.size() == 124);
     const auto is_refused = [&] {
-        CHECK_THROWS_WITH_AS((void)store.read("gen/1"), doctest::Contains("gen+1 is none of its own"), Error);
+        CHECK_THROWS_WITH_AS((void)store.read("gen/1"), doctest::Contains("gen+/1 is none of its own"), Error);
         CHECK_THROWS_AS((void)store.create("gen/1", some_bytes(3)), Error);
     };
     for (std::size_t cut = 0; cut < good.size(); cut += 5) {
