@@ -174,3 +174,17 @@ TEST_CASE("members want to change for one that waits and has answered, if there 
     REQUIRE(next.step == Step::propose);
     CHECK(are_same(next.members, members({10, 12, 33})));
 }
+
+TEST_CASE("a member that another one cannot reach lets the others go on without it, for as long as it may wait") {
+    const auto nobody = [](const Member&) { return false; };
+    Machine machine(3, 1);
+    machine.join(member(12));
+    machine.see(members({10, 11, 12}));
+    machine.leave(1);
+    machine.miss(12);
+    CHECK(machine.next(nobody, false).step == Step::wait);
+    CHECK(are_same(machine.next(nobody, true).members, members({10, 11, 12})));
+    machine.see(members({10, 12}));
+    machine.leave(2);
+    CHECK(are_same(machine.next(nobody, false).members, members({10, 12})));
+}
