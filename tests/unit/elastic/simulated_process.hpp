@@ -331,7 +331,7 @@ private:
         }
         for (std::size_t i = 0; i < plan.owners.size(); ++i)
             if (static_cast<int>(plan.owners[i]) == rank_of(p, c)) {
-                const Word part = own_part(p, part_of(rows[plan.owners[i]], base, i, plan.owners.size()), true);
+                const Word part = own_part(p, {base, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(plan.owners.size())}, true);
                 state.content = state.flag && state.content != part.content ? garbage : part.content;
                 state.flag = true;
             }
@@ -360,7 +360,6 @@ private:
         if (!job.is_sharded) return {number, 0, 1};
         return {number, static_cast<std::uint32_t>(rank_of(p, c)), static_cast<std::uint32_t>(c.processes.size())};
     }
-    /// The division of a state that the owners have.
     static std::string describe(Process& p) {
         std::string text;
         for (int i = 0; i < Row::most; ++i) {
@@ -368,9 +367,6 @@ private:
             text += gradsync::detail::text("[", one.number, ": ", one.part, "/", one.parts, "]");
         }
         return text;
-    }
-    static Holding part_of(const Row&, std::uint64_t number, std::size_t part, std::size_t parts) {
-        return {number, static_cast<std::uint32_t>(part), static_cast<std::uint32_t>(parts)};
     }
     Word own_part(Process& p, const Holding& part, bool sends) {
         const int place = sends ? p.holdings.place_of(part) : -1;

@@ -61,7 +61,8 @@ inline std::uint64_t right_state(std::uint64_t number) {
 }
 inline constexpr std::uint64_t garbage = 0xbad, no_state = ~std::uint64_t{0};
 
-/// What a process does when it is resumed, or a part of that.
+/// What a process does, from one wait to the next. GCC 12 misplaces the promise of a coroutine without local variables that waits in a
+/// condition first, and resumes it at a wrong address: give such a function a variable.
 class [[nodiscard]] Task {
 public:
     struct promise_type {
