@@ -98,15 +98,19 @@ public:
                 return i;
         return -1;
     }
-    /// Where to put a copy of the state `base`: neither over `base` nor over the newest state that is here. -1: there
-    /// is no such place.
-    int place_for(std::uint64_t base) const noexcept {
+    /// Where to put a copy of the state `base`: over neither a part of it nor the newest state that is here, unless an
+    /// earlier place has the same. Parts of `base` that others read elsewhere go last: `owners` are those of the plan,
+    /// none if `base` comes from a checkpoint; `rank` is this process. -1: there is no such place.
+    int place_for(std::uint64_t base, const List<std::uint32_t>& owners = {}, std::uint32_t rank = 0) const noexcept {
         std::uint64_t newest = 0;
         for (const Holding& one : row_.holdings) newest = gradsync::detail::larger(newest, one.number);
-        for (int i = 0; i < places_; ++i) {
-            const std::uint64_t here = row_.holdings[i].number;
-            if (here == 0 || (here != base && here != newest)) return i;
-        }
+        for (const bool spares_all : {true, false})
+            for (int i = 0; i < places_; ++i) {
+                const Holding& here = row_.holdings[i];
+                const bool is_read = here.parts == owners.size() && owners[here.part] == rank;
+                const bool is_needed = here.number == base ? spares_all || is_read : here.number == newest;
+                if (here.number == 0 || !is_needed || place_of(here) < i) return i;
+            }
         return -1;
     }
 

@@ -154,6 +154,7 @@ struct Decision {
     // because it has seen why.
     if (rank < 0 && !view.newest.members.empty()) return {Step::wait};
     if (view.agreed && rank > 0 && !view.late) return {Step::wait};
+    if (view.absent.contains(view.self) && !view.late) return {Step::wait};  // the others go on without it
     List<Member> members = view.newest.members, waiting = view.waiting;
     const std::size_t alive = members.size();
     members.erase_if([&](const Member& one) { return one.id != view.self && view.absent.contains(one.id); });
@@ -209,7 +210,8 @@ public:
         left_ = generation;
         agreed_ = agreed && generation == newest_.number;
     }
-    /// A member of the newest generation did not come to a meeting within the time limit.
+    /// A member of the newest generation did not come to a meeting within the time limit. This process itself: another
+    /// member cannot reach it.
     void miss(std::uint64_t member) { absent_.insert(member); }
 
     /// Says what to do. `is_dead(member)`: is it certain that it has ended? `late`: has this process waited as long as

@@ -60,11 +60,44 @@ TEST_CASE("a copy goes over neither the newest state nor that which it is a copy
     CHECK(own.place_for(8) == 0);
     own.tear(Row::memory);
     own.fill(Row::memory, {5});
-    CHECK(own.place_for(5) == -1);  // the newest state and this one take both places
+    CHECK(own.place_for(5, {0}, 0) == -1);  // the newest state and this one take both places
     Holdings more(2);
     more.fill(0, {5});
     more.fill(1, {6});
     CHECK(more.place_for(5) == 2);
+}
+
+TEST_CASE("a copy may go over the newest state if an earlier place has it too, as after a copy that was installed") {
+    Holdings own(1);
+    own.fill(Row::memory, {2});
+    own.fill(1, {2});
+    CHECK(own.place_for(3) == 1);
+    Holdings part(3);
+    part.fill(0, {5, 1, 3});
+    part.fill(1, {5, 1, 3});
+    part.fill(2, {5, 0, 2});  // another part, which stays
+    part.fill(3, {4, 1, 3});
+    CHECK(part.place_for(4) == 1);
+    part.tear(1);
+    part.fill(1, {5, 2, 3});
+    CHECK(part.place_for(4, {1, 0, 1}, 0) == -1);
+    CHECK(part.place_for(4, {0, 1, 2}, 0) == 3);  // others read that part elsewhere
+}
+
+TEST_CASE("if there is no other place, a copy goes over a part of the same state that nobody reads here") {
+    Holdings own(3);
+    own.fill(0, {5, 1, 4});
+    own.fill(1, {5, 1, 3});
+    own.fill(2, {5, 0, 2});
+    CHECK(own.place_for(5, {0, 0, 0}, 0) == 3);
+    own.fill(3, {5, 2, 3});
+    CHECK(own.place_for(5, {0, 0, 0}, 0) == 0);  // all read the state in three parts
+    CHECK(own.place_for(5, {1, 0, 0, 1}, 0) == 1);
+    CHECK(own.place_for(5) == 0);  // a checkpoint has it
+    own.tear(0);
+    own.fill(0, {6, 0, 3});
+    CHECK(own.place_for(5, {0, 0, 1}, 0) == 2);
+    CHECK(own.place_for(5, {1, 1, 0}, 0) == 1);
 }
 
 TEST_CASE("when all have gone on from a state, later ones do not count") {

@@ -193,3 +193,17 @@ TEST_CASE("a set of members knows those that were put in, in any order and repea
     set.clear();
     CHECK_FALSE(set.contains(0));
 }
+
+TEST_CASE("a member that another one cannot reach lets the others go on without it, for as long as it may wait") {
+    const auto nobody = [](const Member&) { return false; };
+    Machine machine(3, 1);
+    machine.join(member(12));
+    machine.see(members({10, 11, 12}));
+    machine.leave(1);
+    machine.miss(12);
+    CHECK(machine.next(nobody, false).step == Step::wait);
+    CHECK(are_same(machine.next(nobody, true).members, members({10, 11, 12})));
+    machine.see(members({10, 12}));
+    machine.leave(2);
+    CHECK(are_same(machine.next(nobody, false).members, members({10, 12})));
+}
