@@ -90,6 +90,7 @@ int run_elastic(int argc, char** argv) {
     const gs::Job place = place_in_job("--elastic");
     gs::ElasticJob elastic{place};
     leaving = &elastic;
+    const std::shared_ptr<void> not_any_more(nullptr, [](void*) { leaving = nullptr; });
     std::signal(SIGTERM, [](int) {
         if (leaving != nullptr) leaving->request_leave();
     });
@@ -104,7 +105,6 @@ int run_elastic(int argc, char** argv) {
             const Results results = run_rank(CpuOps{}, comm, job);
             if (results.changes) return;
             // If this rank is lost before all have ended, another one does it.
-            comm.set_timeout(std::chrono::hours(24));
             exit_code = comm.rank() == 0 ? exit_code_of([&] { present(job, results); }) : 0;
         },
         {.timeout = time_limit(job.options), .shared_memory = !job.options.no_shared_memory});
@@ -116,9 +116,7 @@ int run_elastic(int argc, char** argv) {
 int main_over_tcp(int argc, char** argv) {
     const auto is_elastic = [](const char* argument) { return std::string_view(argument) == "--elastic"; };
     if (std::any_of(argv, argv + argc, is_elastic)) {
-        const int code = exit_code_of([&] { return run_elastic(argc, argv); });
-        leaving = nullptr;
-        return code;
+        return exit_code_of([&] { return run_elastic(argc, argv); });
     }
     std::optional<TcpProcess> process;
     if (const int code = exit_code_of([&] { process.emplace(place_in_job("--backend tcp")); }); code != 0) return code;

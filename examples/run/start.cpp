@@ -367,7 +367,7 @@ private:
         const bool has_waited = rank.member != 0 && (!generations_->has(rank.member) || generations_->is_back(rank.member));
         if (counts && !has_waited && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
-        if (counts && number_ + restarts_ == options_.restarts)
+        if ((counts || is_refused_) && number_ + restarts_ == options_.restarts)
             refusal = options_.restarts == 0 ? "a rank has failed" : "no restart is left of " + std::to_string(options_.restarts);
         if (failed_soon_ == most_soon)
             refusal = hopeless_ = "ranks have failed " + std::to_string(most_soon) + " times in a row within " +
@@ -375,6 +375,7 @@ private:
         if (!lost_since_ && is_missed(rank)) lost_since_ = generations_->newest();
         if (!refusal.empty() && is_elastic() && are_enough()) {
             hopeless_.clear();
+            is_refused_ = true;
             say_failure(rank);
             say(refusal + ", so the others go on without it");
             return true;
@@ -433,7 +434,9 @@ private:
         if (!generations_) return;
         look_at_store();
         for (const gradsync::elastic::Member& member : generations_->take_joined())
-            if (member.place >= 0 && member.place < processes()) {
+            // Somebody may have started another one by hand, with the same number.
+            if (member.place >= 0 && member.place < processes() &&
+                has_variables(member.process.process(), {"GRADSYNC_JOB_TOKEN=" + meeting_.token})) {
                 Rank& joined = rank(static_cast<int>(member.place));
                 joined.member = member.id;
                 joined.was_listed = false;
@@ -460,6 +463,7 @@ private:
             for (Rank& rank : ranks_) rank.is_new = false;
         if (!lost_since_ || generations_->newest() == *lost_since_ || asked_ || first_failed_) return;
         lost_since_.reset();
+        is_refused_ = false;
         next_signal_at_.reset();
         next_signal_ = SIGTERM;
         pressed_.clear();
@@ -613,6 +617,7 @@ private:
     std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read
     std::optional<Generations> generations_;   // if ranks may be started again
     std::optional<std::uint32_t> lost_since_;  // the generation that has lost a rank, until all have met again
+    bool is_refused_ = false;                  // a rank that was lost since then is not started again
     std::vector<Rank> ranks_;
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // Reducers whose sums, or whose steps, do not fit to ranks that come and go.
 // expect 1: gradsync: ElasticJob::restore takes a Reducer<TcpBackend, \.\.\.> with the exchange AllReduce
-// expect 2: gradsync: a step of an ElasticJob is whole before the next one begins; use OverlapBackward
+// expect 2: gradsync: ElasticJob::restore takes a Reducer<TcpBackend, \.\.\.> with the exchange AllReduce and without OverlapForward
 // expect 3: gradsync: ElasticJob::restore takes a Reducer<TcpBackend, \.\.\.> with the exchange AllReduce
 #include <vector>
 

@@ -8,13 +8,23 @@
 
 namespace gradsync::inline v0_2 {
 
+namespace elastic {
+
+/// Do the sums of this face not depend on the number of ranks, and are its steps whole?
+template <class Face>
+inline constexpr bool fits = false;
+template <class Buckets, class Overlap>
+inline constexpr bool fits<Reducer<TcpBackend, Buckets, Overlap, AllReduce>> = !detail::gathers_in_forward<Overlap>();
+
+}  // namespace elastic
+
 /// What `ElasticJob::restore` has done.
 struct Restored {
     /// Where the state is from.
     enum class From : std::uint8_t {
-        start,      ///< the state of rank 0: the job begins
+        start,      ///< what rank 0 has at the start
         rank,       ///< a rank that had the newest state
-        checkpoint  ///< no process had a state: steps after the checkpoint are lost, and done again
+        checkpoint  ///< what `load` has read: no process had a state
     };
     From from = From::start;  ///< where the state is from
     std::uint64_t step = 0;   ///< the steps that are done
@@ -50,7 +60,7 @@ public:
     /// Throws what Membership's constructor throws.
     explicit ElasticJob(const Job& job)
         : most_(job.max_ranks != 0 ? job.max_ranks : job.size),
-          membership_(job, most_, detail::larger(job.min_ranks, 1)) {}
+          membership_(job, most_, detail::larger(job.min_ranks, 1), true) {}
     ElasticJob(ElasticJob&&) = delete;
 
     /// Calls `body(backend)` each time when the ranks have met, until it returns on all of them although `goes_on()`
@@ -60,12 +70,19 @@ public:
     /// `Membership::meet` throws. Collective.
     template <class Body>
     void run(Body&& body, const TcpOptions& options = {}) {
+        if (has_run_ && is_over()) refuse("run", "the job has ended; a process takes part in a job once");
+        has_run_ = true;
         while (!is_over()) try {
                 TcpBackend comm = connect(options);
                 body(comm);
                 leave(comm);
             } catch (const Error& error) {
-                if (!goes_on(error)) throw;
+                if (goes_on(error)) continue;
+                abandon();
+                throw;
+            } catch (...) {
+                abandon();
+                throw;
             }
     }
 
@@ -85,9 +102,17 @@ public:
     /// the state is lost and there is no checkpoint.
     template <class Sync, class Load>
     Restored restore(Sync& sync, std::span<const BufferView> state, Load&& load) {
-        check(sync);
-        TcpBackend comm = sync.backend();
-        return restore(comm, detail::OptionsOf::face(sync), state, load);
+        static_assert(
+            elastic::fits<Sync>,
+            "gradsync: ElasticJob::restore takes a Reducer<TcpBackend, ...> with the exchange AllReduce and "
+            "without OverlapForward; what compressors and sharded classes hold depends on the number of ranks");
+        if constexpr (elastic::fits<Sync>) {
+            TcpBackend comm = sync.backend();
+            for (const ParameterView& one : sync.parameters()) check_part(one, state, comm.rank());
+            return restore(comm, detail::OptionsOf::face(sync), state, load);
+        } else {
+            return {};
+        }
     }
     template <class Sync>
     Restored restore(Sync& sync, std::span<const BufferView> state) {
@@ -104,6 +129,7 @@ public:
         check_options(options, comm.rank());
         deal(detail::deal_of(options, comm.size()), comm.rank());
         const bool speaks = comm.rank() == 0;
+        if (membership_.was_left_behind()) state_.forget();
         const auto all = state_.meet(comm, state, speaks && membership_.has_begun());
         elastic::Plan plan = plan_of(all);
         Restored restored{.from = Restored::From::rank, .again = plan.lost};
@@ -111,7 +137,7 @@ public:
             std::uint64_t number = speaks ? static_cast<std::uint64_t>(load()) + 1 : 0;
             comm.broadcast(BufferView(&number, 1), 0).wait();
             if (all[0].begun != 0 && number == 1) membership_.refuse_loss();
-            restored.from = all[0].begun != 0 ? Restored::From::checkpoint : Restored::From::start;
+            restored.from = number == 1 ? Restored::From::start : Restored::From::checkpoint;
             if (speaks) state_.set_initial(number);
             plan = {.base = number, .owners = List<std::uint32_t>(1, 0)};
         }
@@ -130,30 +156,29 @@ public:
 
     /// Call it before each step. Returns false, on all ranks, if the ranks change now: then return from the body. Waits
     /// for no other rank, as what it returns was agreed during the step before. Throws what a wait of the backend
-    /// throws, and Error(invalid_argument) if `update` was not called since the last call. Collective.
+    /// throws; Error(invalid_argument) if `update` was not called since the last call; and Error(parameter_mismatch) if
+    /// the states of the ranks differed one step ago. Collective.
     [[nodiscard]] bool goes_on() {
         if (!votes_) refuse("goes_on", "call restore() first, each time when the body of run() is called");
         if (vote_ && voted_ == step_)
             refuse("goes_on", "no step was counted since the last call; change the state in update()");
-        voted_ = step_;
-        if (vote_) {
-            std::exchange(vote_, {})->wait();
-            if (word_ != 0) return !(changes_ = true);
-        }
-        if (membership_.leaves()) membership_.note_leaving();
-        word_ = membership_.leaves() || (watch_ && watch_->wants_change());
-        vote_.emplace(votes_->all_reduce(BufferView(&word_, 1), ReduceOp::max));
+        if (read_vote()) return !(changes_ = true);
+        vote(*votes_);
         return true;
     }
 
     /// Calls `change()`, which must change the state by one step and call no collective, and counts the step. After an
-    /// exception of `change` this process's state does not count any more. Throws Error(invalid_argument) without a
-    /// `restore` before. Local.
+    /// exception of `change` this process's state does not count any more: let it leave the body. Throws
+    /// Error(invalid_argument) without a `goes_on()` before, and if the state is torn. Local.
     template <class F>
     void update(F&& change) {
-        if (!votes_) refuse("update", "call restore() first, each time when the body of run() is called");
+        if (!vote_ || voted_ != step_) refuse("update", "call restore() once and goes_on() before each step");
+        if (state_.number() == 0)
+            refuse("update",
+                   "an exception has torn this rank's state; let it leave the body, and the ranks meet again");
         state_.update(std::forward<F>(change));
         ++step_;
+        quiet_failures_ = 0;
     }
 
     // ----------------------------------------------------------------------------- for a loop of your own, as in `run`
@@ -162,18 +187,39 @@ public:
     TcpBackend connect(const TcpOptions& options = {}) { return membership_.connect(options); }
     /// Ends what `connect` has begun: for a change if `goes_on()` has returned false, else the job. Collective.
     void leave(TcpBackend& comm) {
-        if (vote_ && !changes_) std::exchange(vote_, {})->wait();
+        if (!changes_ && votes_) {
+            (void)read_vote();
+            vote(comm);  // the states after the last step; and a rank that has returned alone is found at once
+            (void)read_vote();
+        }
         stop();
         if (!std::exchange(changes_, false)) return membership_.end(comm);
         has_left_ = !membership_.change();
+        if (has_left_ && !membership_.leaves())
+            bootstrap::raise(Errc::peer_left, "a rank leaves, and without a store the others cannot meet again",
+                             {.operation = "goes_on", .rank = comm.rank()});
     }
-    /// Returns whether to go on after `error`; see `Membership::goes_on`.
+    /// Returns whether to go on after `error`; see `Membership::goes_on`. Also false after ten failures in a row
+    /// without a step, in which no rank was lost.
     bool goes_on(const Error& error) {
+        // A rank that has trained with the others is right; a new one that differs ends, and they go on without it.
+        const bool is_newcomers = error.errc() == Errc::parameter_mismatch && !votes_ && state_.number() > 1;
         if (vote_) votes_->fail(error.what());
         stop();
         changes_ = false;
-        has_left_ = membership_.leaves();
-        return has_left_ || membership_.goes_on(error);
+        constexpr int most_failures = 10;
+        if (!membership_.goes_on(is_newcomers ? Error(Errc::peer_failed, error.what()) : error)) return false;
+        if (membership_.leaves() && membership_.may_leave()) return has_left_ = true;
+        quiet_failures_ = membership_.are_all_alive() ? quiet_failures_ + 1 : 0;
+        return quiet_failures_ < most_failures;
+    }
+    /// Says that this process takes no part any more, because of an error of its own. It may begin again with
+    /// `connect`.
+    void abandon() {
+        if (votes_) votes_->fail("another error has ended this rank's part");
+        stop();
+        changes_ = false;
+        membership_.abandon();
     }
     /// Has the job ended well, or has this rank left it?
     bool is_over() const noexcept { return has_left_ || membership_.is_over(); }
@@ -191,18 +237,6 @@ private:
 
     [[noreturn, gnu::cold]] static void refuse(const char* operation, const char* text) {
         bootstrap::raise(Errc::invalid_argument, bootstrap::text(operation, ": ", text), {.operation = operation});
-    }
-    template <class Buckets, class Overlap>
-    static void check(const Reducer<TcpBackend, Buckets, Overlap, AllReduce>&) {
-        static_assert(!detail::gathers_in_forward<Overlap>(),
-                      "gradsync: a step of an ElasticJob is whole before the next one begins; use OverlapBackward");
-    }
-    template <class Sync>
-    static void check(const Sync&) {
-        static_assert(
-            sizeof(Sync) == 0,
-            "gradsync: ElasticJob::restore takes a Reducer<TcpBackend, ...> with the exchange AllReduce; what "
-            "compressors and sharded classes hold depends on the number of ranks");
     }
     [[gnu::cold]] void check_options(const ReducerOptions& options, int rank) const {
         const bool rounds = options.reduce_dtype && is_low_precision(*options.reduce_dtype);
@@ -222,6 +256,20 @@ private:
             {.operation = "restore", .rank = rank});
     }
 
+    [[gnu::cold]] static void check_part(const ParameterView& one, std::span<const BufferView> state, int rank) {
+        const auto* const first = static_cast<const std::byte*>(one.value.data);
+        bool is_part = first == nullptr;
+        for (const BufferView& view : state) {
+            const auto* const begin = static_cast<const std::byte*>(view.data);
+            is_part = is_part || (first >= begin && first + one.value.bytes() <= begin + view.bytes());
+        }
+        if (!is_part)
+            bootstrap::raise(Errc::invalid_argument,
+                             bootstrap::text("restore: parameter '", one.name,
+                                             "' is no part of the state; pass all that a step changes"),
+                             {.operation = "restore", .rank = rank});
+    }
+
     void deal(const Deal& deal, int rank) {
         micro_batches_.clear();
         for (std::size_t turn = 0; turn < deal.count(rank); ++turn) micro_batches_.push_back(deal.number(rank, turn));
@@ -230,6 +278,35 @@ private:
         List<elastic::Row> rows;
         for (const auto& one : all) rows.push_back(one.row);
         return elastic::agree(rows);
+    }
+
+    /// What ranks vote on, in each step, by the largest value of each. `same` and `other` are a hash of the state and
+    /// its complement: their largest values are complements, too, if all ranks have the same state.
+    struct Vote {
+        std::uint64_t change = 0, same = 0, other = 0;
+    };
+    void vote(TcpBackend& comm) {
+        voted_ = step_;
+        if (membership_.leaves()) membership_.note_leaving();
+        word_ = {.change = membership_.leaves() || (watch_ && watch_->wants_change()),
+                 .same = state_.fingerprint(),
+                 .other = ~state_.fingerprint()};
+        vote_.emplace(comm.all_reduce(BufferView(&word_.change, 3), ReduceOp::max));
+    }
+    /// Returns what the vote under way says of a change; false if there is none.
+    bool read_vote() {
+        if (!vote_) return false;
+        std::exchange(vote_, {})->wait();
+        if (word_.same != ~word_.other) refuse_difference();
+        return word_.change != 0;
+    }
+    [[noreturn, gnu::cold]] void refuse_difference() const {
+        bootstrap::raise(
+            Errc::parameter_mismatch,
+            bootstrap::text("goes_on: the states of the ranks differ after step ", voted_,
+                            "; pass all that a step changes to restore(), and let a step depend on its number and on "
+                            "those of its micro-batches only"),
+            {.operation = "goes_on", .rank = votes_->rank()});
     }
 
     /// Prepares the votes.
@@ -251,12 +328,14 @@ private:
     List<std::size_t> micro_batches_;
     std::uint64_t step_ = 0;
     std::optional<TcpBackend> votes_;  ///< for the votes alone
-    std::int32_t word_ = 0;            ///< of the vote under way: not 0 if the ranks must change
+    Vote word_;                        ///< of the vote under way
     std::uint64_t voted_ = 0;          ///< the step of that vote
     std::optional<Work> vote_;
     std::optional<elastic::Watch> watch_;  ///< rank 0's
     bool changes_ = false;                 ///< `goes_on()` has said so
     bool has_left_ = false;
+    bool has_run_ = false;
+    int quiet_failures_ = 0;  ///< in a row, without a step, in which no rank was lost
 };
 
 }  // namespace gradsync::inline v0_2

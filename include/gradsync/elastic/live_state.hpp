@@ -34,8 +34,9 @@ public:
             layout = gradsync::detail::fnv1a(&size, sizeof size, layout);
             bytes += size;
         }
+        if (bytes == 0) refuse(comm, Errc::invalid_argument, "the state is empty; pass all that a step changes");
         look_at(std::move(pieces), bytes);
-        if (holdings_.memory().number != 0 && (layout != layout_ || fingerprint() != fingerprint_))
+        if (holdings_.memory().number != 0 && (layout != layout_ || look() != fingerprint_))
             refuse(comm, Errc::invalid_argument,
                    "the memory of the state was changed outside of update(), or is another one; make the model before "
                    "run(), and change all of its state in update()");
@@ -58,7 +59,12 @@ public:
     }
 
     /// The memory holds this state, and no other rank has one.
-    void set_initial(std::uint64_t number) { holdings_.fill(Row::memory, {number}); }
+    void set_initial(std::uint64_t number) { fill(Row::memory, {number}); }
+    /// What this process has is not the newest state any more.
+    void forget() {
+        holdings_.tear(Row::memory);
+        holdings_.tear(copy);
+    }
 
     /// Puts the state that the members have agreed on into every rank's memory. Throws what the backend throws; then
     /// this process has what it had, or the newer state. Collective.
@@ -79,12 +85,11 @@ public:
                 std::memcpy(piece.data, from, piece.bytes);
                 from += piece.bytes;
             }
-            holdings_.fill(Row::memory, base);
+            fill(Row::memory, base);
         }
         holdings_.tear(copy);
         copy_ = List<std::byte>();
         holdings_.go_on_from(base.number);
-        fingerprint_ = fingerprint();
     }
 
     /// Calls `change()`, which changes the state by one step.
@@ -93,9 +98,11 @@ public:
         const std::uint64_t number = holdings_.memory().number;
         holdings_.tear(Row::memory);
         std::forward<F>(change)();
-        holdings_.fill(Row::memory, {number + 1});
-        fingerprint_ = fingerprint();
+        fill(Row::memory, {number + 1});
     }
+    /// A hash of some of the state's bytes, as it was last whole: enough to see that another model was made, or that
+    /// the states of two ranks differ.
+    std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 
     /// The number of the state in memory: one more than the steps that are done; 0: it is torn, or nobody's.
     std::uint64_t number() const noexcept { return holdings_.memory().number; }
@@ -137,19 +144,25 @@ private:
                                           " differs from that of rank ", root,
                                           "; a step may depend on its number and on that of a micro-batch only"),
                    root);
-        if (there < 0) holdings_.fill(place, base);
+        if (there < 0) fill(place, base);
+    }
+    void fill(int place, const Holding& state) noexcept {
+        holdings_.fill(place, state);
+        if (place == Row::memory) fingerprint_ = look();
     }
 
     void look_at(List<Piece> pieces, std::size_t bytes) {
         state_ = std::move(pieces);
         bytes_ = bytes;
         samples_.clear();
-        constexpr std::size_t most = 32;
-        for (std::size_t i = 0; i < most && bytes != 0; ++i)
+        constexpr std::size_t most = 32;  // over all bytes, and as many in pieces, however small
+        for (std::size_t i = 0; i < most; ++i)
             samples_.push_back(part_of(state_, bytes / most * i + bytes % most * i / most, 1)[0].data);
+        const std::size_t stride = (state_.size() + most - 1) / most;
+        for (std::size_t i = 0; i < state_.size(); i += stride)
+            if (state_[i].bytes != 0) samples_.push_back(state_[i].data + state_[i].bytes / 2);
     }
-    /// A hash of a few bytes of the state: enough to see that somebody has made another model.
-    std::uint64_t fingerprint() const noexcept {
+    std::uint64_t look() const noexcept {
         std::uint64_t hash = 1;
         for (const std::byte* const sample : samples_)
             hash = (hash ^ static_cast<std::uint64_t>(*sample)) * 1099511628211u;

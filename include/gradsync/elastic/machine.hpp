@@ -21,6 +21,7 @@
 ///     back/NUMBER-MEMBER    a member that has left a generation, and waits for the next one
 ///     out/MEMBER            a member that did not answer in time; its launcher must end it
 ///     leave/MEMBER          a member that wants to leave
+///     gone/MEMBER           a process that takes no part any more, and may live on
 ///     begun                 there may be results: nobody begins anew any more
 ///     keep/RANK-MEMBER      memory that a rank has made for its state
 ///     held/RANK             the same memory, held by the launcher
@@ -122,11 +123,27 @@ struct View {
     Generation newest = {};     ///< without members that are certainly dead, or leave
     std::size_t was = 0;        ///< number of members of `newest`, with those
     MemberSet absent = {};      ///< members of `newest` that this process has missed in a meeting
+    MemberSet leaving = {};     ///< members that want to leave
     List<Member> waiting = {};  ///< those that no generation has listed, and that may be alive
     bool ended = false;         ///< the job has
     std::size_t ranks = 1;      ///< that the job should have
     std::size_t least = 1;      ///< that it needs
     bool late = false;          ///< the process has waited as long as it may
+
+    /// Do all members want to leave? Then they stay until they have given the state to others.
+    bool is_deserted() const noexcept {
+        for (const Member& one : newest.members)
+            if (!leaving.contains(one.id)) return false;
+        return true;
+    }
+    /// The members of the newest generation that belong to the next one.
+    Generation staying() const {
+        Generation next = newest;
+        if (!is_deserted()) next.members.erase_if([&](const Member& one) { return leaving.contains(one.id); });
+        return next;
+    }
+    /// The most members that the next generation may have.
+    std::size_t room() const noexcept { return ranks + (is_deserted() ? newest.members.size() : 0); }
 };
 
 /// What it does next: nothing until it knows more, meet the members of the newest generation, propose another one, or
@@ -153,19 +170,21 @@ struct Decision {
     // Members that are alive propose, as they learn of the failure. If they have agreed to change, the first one does,
     // because it has seen why.
     if (rank < 0 && !view.newest.members.empty()) return {Step::wait};
-    if (view.agreed && rank > 0 && !view.late) return {Step::wait};
+    const Generation staying = view.staying();
+    if (rank >= 0 && staying.rank_of(view.self) < 0) return {Step::wait};
+    if (view.agreed && staying.rank_of(view.self) > 0 && !view.late) return {Step::wait};
     if (view.absent.contains(view.self) && !view.late) return {Step::wait};  // the others go on without it
-    List<Member> members = view.newest.members, waiting = view.waiting;
+    List<Member> members = staying.members, waiting = view.waiting;
     const std::size_t alive = members.size();
     members.erase_if([&](const Member& one) { return one.id != view.self && view.absent.contains(one.id); });
     // If two parts of the members cannot reach each other, the larger one goes on.
     const std::size_t twice = 2 * members.size();
-    const bool is_minority = twice < alive || (twice == alive && alive != 0 && !(members[0] == view.newest.members[0]));
+    const bool is_minority = twice < alive || (twice == alive && alive != 0 && !(members[0] == staying.members[0]));
     if (is_minority && !view.late) return {Step::wait};
     const std::size_t least = members.empty() && !view.late ? view.ranks : view.least;
     sort_by_place(waiting);
     for (const Member& one : waiting)
-        if (members.size() < view.ranks) members.push_back(one);
+        if (members.size() < view.room()) members.push_back(one);
     if (members.size() < least) return {Step::wait};
     sort_by_place(members);
     return {Step::propose, std::move(members)};
@@ -174,8 +193,9 @@ struct Decision {
 /// A process's part in its job: gathers what it learns, in any order, and says what it does next.
 class Machine {
 public:
-    /// The job should have `ranks` ranks, and needs `least`.
-    Machine(std::size_t ranks, std::size_t least) noexcept : ranks_(ranks), least_(least) {}
+    /// The job should have `ranks` ranks, and needs `least`. `changes`: their number may.
+    Machine(std::size_t ranks, std::size_t least, bool changes) noexcept
+        : ranks_(ranks), least_(least), changes_(changes) {}
 
     /// Must this process join, because it never has, or because the others have gone on without it?
     bool must_join() const noexcept { return self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0); }
@@ -203,6 +223,8 @@ public:
     void see_ready(std::uint64_t member) { ready_.insert(member); }
     /// Learns that a member wants to leave.
     void see_leaving(std::uint64_t member) { leaving_.insert(member); }
+    /// Learns that a process takes no part any more.
+    void see_gone(std::uint64_t member) { gone_.insert(member); }
     void see_end() noexcept { ended_ = true; }
 
     /// Has left a generation; `agreed`: as all its members agreed to.
@@ -222,52 +244,60 @@ public:
     }
     template <class Dead>
     View view(Dead&& is_dead, bool late = false) {
-        waiting_.erase_if([&](const Member& one) { return is_dead(one) || leaving_.contains(one.id); });
+        const auto is_gone = [&](const Member& one) { return is_dead(one) || gone_.contains(one.id); };
+        waiting_.erase_if(is_gone);
         View known{.self = self_.id,
                    .left = left_,
                    .agreed = agreed_,
                    .newest = newest_,
                    .was = newest_.members.size(),
                    .absent = absent_,
+                   .leaving = leaving_,
                    .waiting = waiting_,
                    .ended = ended_,
                    .ranks = ranks_,
                    .least = least_,
                    .late = late};
-        known.newest.members.erase_if([&](const Member& one) { return is_dead(one) || leaving_.contains(one.id); });
-        // Who goes on with fewer need not count on a process that may be stopped.
-        if (least_ < ranks_ && !known.newest.members.empty())
+        known.newest.members.erase_if(is_gone);
+        // Members that can go on need not count on a process that may be stopped.
+        if (changes_ && !known.newest.members.empty())
             known.waiting.erase_if([&](const Member& one) { return !ready_.contains(one.id); });
         return known;
     }
     /// Does this process wait for a job that goes on without it? It may have to wait for long.
     template <class Dead>
     bool is_spare(Dead&& is_dead) {
-        return least_ < ranks_ && newest_.rank_of(self_.id) < 0 && !view(is_dead).newest.members.empty();
+        return changes_ && newest_.rank_of(self_.id) < 0 && !view(is_dead).newest.members.empty();
+    }
+    /// May this process leave? It is no member; or it has left, and other members stay or nobody waits who could take
+    /// its state.
+    template <class Dead>
+    bool may_leave(Dead&& is_dead) {
+        if (newest_.rank_of(self_.id) < 0) return true;
+        return left_ >= newest_.number && (!view(is_dead).is_deserted() || waiting_.empty());
     }
     /// Should the members agree to change? For the first of them.
     template <class Dead>
     bool wants_change(Dead&& is_dead) {
         const View known = view(is_dead);
-        for (const Member& one : newest_.members)
-            if (leaving_.contains(one.id)) return true;
-        return !known.waiting.empty() && newest_.members.size() < ranks_;
+        const bool somebody_leaves = known.staying().members.size() < known.newest.members.size();
+        return somebody_leaves || (!known.waiting.empty() && newest_.members.size() < known.room());
     }
 
-    const Member& self() const noexcept { return self_; }
     const Generation& newest() const noexcept { return newest_; }
     std::uint32_t left() const noexcept { return left_; }
     const List<Member>& waiting() const noexcept { return waiting_; }
-    bool is_ready(std::uint64_t member) const noexcept { return ready_.contains(member); }
     std::size_t ranks() const noexcept { return ranks_; }
     std::size_t least() const noexcept { return least_; }
+    bool changes() const noexcept { return changes_; }
 
 private:
     std::size_t ranks_, least_;
+    bool changes_;
     Member self_;
     Generation newest_;
     List<Member> waiting_;  ///< those that no generation has listed
-    MemberSet known_, ready_, leaving_, absent_;
+    MemberSet known_, ready_, leaving_, gone_, absent_;
     std::uint32_t left_ = 0;
     bool agreed_ = false;
     bool listed_ = false;  ///< a generation has listed `self_`

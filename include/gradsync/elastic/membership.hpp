@@ -30,7 +30,7 @@ public:
 
     /// Opens the folder `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws
     /// Error(storage) if the folder cannot be opened, and Error(invalid_argument) if others may write into it.
-    explicit Membership(Job job) : Membership(std::move(job), job.size, job.size) {}
+    explicit Membership(const Job& job) : Membership(job, job.size, job.size, false) {}
 
     Membership(Membership&&) = delete;  // others refer to it
 
@@ -61,14 +61,14 @@ public:
         for (auto deadline = Clock::now() + options.timeout;;) {
             records_->refresh();
             const std::size_t before = std::exchange(here, count_here());
-            if (here != before && !may_change()) deadline = Clock::now() + options.timeout;
+            if (here != before && !machine().changes()) deadline = Clock::now() + options.timeout;
             if (!elastic::are_same(newest().members, members)) {
                 deadline = Clock::now() + options.timeout;
                 failures = 0;
                 members = newest().members;
             }
             if (machine().must_join()) join();
-            if (leaves()) leave();
+            if (leaves() && machine().may_leave(is_dead())) leave();
             const bool late = Clock::now() >= deadline;
             const elastic::Decision next = machine().next(is_dead(), late);
             if (next.step == elastic::Step::leave) leave();
@@ -81,12 +81,12 @@ public:
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
                 deadline = Clock::now() + options.timeout;
-            } else if (!late || machine().is_spare(is_dead())) {
+            } else if (const bool is_spare = machine().is_spare(is_dead()); is_spare || !late) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
-                else if (machine().least() < machine().ranks()) records_->call_waiting(is_dead());  // too few are left
-                ::usleep(late ? 10'000 : 1'000);  // a spare process may wait for long
+                else if (machine().changes()) records_->call_waiting(is_dead());  // too few are left
+                ::usleep(is_spare ? 10'000 : 1'000);
             } else if (accuse_silent()) {
                 deadline = Clock::now() + options.timeout;
             } else {
@@ -127,10 +127,11 @@ private:
 
     /// Thrown by `look`.
     struct Interrupted {};
-    /// The job should have `ranks` ranks, and needs `least`.
-    Membership(Job job, int ranks, int least) : job_(std::move(job)) {
+    /// The job should have `ranks` ranks, and needs `least`. `changes`: their number may.
+    Membership(const Job& job, int ranks, int least, bool changes) : job_(job) {
         if (job_.store.empty()) return;
-        records_.emplace(job_.store, static_cast<std::size_t>(ranks), static_cast<std::size_t>(least));
+        records_.emplace(job_.store,
+                         elastic::Machine(static_cast<std::size_t>(ranks), static_cast<std::size_t>(least), changes));
         const std::string secret = job_.token.empty() ? net::Nonce::random().text() : job_.token;
         job_.token = bootstrap::text_of(store().create("job", std::as_bytes(std::span(secret))));
         job_.run_id = bootstrap::text("changing ", job_.run_id);
@@ -142,8 +143,11 @@ private:
     bool leaves() const noexcept { return leaves_.load(std::memory_order_relaxed); }
     void request_leave() noexcept { leaves_.store(true, std::memory_order_relaxed); }
     void note_leaving() {
-        if (records_ && !noted_leaving_) (void)store().create(elastic::name_of("leave/", own_.id), {});
+        if (records_ && !noted_leaving_ && own_.id != 0) (void)store().create(elastic::name_of("leave/", own_.id), {});
         noted_leaving_ = true;
+    }
+    void note_gone() {
+        if (records_ && own_.id != 0) (void)store().create(elastic::name_of("gone/", own_.id), {});
     }
     /// Leaves the newest generation, as all its members do. Returns whether this process meets the others again.
     bool change() {
@@ -151,10 +155,32 @@ private:
         note_left(newest(), true);
         if (!leaves()) return true;
         records_->refresh();
+        if (!machine().may_leave(is_dead())) return true;  // it gives its state to one that waits
         const std::string why = "all ranks have left it";
-        if (machine().view(is_dead()).newest.members.empty())
-            (void)store().create("end", std::as_bytes(std::span(why)));
+        if (machine().view(is_dead()).is_deserted()) (void)store().create("end", std::as_bytes(std::span(why)));
+        note_gone();
         return false;
+    }
+    /// This process goes away, although the job goes on: others neither wait for it nor accuse it.
+    void abandon() {
+        if (!records_) return;
+        note_gone();
+        was_left_behind_ = newest().members.size() > 1;
+        own_.id = 0;
+        machine().join(own_);
+        noted_leaving_ = false;
+    }
+    /// Have the others gone on without this process since it last met them?
+    bool was_left_behind() noexcept { return std::exchange(was_left_behind_, false); }
+    /// Are all members of the newest generation alive?
+    bool are_all_alive() {
+        return records_ && machine().view(is_dead()).newest.members.size() == newest().members.size();
+    }
+    bool may_leave() {
+        note_leaving();
+        const bool may = !records_ || machine().may_leave(is_dead());
+        if (may) note_gone();
+        return may;
     }
     /// May there be results?
     bool has_begun() { return records_ && store().read("begun"); }
@@ -193,6 +219,7 @@ private:
         own_.process = collective::ProcessIdentity::own();
     }
     void join() {
+        was_left_behind_ |= own_.id != 0;
         own_.id = bootstrap::random_token() | 1;
         machine().join(own_);
         answered_ = false;
@@ -211,7 +238,6 @@ private:
     int rank() const noexcept { return newest().rank_of(own_.id); }  ///< in the newest generation, or -1
     elastic::IsDead is_dead() const noexcept { return {own_.process}; }
 
-    bool may_change() const noexcept { return records_->machine().least() < records_->machine().ranks(); }
     /// The processes that may be members of the next generation.
     std::size_t count_here() {
         const elastic::View known = machine().view(is_dead());
@@ -220,7 +246,8 @@ private:
     /// If all are here, the members of the newest generation have to propose the next one: if none does, each of them
     /// is stopped. A process that waits for them names them. Returns false if it cannot, or has done so before.
     bool accuse_silent() {
-        if (rank() >= 0 || accused_ == newest().number || count_here() < machine().ranks()) return false;
+        if (machine().changes() || rank() >= 0 || accused_ == newest().number || count_here() < machine().ranks())
+            return false;
         accused_ = newest().number;
         for (const elastic::Member& one : machine().view(is_dead()).newest.members)
             (void)store().create(elastic::name_of("out/", one.id), {});
@@ -265,13 +292,12 @@ private:
         if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= generation.members.size())
             return 0;
         const std::uint64_t culprit = generation.members[static_cast<std::size_t>(peer)].id;
-        if (culprit == own_.id) return 0;
-        (void)store().create(elastic::name_of("out/", culprit), {});
+        if (culprit != own_.id) (void)store().create(elastic::name_of("out/", culprit), {});
         return culprit;
     }
 
     [[noreturn]] void leave() {
-        if (leaves()) note_leaving();
+        if (leaves()) note_gone();
         bootstrap::raise(Errc::peer_left,
                          leaves()    ? std::string("this process leaves the job")
                          : is_over() ? std::string("the job has ended well")
@@ -303,6 +329,7 @@ private:
     bool gave_up_ = false;  ///< the last call of `meet` has
     std::atomic<bool> leaves_ = false;
     bool noted_leaving_ = false;
+    bool was_left_behind_ = false;
     bool keeps_ = false;  ///< a KeptState has the job's memory
 };
 

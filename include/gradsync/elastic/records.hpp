@@ -18,15 +18,11 @@ struct IsDead {
 /// Tells a Machine what is new in a store. Not thread-safe.
 class Records {
 public:
-    /// `address`: of the store. The job should have `ranks` ranks, and needs `least`.
-    Records(const std::string& address, std::size_t ranks, std::size_t least)
-        : store_(AnyStore::open(address)), address_(address), machine_(ranks, least) {}
+    /// `address`: of the store.
+    Records(const std::string& address, Machine machine)
+        : store_(AnyStore::open(address)), address_(address), machine_(std::move(machine)) {}
     /// A reader of its own, for another thread, which knows what this one knows.
-    Records another() const {
-        Records other(address_, machine_.ranks(), machine_.least());
-        other.machine_ = machine_;
-        return other;
-    }
+    Records another() const { return Records(address_, machine_); }
 
     AnyStore& store() noexcept { return store_; }
     Machine& machine() noexcept { return machine_; }
@@ -48,8 +44,9 @@ public:
             if (machine_.knows(member)) return;
             if (const auto found = store_.read(name)) machine_.see(members(*found, name)[0]);  // it may be late
         });
-        if (machine_.least() == machine_.ranks()) return;
+        if (!machine_.changes()) return;
         for_each("here/", [&](std::uint64_t member, const std::string&) { machine_.see_ready(member); });
+        for_each("gone/", [&](std::uint64_t member, const std::string&) { machine_.see_gone(member); });
         for_each("leave/", [&](std::uint64_t member, const std::string&) { machine_.see_leaving(member); });
     }
 

@@ -37,7 +37,7 @@ private:
             lock.unlock();
             try {
                 look();
-            } catch (const Error&) {  // whoever meets next learns of it
+            } catch (const std::exception&) {  // the next meeting learns of it
             }
             lock.lock();
             wakes_.wait_for(lock, interval, [&] { return stops_; });

@@ -146,7 +146,7 @@ TEST_CASE("the smaller part of the members lets the larger one go on, for as lon
 }
 
 TEST_CASE("a process joins once, and again when the others have gone on without it") {
-    Machine machine(3, 1);
+    Machine machine(3, 1, true);
     CHECK(machine.must_join());
     machine.join(member(11));
     CHECK_FALSE(machine.must_join());
@@ -161,7 +161,7 @@ TEST_CASE("a process joins once, and again when the others have gone on without 
 
 TEST_CASE("members want to change for one that waits and has answered, if there is room, and for one that leaves") {
     const auto nobody = [](const Member&) { return false; };
-    Machine machine(3, 1);
+    Machine machine(3, 1, true);
     machine.join(member(10));
     machine.see(members({10, 11}));
     machine.see(member(22));
@@ -196,7 +196,7 @@ TEST_CASE("a set of members knows those that were put in, in any order and repea
 
 TEST_CASE("a member that another one cannot reach lets the others go on without it, for as long as it may wait") {
     const auto nobody = [](const Member&) { return false; };
-    Machine machine(3, 1);
+    Machine machine(3, 1, true);
     machine.join(member(12));
     machine.see(members({10, 11, 12}));
     machine.leave(1);

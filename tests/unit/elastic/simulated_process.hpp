@@ -20,13 +20,10 @@ private:
             bool agreed = false;
             if (co_await restore(p, c)) agreed = co_await train(p, c);
             leave_comm(p, !agreed);
-            if (p.leaves) {
-                co_await leave_job(p, agreed ? c.number : 0);
-                break;
-            }
             const std::uint64_t culprit = std::exchange(p.missed, 0);
             if (!agreed) co_await fail(p, c.number, culprit);
             else p.machine.leave(c.number, true);
+            if (p.leaves && co_await leave_job(p, agreed)) break;
         }
         co_return 0;
     }
@@ -55,7 +52,7 @@ private:
                 p.machine.see(r.members[0]);
                 if (bug == Bug::silent_joiner) p.machine.see_ready(r.key);
             }
-            if (r.name == Name::here && !p.machine.is_ready(r.key) && sees(p, r)) p.machine.see_ready(r.key);
+            if (r.name == Name::here && sees(p, r)) p.machine.see_ready(r.key);
             if (r.name == Name::leave && sees(p, r)) p.machine.see_leaving(r.key);
             if (r.name == Name::end && sees(p, r)) p.machine.see_end();
         }
@@ -66,13 +63,13 @@ private:
     }
     int rank_in_newest(const Process& p) const { return p.machine.newest().rank_of(p.self.id); }
 
-    /// ElasticJob::leave, and what it does after an error. The last member ends the job.
-    Task leave_job(Process& p, std::uint32_t agreed) {
-        if (agreed == 0) co_return 0;
-        p.machine.leave(agreed, true);
+    /// ElasticJob::leave, and what it does after an error: returns whether the process leaves. The last member gives its state to one that
+    /// waits, or ends the job.
+    Task leave_job(Process& p, bool agreed) {
         refresh(p);
-        if (p.machine.view(deaths()).newest.members.empty()) co_await create(p, Name::end, 0, 2, nobody);
-        co_return 0;
+        if (!p.machine.may_leave(deaths())) co_return 0;
+        if (agreed && p.machine.view(deaths()).is_deserted()) co_await create(p, Name::end, 0, 2, nobody);
+        co_return 1;
     }
 
     // ---- Membership::meet ----
@@ -90,7 +87,7 @@ private:
                 deadline = now + limit;
                 failures = 0;
             }
-            if (p.leaves) co_return 0;
+            if (p.leaves && p.machine.may_leave(deaths())) co_return 0;
             if (p.machine.must_join()) {
                 p.self.id = static_cast<std::uint64_t>(p.index + 1) * 1000 + p.self.id % 1000 + 1;
                 p.self.place = p.slot;
@@ -151,9 +148,9 @@ private:
         return found == some.size();
     }
     void call_those_that_wait(Process& p) {
-        if (job.least == job.ranks || !reaches_store(p)) return;
+        if (!job.changes || !reaches_store(p)) return;
         for (const Member& one : p.machine.waiting())
-            if (!p.machine.is_ready(one.id)) put(p, Name::call, one.id);
+            if (!find(Name::call, one.id)) put(p, Name::call, one.id);
     }
     /// Members do not count on processes that have not answered, and a minority of those that live waits.
     void check_proposal(Process& p, const List<Member>& proposed, bool late) {
@@ -161,7 +158,7 @@ private:
         if (newest.number == 0 || rank_in_newest(p) < 0) return;
         std::size_t live = 0, stay = 0;
         bool has_first = false;
-        const List<Member> here = p.machine.view(deaths()).newest.members;
+        const List<Member> here = p.machine.view(deaths()).staying().members;
         for (const Member& one : here) {
             for (const Member& other : proposed)
                 if (one == other) ++stay, has_first |= live == 0;
@@ -169,7 +166,7 @@ private:
         }
         const bool has_waited = late && now - p.failed_at >= limit;
         if (live != 0 && (2 * stay < live || (2 * stay == live && !has_first)) && !has_waited) violate("10: a minority has not waited");
-        if (job.least < job.ranks)
+        if (job.changes)
             for (const Member& one : proposed)
                 if (newest.rank_of(one.id) < 0 && !find(Name::here, one.id)) violate("9: members count on a process that has not answered");
     }
@@ -503,7 +500,7 @@ private:
             }
             if (number == job.last) break;
             if (p.leaves && !find(Name::leave, p.self.id)) co_await create(p, Name::leave, p.self.id, 0, nobody);
-            contribute(p, c, Topic::vote, number, Word{.flag = rank == 0 && p.machine.wants_change(deaths())});
+            contribute(p, c, Topic::vote, number, Word{.flag = p.leaves || (rank == 0 && p.machine.wants_change(deaths()))});
             vote = number;
             if (bug == Bug::early_vote && c.calls[{Topic::vote, number}].here == c.all() && says_change(c, number))
                 co_return leave_as_agreed(p, c, number);

@@ -180,6 +180,7 @@ struct Record {
 /// The job, as drawn.
 struct Settings {
     std::size_t ranks = 3, least = 1;
+    bool changes = true;  ///< the number of ranks may
     int spares = 0;
     std::uint64_t last = 6;
     bool is_sharded = false;
@@ -383,6 +384,7 @@ private:
     void draw() {
         job.ranks = 2 + below(5);
         job.least = below(4) == 0 ? job.ranks : 1 + below(job.ranks);
+        job.changes = job.least < job.ranks || below(2) == 0;
         job.spares = below(4) == 0 ? 1 : 0;
         job.last = 4 + below(7);
         job.is_sharded = coin();
@@ -390,7 +392,7 @@ private:
         job.inherits = coin();
         job.restarts = job.least == job.ranks || below(4) != 0;
         job.keep_every = 1 + below(3);
-        job.checkpoint_every = below(3);
+        job.checkpoint_every = below(5) == 0 ? 0 : 1 + below(2);
         job.lag = coin() ? 0 : 30 * ms;
         job.fails_updates = below(4) == 0 ? 20 : 0;
         std::uint64_t at = below(100);
@@ -469,7 +471,7 @@ private:
         return true;
     }
     void start(int slot) {
-        auto made = std::make_unique<Process>(Machine(job.ranks, job.least), Holdings(copies()));
+        auto made = std::make_unique<Process>(Machine(job.ranks, job.least, job.changes), Holdings(copies()));
         Process& p = *made;
         p.index = static_cast<int>(processes_.size());
         p.slot = slot;
