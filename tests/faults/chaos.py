@@ -24,18 +24,20 @@ import threading
 import time
 
 RANKS, SPARES, FAULTS, LIMIT = 4, 1, 12, 180
-TRAINING = ["--backend", "tcp", "--elastic", "--model", "mlp", "--hidden", "64", "--d-model", "8", "--context", "8", "--micro-batch", "16", "--global-batch",
-            "768", "--timeout", "2"]
+TRAINING = ["--backend", "tcp", "--elastic", "--model", "mlp", "--micro-batch", "16", "--timeout", "2"]
+# Short steps; and a state of 25 MB, which takes a while to travel.
+KINDS = [["--hidden", "64", "--d-model", "8", "--context", "8", "--global-batch", "768", "--steps", "3000"],
+         ["--hidden", "1024,1024", "--global-batch", "192", "--steps", "250"]]
 
 
 class Job:
     """A running job, and what it prints."""
 
-    def __init__(self, ranks, spares, steps):
+    def __init__(self, ranks, spares, kind):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         results = os.path.join(self.folder.name, "results")
         command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--restarts", "100000", "--grace", "5", "--", OPTIONS.gradsync_train,
-                   *TRAINING, "--data", TEXT.name, "--steps", str(steps), "--json", results]
+                   *TRAINING, *kind, "--data", TEXT.name, "--json", results]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
         self.lines, self.stores = [], set()
@@ -107,10 +109,10 @@ def is_old(process):
     return False
 
 
-def run(seed, steps, expected):
+def run(seed, kind, expected):
     """Returns counts, and what is wrong."""
     draw = random.Random(seed)
-    job = Job(RANKS, SPARES, steps)
+    job = Job(RANKS, SPARES, kind)
     hits, done = disturb(job, draw)
     status, wrong = job.wait(LIMIT), []
     if status is None: wrong.append("hang")
@@ -143,13 +145,15 @@ def text():
 
 
 def main():
-    steps = OPTIONS.steps
-    undisturbed = Job(1, 0, steps)
-    if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
+    expected = []
+    for kind in KINDS:
+        undisturbed = Job(1, 0, kind)
+        if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
+        expected.append(undisturbed.digest())
     kills = joins = jobs = equal = hangs = wrong_culprits = other = 0
     while kills < OPTIONS.kills:
         seed = OPTIONS.seed + jobs
-        faults, joined, wrong = run(seed, steps, undisturbed.digest())
+        faults, joined, wrong = run(seed, KINDS[seed % 3 == 2], expected[seed % 3 == 2])
         kills, joins, jobs = kills + faults, joins + joined, jobs + 1
         equal += not any("digest" in what or "status" in what or "hang" in what for what in wrong)
         hangs += any("hang" in what for what in wrong)
@@ -163,7 +167,7 @@ def main():
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
-for name, value in ("kills", 12), ("seed", 0), ("steps", 1500): parser.add_argument("--" + name, type=int, default=value)
+for name, value in ("kills", 12), ("seed", 0): parser.add_argument("--" + name, type=int, default=value)
 parser.add_argument("--verbose", action="store_true")
 OPTIONS = parser.parse_args()
 TEXT = text()
