@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // A training whose ranks come and go. Lose some, add others: the result has the same bits.
 //
-//   gradsync_run -n 4 --restarts 9 --spares 1 -- gradsync_elastic     # kill ranks
+//   gradsync_run -n 4 --min-ranks 1 --spares 1 --restarts 9 -- gradsync_elastic     # kill ranks
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
