@@ -3,6 +3,7 @@
 //
 //   gradsync_run -n 4 --min-ranks 1 --spares 1 --restarts 9 -- gradsync_elastic     # kill ranks
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -39,6 +40,8 @@ struct Line {
     }
 };
 
+gs::ElasticJob* on_request = nullptr;
+
 }  // namespace
 
 int main() {
@@ -46,6 +49,8 @@ int main() {
         constexpr std::uint64_t steps = 300;
         Line line;
         gs::ElasticJob job = gs::ElasticJob::from_environment();
+        on_request = &job;
+        std::signal(SIGTERM, [](int) { on_request->request_leave(); });
         job.run([&](gs::TcpBackend& comm) {
             gs::Reducer sync(
                 comm, std::vector<gs::ParameterView>{{.name = "w", .value = gs::buffer(line.w), .gradient = gs::buffer(line.gradient)}},
@@ -66,6 +71,7 @@ int main() {
             if (comm.rank() == 0 && job.step() == steps)
                 std::printf("y = %a x %+a\n", static_cast<double>(line.w[0]), static_cast<double>(line.w[1]));
         });
+        std::signal(SIGTERM, SIG_DFL);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;

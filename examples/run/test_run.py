@@ -538,10 +538,10 @@ class GoingOn(RunTest):
 class ComingAndGoing(RunTest):
     """Ranks of an elastic job."""
 
-    def setUp(self):
-        super().setUp()
-        self.result = self.call("-n", 1, "--no-prefix", "--", ELASTIC).stdout.splitlines()[-1]
-        self.assertRegex(self.result, "y = 0x1.")
+    @classmethod
+    def setUpClass(cls):
+        cls.result = subprocess.run([ELASTIC], capture_output=True, text=True, timeout=LIMIT).stdout.splitlines()[-1]
+        assert cls.result.startswith("y = 0x1."), cls.result
 
     def job(self, ranks, *options):
         self.output = self.folder / "output"
@@ -609,6 +609,19 @@ class ComingAndGoing(RunTest):
         self.assertNotEqual(launcher.returncode, 0)
         self.assertIn("all ranks that had the state of the training were lost, and there is no checkpoint; start it anew", errors)
         self.assertIn("the ranks had ended the job, so it is not started again", errors)
+
+    def test_if_all_are_lost_and_no_restart_is_left_the_job_ends(self):
+        launcher = self.job(2, "--min-ranks", 1)
+        for rank in self.ranks_of(launcher): os.kill(rank, signal.SIGKILL)
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertEqual(launcher.returncode, 128 + signal.SIGKILL, errors)
+        self.assertNotIn("starts it again", errors)
+
+    def test_a_rank_that_leaves_ends_well(self):
+        launcher = self.job(2, "--min-ranks", 1)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGTERM)
+        sizes, errors = self.ends(launcher)
+        self.assertEqual((sizes, errors), ([2, 1], ""))
 
     def test_somebody_starts_one_more_by_hand(self):
         launcher = self.job(2, "--min-ranks", 1)
