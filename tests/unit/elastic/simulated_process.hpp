@@ -103,6 +103,7 @@ private:
                 check_proposal(p, next.members, late);
                 say(p, "proposes ", next.members.size(), " members as generation ", p.machine.newest().number + 1);
                 const std::uint32_t number = p.machine.newest().number + 1;
+                reach(p, Moment::propose);
                 co_await create(p, Name::generation, number, number, next.members);
                 if (bug == Bug::stale_proposal) p.machine.see(next.members);
             } else if (next.step == Step::meet) {
@@ -183,6 +184,7 @@ private:
         }
         p.generation = c.number;
         p.missed = 0;
+        reach(p, Moment::meet);
         if (co_await exchange(p, c, Topic::meeting, 0, nothing)) {
             say(p, "has met generation ", c.number, " of ", c.members.size());
             co_return 1;
@@ -343,11 +345,13 @@ private:
                 violate("5: there is no place for a copy");
                 co_return 0;
             }
+            reach(p, Moment::heal);
             co_await write(p, place, own, received(c));
         }
         const Word same{.number = base};
         if (!co_await exchange(p, c, Topic::barrier, 0, same)) co_return 0;
         c.all_have_base = true;
+        reach(p, Moment::heal);
         if (p.holdings.place_of(own) != Row::memory) co_await write(p, Row::memory, own, p.place(p.holdings.place_of(own)).content);
         if (!job.is_sharded) tear(p, 1, false);
         const std::uint64_t goes_on = co_await go_on_from(p, c, base);
@@ -450,6 +454,7 @@ private:
         if (p.had > base && !c.loads && p.had - base > c.plan->lost) violate("4: a member goes on from an older state, and nobody says so");
         p.had = base;
         std::uint64_t begun = 1;
+        reach(p, Moment::begin);
         if (rank_of(p, c) == 0 && bug != Bug::late_begun) begun = co_await create(p, Name::begun, c.number, 1, nobody);
         co_return begun == 1;
     }
@@ -468,6 +473,7 @@ private:
         if (!(is_update && bug == Bug::torn_offer)) p.holdings.tear(place), p.place(place).label = {};
         p.place(place).content = garbage;
         const Comm& c = comm(p.generation);
+        if (!is_in_last_generation(p)) return;  // the others have gone on without it, and what it has does not count any more
         if (is_update || number == 0 || c.all_have_base || number == c.loaded) return;
         const auto& owners = c.plan->owners;
         if (number == c.plan->base && (parts != owners.size() || owners[part] != static_cast<std::uint32_t>(rank_of(p, c)))) return;
@@ -533,6 +539,7 @@ private:
     Task update(Process& p, Comm& c, std::uint64_t number) {
         const Holding label = wanted(p, c, number + 1);
         const std::uint64_t content = after_step(c.calls[{Topic::sum, number}].words[0].content, number);
+        reach(p, Moment::update);
         tear(p, Row::memory, true);
         if (bug == Bug::early_commit) p.holdings.fill(Row::memory, label), p.memory.label = label;
         co_await sleep(p, ms / 5, 2 * ms);
@@ -545,12 +552,14 @@ private:
     }
     /// Keeps a copy in the older of two places.
     Task keep(Process& p) {
+        reach(p, Moment::keep);
         const int place = p.place(1).label.number <= p.place(2).label.number ? 1 : 2;
         co_await write(p, place, p.holdings.memory(), p.memory.content);
         co_return 0;
     }
     Task save(Process& p) {
         const std::uint64_t number = p.holdings.memory().number;
+        reach(p, Moment::save);
         co_await create(p, Name::manifest, bug == Bug::replaced_manifest ? 0 : number, number, nobody);
         if (auto [at, is_new] = checkpoints_.emplace(number, now); !is_new) at->second = at->second < now ? at->second : now;
         co_return 0;

@@ -113,6 +113,9 @@ struct SharedMemory {
     int owner = -1;
 };
 
+/// What a process is about to do when a fault hurts most.
+enum class Moment { meet, heal, begin, update, keep, save, propose, count };
+
 struct Process {
     Process(const Machine& decides, const Holdings& has) : machine(decides), holdings(has) {}
 
@@ -128,6 +131,10 @@ struct Process {
     bool for_change = false;          ///< it also waits for a change
     bool nudged = false;
     bool dead = false, stopped = false, overdue = false;
+    std::uint64_t stops = 0;       ///< how often it has been stopped
+    std::uint32_t waits_for = 0;   ///< stopped until others have come to `stopped_at` this often without it; 0: for a time
+    Moment stopped_at = {};
+    bool is_last = false;          ///< all are killed soon after it has gone on
     bool leaves = false;           ///< it wants to leave the job
     std::uint32_t generation = 0;  ///< in which it is; 0: none
     std::uint64_t had = 0;         ///< the newest state that it has had since the members last went on from one
@@ -188,7 +195,6 @@ struct Settings {
     bool inherits = false, restarts = true;
     std::uint64_t keep_every = 1, checkpoint_every = 0;
     Time lag = 0;  ///< of reads, at most
-    int faults = 0;
     int fails_updates = 0;  ///< of 1,000
 };
 
@@ -210,7 +216,14 @@ struct Script {
     bool was_seen = false;  ///< the path has come to a state from which all paths have been taken
 };
 
-enum class What { timer, nudge, kill, start, mend, resume, reach_store };
+/// A fault that waits for such a moment.
+struct Ambush {
+    Moment moment = Moment::meet;
+    std::uint64_t after = 0;  ///< as many of them pass
+    bool sprung = false;
+};
+
+enum class What { timer, nudge, kill, start, mend, resume, reach_store, kill_all };
 struct Event {
     Time at;
     std::uint64_t sequence;
@@ -351,6 +364,11 @@ protected:
         return made;
     }
     const List<Member>& members_of(std::uint64_t generation) { return generations_[generation]; }
+    bool is_in_last_generation(const Process& p) const {
+        for (const Member& one : generations_.rbegin()->second)
+            if (one == p.self) return true;
+        return false;
+    }
 
     // Rules.
     /// Who has read a newer generation without itself publishes nothing for an older one.
@@ -380,23 +398,37 @@ protected:
     }
     bool was_disturbed() const { return result.stops + result.cuts != 0; }
 
+    // Faults that wait for their moment.
+    void reach(Process& p, Moment moment) {
+        for (const auto& one : processes_)
+            if (one->stopped && one->waits_for != 0 && one->stopped_at == moment && p.generation > one->machine.newest().number &&
+                --one->waits_for == 0)
+                push({now + between(0, 5 * ms), 0, What::resume, one->index, 0, one->stops});
+        for (Ambush& one : ambushes_)
+            if (!is_calm() && !one.sprung && one.moment == moment && one.after-- == 0) one.sprung = true, spring(p, moment);
+    }
+
 private:
     void draw() {
         job.ranks = 2 + below(5);
-        job.least = below(4) == 0 ? job.ranks : 1 + below(job.ranks);
+        job.least = below(4) == 0 ? job.ranks : 1 + below(1 + below(job.ranks));
         job.changes = job.least < job.ranks || below(2) == 0;
-        job.spares = below(4) == 0 ? 1 : 0;
-        job.last = 4 + below(7);
-        job.is_sharded = coin();
-        job.one_host = below(3) != 0;
-        job.inherits = coin();
-        job.restarts = job.least == job.ranks || below(4) != 0;
-        job.keep_every = 1 + below(3);
-        job.checkpoint_every = below(5) == 0 ? 0 : 1 + below(2);
+        job.spares = static_cast<int>(below(6) / 2);
+        job.last = 4 + below(20);
+        job.is_sharded = below(5) < 3;
+        job.one_host = below(3) == 0;
+        job.inherits = below(3) != 0;
+        job.restarts = job.least == job.ranks || below(8) != 0;
+        job.keep_every = 1 + below(4);
+        job.checkpoint_every = below(8) == 0 ? 0 : coin() ? job.keep_every : 1 + below(4);
         job.lag = coin() ? 0 : 30 * ms;
         job.fails_updates = below(4) == 0 ? 20 : 0;
         std::uint64_t at = below(100);
-        for (std::uint64_t n = below(8); n > 0; --n, at += below(4) == 0 ? below(6) : below(150)) faults_.push_back(at);
+        for (std::uint64_t n = below(10); n > 0; --n, at += coin() ? below(50) : below(200)) faults_.push_back(at);
+        // Half of the jobs have one sore point.
+        const std::uint64_t moments = static_cast<std::uint64_t>(Moment::count), sore = below(2 * moments);
+        for (std::uint64_t n = below(5); n > 0; --n)
+            ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(6))});
     }
 
     bool is_calm() const { return calm_at_ != never; }
@@ -443,8 +475,15 @@ private:
             case What::mend: cut_[event.a][event.b] = false, --lasting_, nudge_all(); break;
             case What::reach_store: store_away_[event.a] = never, --lasting_, nudge_all(); break;
             case What::resume:
+                if (!p->stopped || event.ticket != p->stops) break;
                 p->stopped = false, --lasting_;
+                if (std::exchange(p->is_last, false)) kill_all(20 * ms);
                 if (p->overdue) resume(*p);
+                break;
+            case What::kill_all:
+                --lasting_;
+                for (std::size_t i = 0; i < processes_.size(); ++i)
+                    if (!process(static_cast<int>(i)).dead) ++result.kills, kill(process(static_cast<int>(i)));
                 break;
         }
         return false;
@@ -523,11 +562,8 @@ private:
         const std::uint64_t kind = below(100);
         if (kind < 40) ++result.kills, kill(*one);
         else if (kind < 50) result.kills += 2, kill(*one), kill(*other);
-        else if (kind < 75) {
-            if (one->stopped) return;
-            say(*one, "is stopped for ", lasts / ms), one->stopped = true, ++lasting_, ++result.stops;
-            push({now + lasts, 0, What::resume, one->index});
-        } else if (kind < 80) {
+        else if (kind < 75) stop(*one, Moment::update, lasts);
+        else if (kind < 80) {
             if (!reaches_store(*one)) return;
             say(*one, "loses the store for ", lasts / ms), store_away_[one->slot] = now, ++lasting_, ++result.cuts;
             push({now + lasts, 0, What::reach_store, one->slot});
@@ -540,6 +576,26 @@ private:
             if (coin()) cut(other->slot, one->slot, lasts);
         }
     }
+    /// Stops a process for a while, or until others have gone on without it.
+    void stop(Process& p, Moment at, Time lasts) {
+        if (p.stopped || p.dead) return;
+        p.stopped_at = at;
+        p.waits_for = below(4) != 0 ? static_cast<std::uint32_t>(1 + below(2)) : 0;
+        if (p.waits_for != 0) lasts = 3 * limit;
+        say(p, "is stopped for ", lasts / ms), p.stopped = true, ++lasting_, ++result.stops;
+        push({now + lasts, 0, What::resume, p.index, 0, ++p.stops});
+    }
+    /// Stops or ends the process that has come to a moment, or another one; and perhaps all of them soon after.
+    void spring(Process& p, Moment moment) {
+        Process& one = below(4) == 0 ? *victim() : p;
+        if (one.stopped) return;
+        if (coin()) stop(one, moment, between(5 * ms, 1500 * ms)), one.is_last = coin();
+        else {
+            ++result.kills, push({now + between(0, 3 * ms), 0, What::kill, one.index});
+            if (below(8) == 0) kill_all(200 * ms);
+        }
+    }
+    void kill_all(Time within) { ++lasting_, push({now + between(0, within), 0, What::kill_all}); }
     void cut(int from, int to, Time lasts) {
         if (cut_[from][to]) return;
         cut_[from][to] = true, ++lasting_;
@@ -639,6 +695,7 @@ private:
     Time store_away_[slots] = {never, never, never, never, never, never, never, never,
                                never, never, never, never, never, never, never, never};
     std::vector<std::uint64_t> faults_;  ///< after how many steps of processes
+    std::vector<Ambush> ambushes_;
     std::size_t next_fault_ = 0;
     int lasting_ = 0;
     Time calm_at_ = never;
