@@ -162,9 +162,9 @@ public:
         if (!votes_) refuse("goes_on", "call restore() first, each time when the body of run() is called");
         if (vote_ && voted_ == step_)
             refuse("goes_on", "no step was counted since the last call; change the state in update()");
-        if (read_vote()) return !(changes_ = true);
-        vote(*votes_);
-        return true;
+        changes_ = read_vote();
+        if (!changes_) vote(*votes_);
+        return !changes_;
     }
 
     /// Calls `change()`, which must change the state by one step and call no collective, and counts the step. After an
@@ -209,7 +209,8 @@ public:
         changes_ = false;
         constexpr int most_failures = 10;
         if (!membership_.goes_on(is_newcomers ? Error(Errc::peer_failed, error.what()) : error)) return false;
-        if (membership_.leaves() && membership_.may_leave()) return has_left_ = true;
+        has_left_ = membership_.leaves() && membership_.may_leave();
+        if (has_left_) return true;
         quiet_failures_ = membership_.are_all_alive() ? quiet_failures_ + 1 : 0;
         return quiet_failures_ < most_failures;
     }
