@@ -401,7 +401,7 @@ protected:
     // Faults that wait for their moment.
     void reach(Process& p, Moment moment) {
         for (const auto& one : processes_)
-            if (one->stopped && one->waits_for != 0 && one->stopped_at == moment && p.generation > one->machine.newest().number &&
+            if (one->stopped && one->waits_for != 0 && one->stopped_at == moment && p.machine.newest().number > one->machine.newest().number &&
                 --one->waits_for == 0)
                 push({now + between(0, 5 * ms), 0, What::resume, one->index, 0, one->stops});
         for (Ambush& one : ambushes_)
@@ -428,7 +428,7 @@ private:
         // Half of the jobs have one sore point.
         const std::uint64_t moments = static_cast<std::uint64_t>(Moment::count), sore = below(2 * moments);
         for (std::uint64_t n = below(5); n > 0; --n)
-            ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(6))});
+            ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(4))});
     }
 
     bool is_calm() const { return calm_at_ != never; }
@@ -580,7 +580,7 @@ private:
     void stop(Process& p, Moment at, Time lasts) {
         if (p.stopped || p.dead) return;
         p.stopped_at = at;
-        p.waits_for = below(4) != 0 ? static_cast<std::uint32_t>(1 + below(2)) : 0;
+        p.waits_for = below(4) != 0 ? static_cast<std::uint32_t>(1 + below(3) / 2) : 0;
         if (p.waits_for != 0) lasts = 3 * limit;
         say(p, "is stopped for ", lasts / ms), p.stopped = true, ++lasting_, ++result.stops;
         push({now + lasts, 0, What::resume, p.index, 0, ++p.stops});
