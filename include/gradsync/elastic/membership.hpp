@@ -165,7 +165,7 @@ private:
     void abandon() {
         if (!records_) return;
         note_gone();
-        was_left_behind_ = newest().members.size() > 1;
+        was_left_behind_ |= newest().members.size() > 1;
         own_.id = 0;
         machine().join(own_);
         noted_leaving_ = false;

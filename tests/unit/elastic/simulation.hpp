@@ -136,6 +136,9 @@ struct Process {
     Moment stopped_at = {};
     bool is_last = false;          ///< all are killed soon after it has gone on
     bool leaves = false;           ///< it wants to leave the job
+    bool has_failed = false;       ///< by an error of its own
+    bool is_left_behind = false;   ///< others may have gone on without it: what it has does not count any more
+    std::uint64_t joins = 0;       ///< how often it has joined
     std::uint32_t generation = 0;  ///< in which it is; 0: none
     std::uint64_t had = 0;         ///< the newest state that it has had since the members last went on from one
     std::uint64_t missed = 0;      ///< the member for which it has waited in vain
@@ -175,7 +178,7 @@ struct Comm {
     std::uint32_t all() const { return (1u << processes.size()) - 1; }
 };
 
-enum class Name { join, call, here, generation, out, leave, begun, manifest, end };
+enum class Name { join, call, here, generation, out, leave, gone, begun, manifest, end };
 struct Record {
     Name name;
     std::uint64_t key = 0, value = 0;
@@ -311,7 +314,7 @@ protected:
         if (p.generation == 0) return;
         Comm& c = comms_[p.generation];
         for (std::size_t r = 0; r < c.processes.size(); ++r)
-            if (c.processes[r] == p.index) {
+            if (c.members[r] == p.self) {
                 c.gone |= 1u << r;
                 if (broken) c.broken |= 1u << r;
             }
@@ -356,7 +359,7 @@ protected:
             for (Record& r : store_)
                 if (bug == Bug::names_collected && r.name == name && r.key < key) r.removed = true;
         }
-        if (name == Name::out && job.one_host) end_process(process_of(key));
+        if (name == Name::out && job.one_host && process_of(key).joins == key % 1000) end_process(process_of(key));
         nudge_all();
         if (job.lag != 0)
             for (const auto& one : processes_)
@@ -567,7 +570,7 @@ private:
             if (!reaches_store(*one)) return;
             say(*one, "loses the store for ", lasts / ms), store_away_[one->slot] = now, ++lasting_, ++result.cuts;
             push({now + lasts, 0, What::reach_store, one->slot});
-        } else if (kind < 85) one->leaves = job.least < job.ranks && !job.is_sharded;
+        } else if (kind < 85) one->leaves = job.changes && !job.is_sharded;
         else if (kind < 90) start_another();
         else if (!job.one_host && one->slot != other->slot) {
             ++result.cuts;
@@ -611,7 +614,7 @@ private:
         calm_at_ = now;
         if (log) *log << now / ms << " ms: no more faults\n";
         job.fails_updates = 0;
-        if (!job.one_host && job.least < job.ranks && job.ranks > 2 && below(3) == 0) {  // a link that is never mended
+        if (!job.one_host && job.changes && job.least < job.ranks && job.ranks > 2 && below(3) == 0) {  // a link that is never mended
             const int from = static_cast<int>(below(job.ranks)), to = static_cast<int>(below(job.ranks));
             if (from != to) cut_[from][to] = true, ++result.cuts;
             if (log) *log << "the link from " << from << " to " << to << " stays cut\n";
