@@ -78,8 +78,23 @@ private:
         if (!find(Name::leave, p.self.id)) co_await create(p, Name::leave, p.self.id, 0, nobody);
         refresh(p);
         if (!p.machine.may_leave(deaths())) co_return 0;
+        if (agreed) check_leaves(p);
         if (agreed && p.machine.view(deaths()).is_deserted()) co_await create(p, Name::end, 0, 2, nobody);
         co_return 1;
+    }
+
+    /// Who leaves as agreed does not take the only state along if it knows of another process that could have it.
+    void check_leaves(const Process& p) {
+        if (rank_in_newest(p) < 0 || was_disturbed() || job.lag != 0) return;
+        std::vector<int> others;
+        for (const int one : all_processes()) {
+            const Process& other = process(one);
+            if (other.generation != 0) return;  // it is about to have the same state
+            if (one != p.index && !other.dead && !other.leaves && other.self.id != 0 && p.machine.knows(other.self.id))
+                others.push_back(one);
+        }
+        if (others.empty() || newest_state(others) != 0) return;
+        if (newest_state({p.index}) != 0) violate("5: a process leaves with the only state, and another one could have it");
     }
 
     /// ElasticJob::abandon: an error of its own has ended this process's part. Returns whether it joins again.
@@ -132,7 +147,7 @@ private:
                 if (co_await meet_newest(p)) co_return 1;
                 if (++failures == 3) co_return check_gives_up(p);
                 deadline = now + limit;
-            } else if (late && !p.machine.is_spare(deaths())) {
+            } else if (late && !p.machine.view(deaths()).is_spare()) {
                 co_return check_gives_up(p);
             } else {
                 if (rank_in_newest(p) < 0) {

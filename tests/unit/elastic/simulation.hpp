@@ -131,8 +131,8 @@ struct Process {
     bool for_change = false;          ///< it also waits for a change
     bool nudged = false;
     bool dead = false, stopped = false, overdue = false;
-    std::uint64_t stops = 0;       ///< how often it has been stopped
-    std::uint32_t waits_for = 0;   ///< stopped until others have come to `stopped_at` this often without it; 0: for a time
+    std::uint64_t stops = 0;      ///< how often it has been stopped
+    std::uint32_t waits_for = 0;  ///< stopped until others have come to `stopped_at` this often without it; 0: for a time
     Moment stopped_at = {};
     bool is_last = false;          ///< all are killed soon after it has gone on
     bool leaves = false;           ///< it wants to leave the job
@@ -197,7 +197,7 @@ struct Settings {
     bool one_host = true;  ///< links are never cut, and launchers end members that do not answer
     bool inherits = false, restarts = true;
     std::uint64_t keep_every = 1, checkpoint_every = 0;
-    Time lag = 0;  ///< of reads, at most
+    Time lag = 0;           ///< of reads, at most
     int fails_updates = 0;  ///< of 1,000
 };
 
@@ -404,8 +404,8 @@ protected:
     // Faults that wait for their moment.
     void reach(Process& p, Moment moment) {
         for (const auto& one : processes_)
-            if (one->stopped && one->waits_for != 0 && one->stopped_at == moment && p.machine.newest().number > one->machine.newest().number &&
-                --one->waits_for == 0)
+            if (one->stopped && one->waits_for != 0 && one->stopped_at == moment &&
+                p.machine.newest().number > one->machine.newest().number && --one->waits_for == 0)
                 push({now + between(0, 5 * ms), 0, What::resume, one->index, 0, one->stops});
         for (Ambush& one : ambushes_)
             if (!is_calm() && !one.sprung && one.moment == moment && one.after-- == 0) one.sprung = true, spring(p, moment);
