@@ -128,6 +128,7 @@ struct View {
     bool ended = false;         ///< the job has
     std::size_t ranks = 1;      ///< that the job should have
     std::size_t least = 1;      ///< that it needs
+    bool changes = false;       ///< the number of ranks may
     bool late = false;          ///< the process has waited as long as it may
 
     /// Do all members want to leave? Then they stay until they have given the state to others.
@@ -142,6 +143,8 @@ struct View {
         if (!is_deserted()) next.members.erase_if([&](const Member& one) { return leaving.contains(one.id); });
         return next;
     }
+    /// Does this process wait for a job that goes on without it? It may have to wait for long.
+    bool is_spare() const noexcept { return changes && newest.rank_of(self) < 0 && !newest.members.empty(); }
     /// The most members that the next generation may have.
     std::size_t room() const noexcept { return ranks + (is_deserted() ? newest.members.size() : 0); }
 };
@@ -257,17 +260,13 @@ public:
                    .ended = ended_,
                    .ranks = ranks_,
                    .least = least_,
+                   .changes = changes_,
                    .late = late};
         known.newest.members.erase_if(is_gone);
         // Members that can go on need not count on a process that may be stopped.
         if (changes_ && !known.newest.members.empty())
             known.waiting.erase_if([&](const Member& one) { return !ready_.contains(one.id); });
         return known;
-    }
-    /// Does this process wait for a job that goes on without it? It may have to wait for long.
-    template <class Dead>
-    bool is_spare(Dead&& is_dead) {
-        return changes_ && newest_.rank_of(self_.id) < 0 && !view(is_dead).newest.members.empty();
     }
     /// May this process leave? It is no member; or it has left, and other members stay or nobody waits who could take
     /// its state.

@@ -81,7 +81,7 @@ public:
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
                 deadline = Clock::now() + options.timeout;
-            } else if (const bool is_spare = machine().is_spare(is_dead()); is_spare || !late) {
+            } else if (const bool is_spare = machine().view(is_dead()).is_spare(); is_spare || !late) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
@@ -165,7 +165,7 @@ private:
     void abandon() {
         if (!records_) return;
         note_gone();
-        was_left_behind_ = newest().members.size() > 1;
+        was_left_behind_ |= newest().members.size() > 1;
         own_.id = 0;
         machine().join(own_);
         noted_leaving_ = false;

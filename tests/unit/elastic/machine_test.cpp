@@ -181,6 +181,28 @@ TEST_CASE("members want to change for one that waits and has answered, if there 
     CHECK(are_same(next.members, members({10, 12, 33})));
 }
 
+TEST_CASE("a process that is gone is a member no more, and no spare either, though it lives on; who waits for a job that goes on is one") {
+    const auto nobody = [](const Member&) { return false; };
+    Machine machine(3, 1, true);
+    machine.join(member(22));
+    machine.see(member(22));
+    CHECK_FALSE(machine.view(nobody).is_spare());  // there is no job yet
+    machine.see(members({10, 11}));
+    CHECK(machine.view(nobody).is_spare());
+    machine.see_gone(11);
+    CHECK(are_same(machine.view(nobody).newest.members, members({10})));
+    CHECK(machine.next(nobody, false).step == Step::wait);
+    machine.see_gone(10);
+    CHECK_FALSE(machine.view(nobody).is_spare());
+    machine.see(member(30));
+    machine.see_gone(30);
+    CHECK(are_same(machine.next(nobody, true).members, members({22})));
+    Machine fixed(2, 2, false);
+    fixed.join(member(22));
+    fixed.see(members({10, 11}));
+    CHECK_FALSE(fixed.view(nobody).is_spare());
+}
+
 TEST_CASE("a set of members knows those that were put in, in any order and repeatedly") {
     MemberSet set;
     CHECK_FALSE(set.contains(0));

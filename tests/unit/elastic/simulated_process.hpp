@@ -21,9 +21,17 @@ private:
             if (co_await restore(p, c)) agreed = co_await train(p, c);
             leave_comm(p, !agreed);
             const std::uint64_t culprit = std::exchange(p.missed, 0);
+            if (std::exchange(p.has_failed, false)) {
+                if (co_await abandon(p)) continue;
+                co_return 0;
+            }
             if (!agreed) co_await fail(p, c.number, culprit);
             else p.machine.leave(c.number, true);
             if (p.leaves && co_await leave_job(p, agreed)) break;
+        }
+        if (p.leaves && p.self.id != 0) {
+            co_await create(p, Name::gone, p.self.id, 0, nobody);
+            co_await sleep(p, 0, 2 * limit);  // it lives on for a while
         }
         co_return 0;
     }
@@ -52,8 +60,9 @@ private:
                 p.machine.see(r.members[0]);
                 if (bug == Bug::silent_joiner) p.machine.see_ready(r.key);
             }
-            if (r.name == Name::here && sees(p, r)) p.machine.see_ready(r.key);
-            if (r.name == Name::leave && sees(p, r)) p.machine.see_leaving(r.key);
+            if (r.name == Name::here && job.changes && sees(p, r)) p.machine.see_ready(r.key);
+            if (r.name == Name::gone && job.changes && sees(p, r)) p.machine.see_gone(r.key);
+            if (r.name == Name::leave && job.changes && sees(p, r)) p.machine.see_leaving(r.key);
             if (r.name == Name::end && sees(p, r)) p.machine.see_end();
         }
         observe_all(p);
@@ -66,10 +75,37 @@ private:
     /// ElasticJob::leave, and what it does after an error: returns whether the process leaves. The last member gives its state to one that
     /// waits, or ends the job.
     Task leave_job(Process& p, bool agreed) {
+        if (!find(Name::leave, p.self.id)) co_await create(p, Name::leave, p.self.id, 0, nobody);
         refresh(p);
         if (!p.machine.may_leave(deaths())) co_return 0;
+        if (agreed) check_leaves(p);
         if (agreed && p.machine.view(deaths()).is_deserted()) co_await create(p, Name::end, 0, 2, nobody);
         co_return 1;
+    }
+
+    /// Who leaves as agreed does not take the only state along if it knows of another process that could have it.
+    void check_leaves(const Process& p) {
+        if (rank_in_newest(p) < 0 || was_disturbed() || job.lag != 0) return;
+        std::vector<int> others;
+        for (const int one : all_processes()) {
+            const Process& other = process(one);
+            if (other.generation != 0) return;  // it is about to have the same state
+            if (one != p.index && !other.dead && !other.leaves && other.self.id != 0 && p.machine.knows(other.self.id))
+                others.push_back(one);
+        }
+        if (others.empty() || newest_state(others) != 0) return;
+        if (newest_state({p.index}) != 0) violate("5: a process leaves with the only state, and another one could have it");
+    }
+
+    /// ElasticJob::abandon: an error of its own has ended this process's part. Returns whether it joins again.
+    Task abandon(Process& p) {
+        co_await create(p, Name::gone, p.self.id, 0, nobody);
+        p.is_left_behind |= p.machine.newest().members.size() > 1;
+        p.self.id = 0;
+        p.machine.join(p.self);
+        co_await sleep(p, 0, coin() ? 10 * ms : limit);
+        p.born = now;
+        co_return below(4) != 0;
     }
 
     // ---- Membership::meet ----
@@ -89,7 +125,8 @@ private:
             }
             if (p.leaves && p.machine.may_leave(deaths())) co_return 0;
             if (p.machine.must_join()) {
-                p.self.id = static_cast<std::uint64_t>(p.index + 1) * 1000 + p.self.id % 1000 + 1;
+                p.is_left_behind |= p.self.id != 0;
+                p.self.id = static_cast<std::uint64_t>(p.index + 1) * 1000 + ++p.joins;
                 p.self.place = p.slot;
                 p.machine.join(p.self);
                 const List<Member> self{p.self};
@@ -110,7 +147,7 @@ private:
                 if (co_await meet_newest(p)) co_return 1;
                 if (++failures == 3) co_return check_gives_up(p);
                 deadline = now + limit;
-            } else if (late && !p.machine.is_spare(deaths())) {
+            } else if (late && !p.machine.view(deaths()).is_spare()) {
                 co_return check_gives_up(p);
             } else {
                 if (rank_in_newest(p) < 0) {
@@ -129,7 +166,8 @@ private:
     /// Nobody gives up if enough others have been there for a while, and nothing has kept them from each other.
     std::uint64_t check_gives_up(const Process& p) {
         std::size_t here = 0;
-        for (const int one : all_processes()) here += !process(one).dead && !process(one).leaves && now - process(one).born > limit / 2;
+        for (const int one : all_processes())
+            here += !process(one).dead && !process(one).leaves && process(one).self.id != 0 && now - process(one).born > limit / 2;
         if (here >= job.least && !was_disturbed()) violate("8: a process gives up, and enough others are there");
         say(p, "gives up");
         return 0;
@@ -222,8 +260,8 @@ private:
         nudge_all();
     }
     static int rank_of(const Process& p, const Comm& c) {
-        for (std::size_t r = 0; r < c.processes.size(); ++r)
-            if (c.processes[r] == p.index) return static_cast<int>(r);
+        for (std::size_t r = 0; r < c.members.size(); ++r)
+            if (c.members[r] == p.self) return static_cast<int>(r);
         return -1;
     }
     Task exchange(Process& p, Comm& c, Topic topic, std::uint64_t step, const Word& word) {
@@ -313,6 +351,7 @@ private:
     // ---- ElasticJob::restore ----
 
     Task restore(Process& p, Comm& c) {
+        if (std::exchange(p.is_left_behind, false) && job.changes) forget(p);
         const Word offer{.row = p.holdings.row()};
         if (!co_await exchange(p, c, Topic::rows, 0, offer)) co_return 0;
         List<Row> rows;
@@ -356,6 +395,10 @@ private:
         if (!job.is_sharded) tear(p, 1, false);
         const std::uint64_t goes_on = co_await go_on_from(p, c, base);
         co_return goes_on;
+    }
+    /// LiveState::forget
+    void forget(Process& p) {
+        for (int i = 0; i < Row::most; ++i) p.holdings.tear(i), p.place(i) = {};
     }
     Holding wanted(const Process& p, const Comm& c, std::uint64_t number) const {
         if (!job.is_sharded) return {number, 0, 1};
@@ -441,7 +484,7 @@ private:
         result.lost = true;
         std::vector<int> stay;
         for (const int one : all_processes())
-            if (!process(one).leaves) stay.push_back(one);
+            if (!process(one).leaves && !process(one).is_left_behind) stay.push_back(one);
         if (!job.is_sharded && !was_disturbed() && newest_state(stay) != 0) violate("5: the job ends, and a process has its state");
     }
 
@@ -543,7 +586,10 @@ private:
         tear(p, Row::memory, true);
         if (bug == Bug::early_commit) p.holdings.fill(Row::memory, label), p.memory.label = label;
         co_await sleep(p, ms / 5, 2 * ms);
-        if (chance(static_cast<std::uint64_t>(job.fails_updates))) co_return 0;  // the user's function has thrown
+        if (chance(static_cast<std::uint64_t>(job.fails_updates))) {  // the user's function has thrown
+            p.has_failed = job.changes && coin();
+            co_return 0;
+        }
         fill(p, Row::memory, label, content);
         if (content != right_state(number + 1)) violate("3: two commits of a step differ");
         ++result.commits;

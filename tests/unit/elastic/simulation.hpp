@@ -136,6 +136,9 @@ struct Process {
     Moment stopped_at = {};
     bool is_last = false;          ///< all are killed soon after it has gone on
     bool leaves = false;           ///< it wants to leave the job
+    bool has_failed = false;       ///< by an error of its own
+    bool is_left_behind = false;   ///< others may have gone on without it: what it has does not count any more
+    std::uint64_t joins = 0;       ///< how often it has joined
     std::uint32_t generation = 0;  ///< in which it is; 0: none
     std::uint64_t had = 0;         ///< the newest state that it has had since the members last went on from one
     std::uint64_t missed = 0;      ///< the member for which it has waited in vain
@@ -175,7 +178,7 @@ struct Comm {
     std::uint32_t all() const { return (1u << processes.size()) - 1; }
 };
 
-enum class Name { join, call, here, generation, out, leave, begun, manifest, end };
+enum class Name { join, call, here, generation, out, leave, gone, begun, manifest, end };
 struct Record {
     Name name;
     std::uint64_t key = 0, value = 0;
@@ -311,7 +314,7 @@ protected:
         if (p.generation == 0) return;
         Comm& c = comms_[p.generation];
         for (std::size_t r = 0; r < c.processes.size(); ++r)
-            if (c.processes[r] == p.index) {
+            if (c.members[r] == p.self) {
                 c.gone |= 1u << r;
                 if (broken) c.broken |= 1u << r;
             }
@@ -356,7 +359,7 @@ protected:
             for (Record& r : store_)
                 if (bug == Bug::names_collected && r.name == name && r.key < key) r.removed = true;
         }
-        if (name == Name::out && job.one_host) end_process(process_of(key));
+        if (name == Name::out && job.one_host && process_of(key).joins == key % 1000) end_process(process_of(key));
         nudge_all();
         if (job.lag != 0)
             for (const auto& one : processes_)
@@ -401,8 +404,8 @@ protected:
     // Faults that wait for their moment.
     void reach(Process& p, Moment moment) {
         for (const auto& one : processes_)
-            if (one->stopped && one->waits_for != 0 && one->stopped_at == moment && p.generation > one->machine.newest().number &&
-                --one->waits_for == 0)
+            if (one->stopped && one->waits_for != 0 && one->stopped_at == moment &&
+                p.machine.newest().number > one->machine.newest().number && --one->waits_for == 0)
                 push({now + between(0, 5 * ms), 0, What::resume, one->index, 0, one->stops});
         for (Ambush& one : ambushes_)
             if (!is_calm() && !one.sprung && one.moment == moment && one.after-- == 0) one.sprung = true, spring(p, moment);
@@ -428,7 +431,7 @@ private:
         // Half of the jobs have one sore point.
         const std::uint64_t moments = static_cast<std::uint64_t>(Moment::count), sore = below(2 * moments);
         for (std::uint64_t n = below(5); n > 0; --n)
-            ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(6))});
+            ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(4))});
     }
 
     bool is_calm() const { return calm_at_ != never; }
@@ -567,7 +570,7 @@ private:
             if (!reaches_store(*one)) return;
             say(*one, "loses the store for ", lasts / ms), store_away_[one->slot] = now, ++lasting_, ++result.cuts;
             push({now + lasts, 0, What::reach_store, one->slot});
-        } else if (kind < 85) one->leaves = job.least < job.ranks && !job.is_sharded;
+        } else if (kind < 85) one->leaves = job.changes && !job.is_sharded;
         else if (kind < 90) start_another();
         else if (!job.one_host && one->slot != other->slot) {
             ++result.cuts;
@@ -580,7 +583,7 @@ private:
     void stop(Process& p, Moment at, Time lasts) {
         if (p.stopped || p.dead) return;
         p.stopped_at = at;
-        p.waits_for = below(4) != 0 ? static_cast<std::uint32_t>(1 + below(2)) : 0;
+        p.waits_for = below(4) != 0 ? static_cast<std::uint32_t>(1 + below(3) / 2) : 0;
         if (p.waits_for != 0) lasts = 3 * limit;
         say(p, "is stopped for ", lasts / ms), p.stopped = true, ++lasting_, ++result.stops;
         push({now + lasts, 0, What::resume, p.index, 0, ++p.stops});
@@ -611,7 +614,7 @@ private:
         calm_at_ = now;
         if (log) *log << now / ms << " ms: no more faults\n";
         job.fails_updates = 0;
-        if (!job.one_host && job.least < job.ranks && job.ranks > 2 && below(3) == 0) {  // a link that is never mended
+        if (!job.one_host && job.changes && job.least < job.ranks && job.ranks > 2 && below(3) == 0) {  // a link that is never mended
             const int from = static_cast<int>(below(job.ranks)), to = static_cast<int>(below(job.ranks));
             if (from != to) cut_[from][to] = true, ++result.cuts;
             if (log) *log << "the link from " << from << " to " << to << " stays cut\n";
