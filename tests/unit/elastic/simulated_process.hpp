@@ -222,7 +222,6 @@ private:
         }
         p.generation = c.number;
         p.missed = 0;
-        reach(p, Moment::meet);
         if (co_await exchange(p, c, Topic::meeting, 0, nothing)) {
             say(p, "has met generation ", c.number, " of ", c.members.size());
             co_return 1;

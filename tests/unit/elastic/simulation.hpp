@@ -114,7 +114,7 @@ struct SharedMemory {
 };
 
 /// What a process is about to do when a fault hurts most.
-enum class Moment { meet, heal, begin, update, keep, save, propose, count };
+enum class Moment { propose, heal, begin, update, keep, save, count };
 
 struct Process {
     Process(const Machine& decides, const Holdings& has) : machine(decides), holdings(has) {}
@@ -221,7 +221,7 @@ struct Script {
 
 /// A fault that waits for such a moment.
 struct Ambush {
-    Moment moment = Moment::meet;
+    Moment moment = Moment::heal;
     std::uint64_t after = 0;  ///< as many of them pass
     bool sprung = false;
 };
@@ -408,12 +408,12 @@ protected:
                 p.machine.newest().number > one->machine.newest().number && --one->waits_for == 0)
                 push({now + between(0, 5 * ms), 0, What::resume, one->index, 0, one->stops});
         for (Ambush& one : ambushes_)
-            if (!is_calm() && !one.sprung && one.moment == moment && one.after-- == 0) one.sprung = true, spring(p, moment);
+            if (!is_calm() && !one.sprung && one.moment == moment && one.after-- == 0) one.sprung = true, --left_, spring(p, moment);
     }
 
 private:
     void draw() {
-        job.ranks = 2 + below(5);
+        job.ranks = 2 + below(1 + below(6));
         job.least = below(4) == 0 ? job.ranks : 1 + below(1 + below(job.ranks));
         job.changes = job.least < job.ranks || below(2) == 0;
         job.spares = static_cast<int>(below(6) / 2);
@@ -423,15 +423,16 @@ private:
         job.inherits = below(3) != 0;
         job.restarts = job.least == job.ranks || below(8) != 0;
         job.keep_every = 1 + below(4);
-        job.checkpoint_every = below(8) == 0 ? 0 : coin() ? job.keep_every : 1 + below(4);
+        job.checkpoint_every = below(8) == 0 ? 0 : below(4) != 0 ? job.keep_every : 1 + below(4);
         job.lag = coin() ? 0 : 30 * ms;
         job.fails_updates = below(4) == 0 ? 20 : 0;
         std::uint64_t at = below(100);
-        for (std::uint64_t n = below(10); n > 0; --n, at += coin() ? below(50) : below(200)) faults_.push_back(at);
+        const std::uint64_t pace = std::uint64_t{25} << below(4);
+        for (std::uint64_t n = below(10); n > 0; --n, at += below(pace)) faults_.push_back(at);
         // Half of the jobs have one sore point.
         const std::uint64_t moments = static_cast<std::uint64_t>(Moment::count), sore = below(2 * moments);
         for (std::uint64_t n = below(5); n > 0; --n)
-            ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(4))});
+            ++left_, ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(4))});
     }
 
     bool is_calm() const { return calm_at_ != never; }
@@ -448,10 +449,10 @@ private:
 
     bool step() {
         if (script_) return scripted_step();
-        if (!is_calm() && next_fault_ == faults_.size() && lasting_ == 0) calm();
+        if (!is_calm() && next_fault_ == faults_.size() && lasting_ == 0 && (left_ == 0 || steps_ >= last_ambush_)) calm();
         if (events_.empty()) {
             if (is_calm()) return false;
-            next_fault_ = faults_.size();
+            next_fault_ = faults_.size(), left_ = 0;
             if (lasting_ != 0) violate("the simulation has lost a fault");
             return true;
         }
@@ -480,7 +481,7 @@ private:
             case What::resume:
                 if (!p->stopped || event.ticket != p->stops) break;
                 p->stopped = false, --lasting_;
-                if (std::exchange(p->is_last, false)) kill_all(20 * ms);
+                if (std::exchange(p->is_last, false)) kill_all(10 * ms);
                 if (p->overdue) resume(*p);
                 break;
             case What::kill_all:
@@ -592,7 +593,7 @@ private:
     void spring(Process& p, Moment moment) {
         Process& one = below(4) == 0 ? *victim() : p;
         if (one.stopped) return;
-        if (coin()) stop(one, moment, between(5 * ms, 1500 * ms)), one.is_last = coin();
+        if (below(3) != 0) stop(one, moment, between(5 * ms, 1500 * ms)), one.is_last = coin();
         else {
             ++result.kills, push({now + between(0, 3 * ms), 0, What::kill, one.index});
             if (below(8) == 0) kill_all(200 * ms);
@@ -685,6 +686,7 @@ private:
     }
 
     static constexpr int slots = 16;
+    static constexpr std::uint64_t last_ambush_ = 600;  ///< ambushes come before the processes have done as many steps
     Script* script_;
     std::uint64_t random_, random_seed_ = random_;
     std::priority_queue<Event> events_;
@@ -699,6 +701,7 @@ private:
                                never, never, never, never, never, never, never, never};
     std::vector<std::uint64_t> faults_;  ///< after how many steps of processes
     std::vector<Ambush> ambushes_;
+    std::size_t left_ = 0;            ///< of them
     std::size_t next_fault_ = 0;
     int lasting_ = 0;
     Time calm_at_ = never;
