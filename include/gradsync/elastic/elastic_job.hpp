@@ -194,7 +194,7 @@ public:
         }
         stop();
         if (!std::exchange(changes_, false)) return membership_.end(comm);
-        has_left_ = !membership_.change();
+        has_left_ = !membership_.leave_as_agreed();
         if (has_left_ && !membership_.leaves())
             bootstrap::raise(Errc::peer_left, "a rank leaves, and without a store the others cannot meet again",
                              {.operation = "goes_on", .rank = comm.rank()});

@@ -68,10 +68,10 @@ public:
                 members = newest().members;
             }
             if (machine().must_join()) join();
-            if (leaves() && machine().may_leave(is_dead())) leave();
+            if (leaves() && machine().may_leave(is_dead())) raise_end();
             const bool late = Clock::now() >= deadline;
             const elastic::Decision next = machine().next(is_dead(), late);
-            if (next.step == elastic::Step::leave) leave();
+            if (next.step == elastic::Step::leave) raise_end();
             if (next.step == elastic::Step::propose) {
                 (void)store().create(elastic::name_of_generation(newest().number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
@@ -150,7 +150,7 @@ private:
         if (records_ && own_.id != 0) (void)store().create(elastic::name_of("gone/", own_.id), {});
     }
     /// Leaves the newest generation, as all its members do. Returns whether this process meets the others again.
-    bool change() {
+    bool leave_as_agreed() {
         if (!records_) return false;
         note_left(newest(), true);
         if (!leaves()) return true;
@@ -296,7 +296,7 @@ private:
         return culprit;
     }
 
-    [[noreturn]] void leave() {
+    [[noreturn]] void raise_end() {
         if (leaves()) note_gone();
         bootstrap::raise(Errc::peer_left,
                          leaves()    ? std::string("this process leaves the job")
