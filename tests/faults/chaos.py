@@ -3,6 +3,7 @@
 """Kills ranks of an elastic training (gradsync_run --spares, gradsync_train --elastic), and compares its weights with an undisturbed run's.
 
 usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--verbose]
+       chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --cost FAULTS [--steps N]
 
 Each job is a training of 4 ranks and a spare one, in which some 12 faults happen, drawn from seed S, S + 1, ...: a rank is killed or stopped,
 at any moment: when it starts, while the ranks meet, get their state or step, two at once, the first rank, or one right after another. Ends
@@ -10,6 +11,9 @@ with 1 if a job hangs, ends with other bits, loses a step, fails a rank that had
 line but one names the seeds, the last one has the counts.
 
 Whatever a stopped rank holds up, it does for the time limit of 2 s.
+
+--cost kills a rank of two every other second, so often, and says how much longer N steps of the trainer's default transformer take for each
+kill. The lost rank is started again.
 """
 import argparse
 import contextlib
@@ -26,18 +30,18 @@ import time
 RANKS, SPARES, FAULTS, LIMIT = 4, 1, 12, 180
 TRAINING = ["--backend", "tcp", "--elastic", "--model", "mlp", "--micro-batch", "16", "--timeout", "2"]
 # Short steps; and a state of 25 MB, which takes a while to travel.
-KINDS = [["--hidden", "64", "--d-model", "8", "--context", "8", "--global-batch", "768", "--steps", "3000"],
-         ["--hidden", "1024,1024", "--global-batch", "192", "--steps", "250"]]
+KINDS = [[*TRAINING, "--hidden", "64", "--d-model", "8", "--context", "8", "--global-batch", "768", "--steps", "3000"],
+         [*TRAINING, "--hidden", "1024,1024", "--global-batch", "192", "--steps", "250"]]
 
 
 class Job:
     """A running job, and what it prints."""
 
-    def __init__(self, ranks, spares, kind):
+    def __init__(self, ranks, spares, kind, least=1):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         results = os.path.join(self.folder.name, "results")
-        command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--restarts", "100000", "--grace", "5", "--", OPTIONS.gradsync_train,
-                   *TRAINING, *kind, "--data", TEXT.name, "--json", results]
+        command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--min-ranks", str(least), "--restarts", "100000", "--grace", "5", "--", OPTIONS.gradsync_train,
+                   *kind, "--data", TEXT.name, "--json", results]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
         self.lines, self.stores = [], set()
@@ -100,12 +104,12 @@ def disturb(job, draw):
     return hits, done
 
 
-def is_old(process):
-    """Does the process run, and for more than 2 s?"""
+def is_old(process, seconds=2):
+    """Does the process run, and for so long?"""
     with contextlib.suppress(OSError):
         fields = open(f"/proc/{process}/stat").read().rpartition(")")[2].split()
         age = float(open("/proc/uptime").read().split()[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        return fields[0] not in "TZX" and age > 2
+        return fields[0] not in "TZX" and age > seconds
     return False
 
 
@@ -132,6 +136,27 @@ def run(seed, kind, expected):
     for what in wrong: print(f"   {what}", flush=True)
     if wrong: print("      " + "\n      ".join(line[:220] for line in job.lines if not re.match(r"\[\d\] (step|  step|$)", line)), flush=True)
     return len(done), joins, wrong
+
+
+def cost():
+    kind = ["--backend", "tcp", "--elastic", "--timeout", "10", "--steps", str(OPTIONS.steps)]
+    draw, seconds, digests = random.Random(OPTIONS.seed), [], []
+    for faults in 0, OPTIONS.cost:
+        job, begin, kills = Job(2, 0, kind), time.monotonic(), 0
+        while kills < faults and job.process.poll() is None:
+            time.sleep(2)
+            ranks = job.ranks()
+            if len(ranks) < 2 or not all(is_old(process, 0.5) for process in ranks.values()): continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(ranks[draw.choice(sorted(ranks))], signal.SIGKILL)
+                kills += 1
+        if job.wait(3600) != 0: sys.exit("the job failed:\n" + "\n".join(job.lines[-20:]))
+        seconds.append(time.monotonic() - begin), digests.append(job.digest())
+        if kills < faults: print(f"only {kills} kills; raise --steps")
+    sizes = [line for line in job.lines if " on after step " in line]
+    print(f"{OPTIONS.steps} steps: {seconds[0]:.1f} s; with {kills} kills {seconds[1]:.1f} s, {len(sizes)} times other ranks; digests {digests}")
+    print(f"a kill costs {(seconds[1] - seconds[0]) / kills:.2f} s")
+    return 0 if digests[0] == digests[1] else 1
 
 
 def text():
@@ -167,8 +192,8 @@ def main():
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
-for name, value in ("kills", 12), ("seed", 0): parser.add_argument("--" + name, type=int, default=value)
+for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 400): parser.add_argument("--" + name, type=int, default=value)
 parser.add_argument("--verbose", action="store_true")
 OPTIONS = parser.parse_args()
 TEXT = text()
-sys.exit(main())
+sys.exit(cost() if OPTIONS.cost else main())
