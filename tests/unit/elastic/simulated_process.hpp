@@ -557,8 +557,9 @@ private:
             if (!co_await exchange(p, c, Topic::sum, number, summand)) co_return 0;
             if (!co_await update(p, c, number)) co_return 0;
             if (rank == 0 && bug == Bug::late_begun) co_await create(p, Name::begun, c.number, 1, nobody);
-            if (job.is_sharded && (number + 1) % job.keep_every == 0) co_await keep(p);
-            if (rank == 0 && job.checkpoint_every != 0 && (number + 1) % job.checkpoint_every == 0) co_await save(p);
+            if (job.is_sharded && (number == 1 || (number + 1) % job.keep_every == 0)) co_await keep(p);
+            const bool is_time = job.checkpoint_every != 0 && (number == 1 || (number + 1) % job.checkpoint_every == 0);
+            if (rank == 0 && is_time) co_await save(p);
         }
         const std::uint64_t ended = co_await finish(p, c);
         co_return ended;

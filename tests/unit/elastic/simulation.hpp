@@ -416,7 +416,7 @@ private:
         job.ranks = 2 + below(1 + below(6));
         job.least = below(4) == 0 ? job.ranks : 1 + below(1 + below(job.ranks));
         job.changes = job.least < job.ranks || below(2) == 0;
-        job.spares = static_cast<int>(below(6) / 2);
+        job.spares = static_cast<int>(below(4));
         job.last = 4 + below(20);
         job.is_sharded = below(5) < 3;
         job.one_host = below(3) == 0;
@@ -425,14 +425,14 @@ private:
         job.keep_every = 1 + below(4);
         job.checkpoint_every = below(8) == 0 ? 0 : below(4) != 0 ? job.keep_every : 1 + below(4);
         job.lag = coin() ? 0 : 30 * ms;
-        job.fails_updates = below(4) == 0 ? 20 : 0;
-        std::uint64_t at = below(100);
+        job.fails_updates = below(3) == 0 ? 20 : 0;
+        std::uint64_t at = below(400);
         const std::uint64_t pace = std::uint64_t{25} << below(4);
         for (std::uint64_t n = below(10); n > 0; --n, at += below(pace)) faults_.push_back(at);
         // Half of the jobs have one sore point.
         const std::uint64_t moments = static_cast<std::uint64_t>(Moment::count), sore = below(2 * moments);
         for (std::uint64_t n = below(5); n > 0; --n)
-            ++left_, ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(4))});
+            ++left_, ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(5))});
     }
 
     bool is_calm() const { return calm_at_ != never; }
