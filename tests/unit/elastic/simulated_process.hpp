@@ -493,7 +493,7 @@ private:
     Task go_on_from(Process& p, Comm& c, std::uint64_t base) {
         p.holdings.go_on_from(base);
         for (int i = 0; i < Row::most; ++i)
-            if (p.place(i).label.number != base) p.place(i).label = {};
+            if (p.holdings.row().holdings[i].number == 0) p.place(i).label = {};
         p.shared->top = base;
         if (p.had > base && !c.loads && p.had - base > c.plan->lost) violate("4: a member goes on from an older state, and nobody says so");
         p.had = base;
