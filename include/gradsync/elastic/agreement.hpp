@@ -83,11 +83,16 @@ public:
     }
     /// Some member has had this state.
     void know(std::uint64_t number) noexcept { row_.top = gradsync::detail::larger(row_.top, number); }
-    /// The members go on from a state, and it alone counts: later ones are done again.
+    /// The members go on from a state, and it alone counts: later ones are done again. Beside its own part, which is in
+    /// memory, a process keeps at most one other part: else there might be no place for the next one.
     void go_on_from(std::uint64_t base) noexcept {
         row_.top = base;
-        for (Holding& one : row_.holdings)
-            if (one.number != base) one = {};
+        bool has_other = false;
+        for (Holding& one : row_.holdings) {
+            const bool is_own = one.part == memory().part && one.parts == memory().parts;
+            if (one.number != base || (!is_own && has_other)) one = {};
+            else has_other |= !is_own;
+        }
     }
 
     /// Which place has this state; -1: none.

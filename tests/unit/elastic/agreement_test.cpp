@@ -109,3 +109,20 @@ TEST_CASE("when all have gone on from a state, later ones do not count") {
     CHECK(own.place_of({6}) == -1);
     CHECK(own.row().top == 4);
 }
+
+TEST_CASE("a process that has had several parts of a state still has a place for another one") {
+    Holdings holdings(3);  // as seed 43766 of the simulation had them
+    holdings.fill(1, {4, 2, 4});
+    holdings.fill(2, {4, 3, 4});
+    holdings.fill(3, {4, 1, 4});
+    holdings.fill(Row::memory, {4, 1, 4});
+    holdings.go_on_from(4);
+    CHECK(holdings.place_of({4, 1, 4}) == Row::memory);
+    CHECK(holdings.place_of({4, 2, 4}) == 1);
+    CHECK(holdings.place_of({4, 3, 4}) == -1);
+    holdings.tear(Row::memory);
+    holdings.fill(Row::memory, {5, 1, 4});
+    List<std::uint32_t> owners;
+    for (const std::uint32_t one : {0u, 1u, 1u, 2u}) owners.push_back(one);
+    CHECK(holdings.place_for(4, owners, 1) == 2);
+}

@@ -168,7 +168,9 @@ private:
         std::size_t here = 0;
         for (const int one : all_processes())
             here += !process(one).dead && !process(one).leaves && process(one).self.id != 0 && now - process(one).born > limit / 2;
-        if (here >= job.least && !was_disturbed()) violate("8: a process gives up, and enough others are there");
+        const bool is_needed =
+            job.changes || p.machine.newest().number == 0 || rank_in_newest(p) >= 0 || has_dead_member(p.machine.newest().members);
+        if (here >= job.least && is_needed && !was_disturbed()) violate("8: a process gives up, and enough others are there");
         say(p, "gives up");
         return 0;
     }
@@ -294,7 +296,7 @@ private:
     }
     /// Can a meeting not succeed any more? The hub says whom it has missed to all that it reaches.
     bool is_over(Process& p, const Comm& c, const Call& call) {
-        if (read(p, Name::generation, c.number + 1) || has_dead_member(c)) return true;
+        if (read(p, Name::generation, c.number + 1) || has_dead_member(c.members)) return true;
         if (rank_of(p, c) == 0 || (c.gone & 1) == 0 || lacks(p, c, call, 0)) return false;
         for (const std::uint64_t one : c.missed) p.machine.miss(one);
         return true;
@@ -302,8 +304,8 @@ private:
     bool lacks(const Process& p, const Comm& c, const Call& call, std::size_t r) {
         return (call.here >> r & 1) == 0 || !are_connected(p, process(c.processes[r]));
     }
-    bool has_dead_member(const Comm& c) {
-        for (const Member& one : c.members)
+    bool has_dead_member(const List<Member>& members) {
+        for (const Member& one : members)
             if (is_dead(one)) return true;
         return false;
     }
@@ -491,7 +493,7 @@ private:
     Task go_on_from(Process& p, Comm& c, std::uint64_t base) {
         p.holdings.go_on_from(base);
         for (int i = 0; i < Row::most; ++i)
-            if (p.place(i).label.number != base) p.place(i).label = {};
+            if (p.holdings.row().holdings[i].number == 0) p.place(i).label = {};
         p.shared->top = base;
         if (p.had > base && !c.loads && p.had - base > c.plan->lost) violate("4: a member goes on from an older state, and nobody says so");
         p.had = base;
@@ -557,8 +559,9 @@ private:
             if (!co_await exchange(p, c, Topic::sum, number, summand)) co_return 0;
             if (!co_await update(p, c, number)) co_return 0;
             if (rank == 0 && bug == Bug::late_begun) co_await create(p, Name::begun, c.number, 1, nobody);
-            if (job.is_sharded && (number + 1) % job.keep_every == 0) co_await keep(p);
-            if (rank == 0 && job.checkpoint_every != 0 && (number + 1) % job.checkpoint_every == 0) co_await save(p);
+            if (job.is_sharded && (number == 1 || (number + 1) % job.keep_every == 0)) co_await keep(p);
+            const bool is_time = job.checkpoint_every != 0 && (number == 1 || (number + 1) % job.checkpoint_every == 0);
+            if (rank == 0 && is_time) co_await save(p);
         }
         const std::uint64_t ended = co_await finish(p, c);
         co_return ended;
@@ -592,6 +595,7 @@ private:
         fill(p, Row::memory, label, content);
         if (content != right_state(number + 1)) violate("3: two commits of a step differ");
         ++result.commits;
+        stepped_at = now;
         say(p, "has ", describe(p));
         co_return 1;
     }

@@ -263,6 +263,8 @@ public:
     Time now = 0;
 
 protected:
+    Time stepped_at = 0;  ///< when a process has last done a step
+
     virtual Task live(Process& p) = 0;
 
     // Chance. An exhaustive search takes both sides of a coin, and leaves out what is unlikely.
@@ -413,26 +415,27 @@ protected:
 
 private:
     void draw() {
-        job.ranks = 2 + below(1 + below(6));
+        job.ranks = 2 + below(1 + below(1 + below(6)));
         job.least = below(4) == 0 ? job.ranks : 1 + below(1 + below(job.ranks));
         job.changes = job.least < job.ranks || below(2) == 0;
-        job.spares = static_cast<int>(below(6) / 2);
-        job.last = 4 + below(20);
+        job.spares = static_cast<int>(below(4));
+        job.last = 4 + below(80);
         job.is_sharded = below(5) < 3;
         job.one_host = below(3) == 0;
         job.inherits = below(3) != 0;
         job.restarts = job.least == job.ranks || below(8) != 0;
         job.keep_every = 1 + below(4);
-        job.checkpoint_every = below(8) == 0 ? 0 : below(4) != 0 ? job.keep_every : 1 + below(4);
+        job.checkpoint_every = below(16) == 0 ? 0 : below(8) != 0 ? job.keep_every : 1 + below(4);
         job.lag = coin() ? 0 : 30 * ms;
-        job.fails_updates = below(4) == 0 ? 20 : 0;
-        std::uint64_t at = below(100);
+        job.fails_updates = below(3) == 0 ? 20 : 0;
+        std::uint64_t at = below(400);
         const std::uint64_t pace = std::uint64_t{25} << below(4);
-        for (std::uint64_t n = below(10); n > 0; --n, at += below(pace)) faults_.push_back(at);
+        for (std::uint64_t n = below(30); n > 0; --n, at += below(pace)) faults_.push_back(at);
         // Half of the jobs have one sore point.
         const std::uint64_t moments = static_cast<std::uint64_t>(Moment::count), sore = below(2 * moments);
-        for (std::uint64_t n = below(5); n > 0; --n)
-            ++left_, ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(4))});
+        for (std::uint64_t n = below(12); n > 0; --n)
+            ++left_,
+                ambushes_.push_back({static_cast<Moment>(sore < moments ? sore : below(moments)), below(std::uint64_t{1} << below(6))});
     }
 
     bool is_calm() const { return calm_at_ != never; }
@@ -461,7 +464,9 @@ private:
         now = event.at;
         while (next_fault_ < faults_.size() && steps_ >= faults_[next_fault_]) ++next_fault_, strike();
         if (handle(event)) ++steps_;
-        if (is_calm() && now > calm_at_ + 20 * limit) violate("8: the job does not go on");
+        // Who cannot be reached over a link that stays cut costs the others a time limit, again and again; but they do steps.
+        if (is_calm() && (now > calm_at_ + 200 * limit || now > gradsync::detail::larger(calm_at_, stepped_at) + 20 * limit))
+            violate("8: the job does not go on");
         return true;
     }
     /// Returns whether a process has run.
@@ -686,7 +691,7 @@ private:
     }
 
     static constexpr int slots = 16;
-    static constexpr std::uint64_t last_ambush_ = 600;  ///< ambushes come before the processes have done as many steps
+    static constexpr std::uint64_t last_ambush_ = 2000;  ///< ambushes come before the processes have done as many steps
     Script* script_;
     std::uint64_t random_, random_seed_ = random_;
     std::priority_queue<Event> events_;
@@ -701,7 +706,7 @@ private:
                                never, never, never, never, never, never, never, never};
     std::vector<std::uint64_t> faults_;  ///< after how many steps of processes
     std::vector<Ambush> ambushes_;
-    std::size_t left_ = 0;            ///< of them
+    std::size_t left_ = 0;  ///< of them
     std::size_t next_fault_ = 0;
     int lasting_ = 0;
     Time calm_at_ = never;
