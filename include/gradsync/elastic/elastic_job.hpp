@@ -209,7 +209,8 @@ public:
         changes_ = false;
         constexpr int most_failures = 10;
         if (!membership_.goes_on(is_newcomers ? Error(Errc::peer_failed, error.what()) : error)) return false;
-        has_left_ = membership_.leaves() && membership_.may_leave();
+        if (membership_.leaves()) membership_.note_leaving();
+        has_left_ = membership_.is_gone();
         if (has_left_) return true;
         quiet_failures_ = membership_.are_all_alive() ? quiet_failures_ + 1 : 0;
         return quiet_failures_ < most_failures;

@@ -173,7 +173,8 @@ struct Decision {
     // Members that are alive propose, as they learn of the failure. If they have agreed to change, the first one does,
     // because it has seen why.
     if (rank < 0 && !view.newest.members.empty()) return {Step::wait};
-    const Generation staying = view.staying();
+    // Members leave as all have agreed to: after a failure, those that stay may not have the state yet.
+    const Generation staying = view.agreed ? view.staying() : view.newest;
     if (rank >= 0 && staying.rank_of(view.self) < 0) return {Step::wait};
     if (view.agreed && staying.rank_of(view.self) > 0 && !view.late) return {Step::wait};
     if (view.absent.contains(view.self) && !view.late) return {Step::wait};  // the others go on without it
@@ -268,12 +269,11 @@ public:
             known.waiting.erase_if([&](const Member& one) { return !ready_.contains(one.id); });
         return known;
     }
-    /// May this process leave? It is no member; or it has left, and other members stay or nobody waits who could take
-    /// its state.
+    /// May this process leave, as all have agreed to change? Other members stay, or nobody waits who could take its
+    /// state.
     template <class Dead>
     bool may_leave(Dead&& is_dead) {
-        if (newest_.rank_of(self_.id) < 0) return true;
-        return left_ >= newest_.number && (!view(is_dead).is_deserted() || waiting_.empty());
+        return !view(is_dead).is_deserted() || waiting_.empty();
     }
     /// Should the members agree to change? For the first of them.
     template <class Dead>

@@ -68,7 +68,7 @@ public:
                 members = newest().members;
             }
             if (machine().must_join()) join();
-            if (leaves() && machine().may_leave(is_dead())) raise_end();
+            if (leaves() && rank() < 0) raise_end();
             const bool late = Clock::now() >= deadline;
             const elastic::Decision next = machine().next(is_dead(), late);
             if (next.step == elastic::Step::leave) raise_end();
@@ -147,6 +147,7 @@ private:
         noted_leaving_ = true;
     }
     void note_gone() {
+        is_gone_ = true;
         if (records_ && own_.id != 0) (void)store().create(elastic::name_of("gone/", own_.id), {});
     }
     /// Leaves the newest generation, as all its members do. Returns whether this process meets the others again.
@@ -176,12 +177,8 @@ private:
     bool are_all_alive() {
         return records_ && machine().view(is_dead()).newest.members.size() == newest().members.size();
     }
-    bool may_leave() {
-        note_leaving();
-        const bool may = !records_ || machine().may_leave(is_dead());
-        if (may) note_gone();
-        return may;
-    }
+    /// Has this process left for good?
+    bool is_gone() const noexcept { return is_gone_; }
     /// May there be results?
     bool has_begun() { return records_ && store().read("begun"); }
     void begin() {
@@ -220,6 +217,7 @@ private:
     }
     void join() {
         was_left_behind_ |= own_.id != 0;
+        is_gone_ = false;
         own_.id = bootstrap::random_token() | 1;
         machine().join(own_);
         answered_ = false;
@@ -330,6 +328,7 @@ private:
     std::atomic<bool> leaves_ = false;
     bool noted_leaving_ = false;
     bool was_left_behind_ = false;
+    bool is_gone_ = false;
     bool keeps_ = false;  ///< a KeptState has the job's memory
 };
 

@@ -229,3 +229,15 @@ TEST_CASE("a member that another one cannot reach lets the others go on without 
     machine.leave(2);
     CHECK(are_same(machine.next(nobody, false).members, members({10, 12})));
 }
+
+TEST_CASE("a member that wants to leave stays until all agree to it: after a failure it may be the only one that has the state") {
+    View view{.self = 11, .left = 4, .newest = {4, members({10, 11})}, .was = 3, .leaving = ids({10}), .ranks = 3, .least = 1};
+    CHECK(said(view) == "propose 10 11");
+    view.agreed = true;
+    CHECK(said(view) == "propose 11");
+    view.self = 10;
+    CHECK(said(view) == "wait");
+    view.leaving = ids({10, 11});  // all of them: they stay until others have the state
+    view.waiting = members({22, 33});
+    CHECK(said(view) == "propose 10 11 22 33");
+}

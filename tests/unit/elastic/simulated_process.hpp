@@ -27,7 +27,7 @@ private:
             }
             if (!agreed) co_await fail(p, c.number, culprit);
             else p.machine.leave(c.number, true);
-            if (p.leaves && co_await leave_job(p, agreed)) break;
+            if (p.leaves && agreed && co_await leave_job(p)) break;
         }
         if (p.leaves && p.self.id != 0) {
             co_await create(p, Name::gone, p.self.id, 0, nobody);
@@ -72,14 +72,13 @@ private:
     }
     int rank_in_newest(const Process& p) const { return p.machine.newest().rank_of(p.self.id); }
 
-    /// ElasticJob::leave, and what it does after an error: returns whether the process leaves. The last member gives its state to one that
-    /// waits, or ends the job.
-    Task leave_job(Process& p, bool agreed) {
+    /// ElasticJob::leave: returns whether the process leaves. The last member gives its state to one that waits, or ends the job.
+    Task leave_job(Process& p) {
         if (!find(Name::leave, p.self.id)) co_await create(p, Name::leave, p.self.id, 0, nobody);
         refresh(p);
         if (!p.machine.may_leave(deaths())) co_return 0;
-        if (agreed) check_leaves(p);
-        if (agreed && p.machine.view(deaths()).is_deserted()) co_await create(p, Name::end, 0, 2, nobody);
+        check_leaves(p);
+        if (p.machine.view(deaths()).is_deserted()) co_await create(p, Name::end, 0, 2, nobody);
         co_return 1;
     }
 
@@ -123,7 +122,7 @@ private:
                 deadline = now + limit;
                 failures = 0;
             }
-            if (p.leaves && p.machine.may_leave(deaths())) co_return 0;
+            if (p.leaves && rank_in_newest(p) < 0) co_return 0;
             if (p.machine.must_join()) {
                 p.is_left_behind |= p.self.id != 0;
                 p.self.id = static_cast<std::uint64_t>(p.index + 1) * 1000 + ++p.joins;
@@ -199,7 +198,8 @@ private:
         if (newest.number == 0 || rank_in_newest(p) < 0) return;
         std::size_t live = 0, stay = 0;
         bool has_first = false;
-        const List<Member> here = p.machine.view(deaths()).staying().members;
+        const View known = p.machine.view(deaths());
+        const List<Member> here = (known.agreed ? known.staying() : known.newest).members;
         for (const Member& one : here) {
             for (const Member& other : proposed)
                 if (one == other) ++stay, has_first |= live == 0;
