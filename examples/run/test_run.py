@@ -563,7 +563,7 @@ class ComingAndGoing(RunTest):
         launcher = self.job(2, "--spares", 1)
         os.kill(self.ranks_of(launcher)[0], signal.SIGKILL)
         sizes, errors = self.ends(launcher)
-        self.assertEqual(sizes, [2, 2])
+        self.assertIn(sizes, ([2, 2], [2, 1, 2]))  # it may not have answered yet
         self.assertIn("rank 0 failed: it was killed by signal 9 (Killed)", errors)
         self.assertIn("a rank has failed, so the others go on without it", errors)
 
