@@ -599,7 +599,7 @@ class ComingAndGoing(RunTest):
             os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)
             time.sleep(0.6)
         sizes, errors = self.ends(launcher)
-        self.assertEqual(sizes, [2])
+        self.assertEqual(sizes[-1], 2)  # whoever came first is a rank, so the third may be one
         self.assertIn("the job succeeded. It was started again 3 times.", errors)
 
     def test_if_all_are_lost_the_job_ends_and_says_so(self):
