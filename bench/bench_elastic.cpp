@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// What elastic training costs where nothing happens: the time of ElasticJob::goes_on, and of update less the function that it runs.
+// Measures elastic training without faults: the time of ElasticJob::goes_on, and of update less the function that it runs.
 //
 //   gradsync_run -n 2 -- bench_elastic [STEPS] [MICROSECONDS]      # of computing in each step
 #include <time.h>

@@ -16,7 +16,7 @@
 
 namespace gradsync_train {
 
-/// What a rank has that outlives the ranks around it.
+/// The state of a process. It stays when the other ranks change.
 struct Outliving {
     std::shared_ptr<void> arrays;  // of its synchroniser
     Progress progress;

@@ -16,7 +16,7 @@ struct Holding {
     std::uint32_t part = 0, parts = 1;
 };
 
-/// What a member has, and knows, when it has met the others. Plain bytes.
+/// The states of one member, as it tells the others. Plain bytes.
 struct Row {
     static constexpr int memory = 0;  ///< the state in which the training computes; the others are copies
     static constexpr int most = 4;
@@ -24,7 +24,7 @@ struct Row {
     std::uint64_t top = 0;  ///< the newest state that some member is known to have had
 };
 
-/// What the members do.
+/// The state that all members go on from.
 struct Plan {
     std::uint64_t base = 0;           ///< the state to go on from; 0: nobody has one
     std::uint64_t lost = 0;           ///< steps after it that were done, and are done again
@@ -103,7 +103,7 @@ public:
                 return i;
         return -1;
     }
-    /// Where to put a copy of the state `base`: over neither a part of it nor the newest state that is here, unless an
+    /// Returns a place for a copy of the state `base`: over neither a part of it nor the newest state here, unless an
     /// earlier place has the same. Parts of `base` that others read elsewhere go last: `owners` are those of the plan,
     /// none if `base` comes from a checkpoint; `rank` is this process. -1: there is no such place.
     int place_for(std::uint64_t base, const List<std::uint32_t>& owners = {}, std::uint32_t rank = 0) const noexcept {

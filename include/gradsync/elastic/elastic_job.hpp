@@ -20,7 +20,7 @@ inline constexpr bool fits<Reducer<TcpBackend, Buckets, Overlap, AllReduce>> = !
 
 /// What `ElasticJob::restore` has done.
 struct Restored {
-    /// Where the state is from.
+    /// The source of the state.
     enum class From : std::uint8_t {
         start,      ///< what rank 0 has at the start
         rank,       ///< a rank that had the newest state
@@ -51,8 +51,8 @@ struct Restored {
 ///         }
 ///     });
 ///
-/// What a step computes may depend on its number and on that of the micro-batch, and on nothing else that differs
-/// between ranks. Not thread-safe, except for `request_leave`.
+/// The gradients of a micro-batch may depend on the step and on the number of the micro-batch. They must not depend on
+/// the rank. Not thread-safe, except for `request_leave`.
 class ElasticJob {
 public:
     /// Reads the job from the environment; see `Job::from`. Throws what `Job::from` and the constructor throw.
@@ -70,8 +70,7 @@ public:
     /// `Membership::meet` throws. Collective.
     template <class Body>
     void run(Body&& body, const TcpOptions& options = {}) {
-        if (has_run_ && is_over()) refuse("run", "the job has ended; a process takes part in a job once");
-        has_run_ = true;
+        if (generation() != 0 && is_over()) refuse("run", "the job has ended; a process takes part in a job once");
         while (!is_over()) try {
                 TcpBackend comm = connect(options);
                 body(comm);
@@ -162,9 +161,9 @@ public:
         if (!votes_) refuse("goes_on", "call restore() first, each time when the body of run() is called");
         if (vote_ && voted_ == step_)
             refuse("goes_on", "no step was counted since the last call; change the state in update()");
-        changes_ = read_vote();
-        if (!changes_) vote(*votes_);
-        return !changes_;
+        if (read_vote()) return false;
+        vote(*votes_);
+        return true;
     }
 
     /// Calls `change()`, which must change the state by one step and call no collective, and counts the step. After an
@@ -187,15 +186,16 @@ public:
     TcpBackend connect(const TcpOptions& options = {}) { return membership_.connect(options); }
     /// Ends what `connect` has begun: for a change if `goes_on()` has returned false, else the job. Collective.
     void leave(TcpBackend& comm) {
-        if (!changes_ && votes_) {
+        const bool changes = votes_ && !vote_ && word_.change != 0;  // goes_on() has said so
+        if (!changes && votes_) {
             (void)read_vote();
             vote(comm);  // the states after the last step; and a rank that has returned alone is found at once
             (void)read_vote();
         }
         stop();
-        if (!std::exchange(changes_, false)) return membership_.end(comm);
-        has_left_ = !membership_.leave_as_agreed();
-        if (has_left_ && !membership_.leaves())
+        if (!changes) return membership_.end(comm);
+        membership_.leave_as_agreed();
+        if (has_left() && !membership_.leaves())
             bootstrap::raise(Errc::peer_left, "a rank leaves, and without a store the others cannot meet again",
                              {.operation = "goes_on", .rank = comm.rank()});
     }
@@ -206,12 +206,10 @@ public:
         const bool is_newcomers = error.errc() == Errc::parameter_mismatch && !votes_ && state_.number() > 1;
         if (vote_) votes_->fail(error.what());
         stop();
-        changes_ = false;
         constexpr int most_failures = 10;
         if (!membership_.goes_on(is_newcomers ? Error(Errc::peer_failed, error.what()) : error)) return false;
         if (membership_.leaves()) membership_.note_leaving();
-        has_left_ = membership_.is_gone();
-        if (has_left_) return true;
+        if (has_left()) return true;
         quiet_failures_ = membership_.are_all_alive() ? quiet_failures_ + 1 : 0;
         return quiet_failures_ < most_failures;
     }
@@ -220,13 +218,12 @@ public:
     void abandon() {
         if (votes_) votes_->fail("another error has ended this rank's part");
         stop();
-        changes_ = false;
         membership_.abandon();
     }
     /// Has the job ended well, or has this rank left it?
-    bool is_over() const noexcept { return has_left_ || membership_.is_over(); }
+    bool is_over() const noexcept { return has_left() || membership_.is_over(); }
     /// Has this rank left a job that goes on?
-    bool has_left() const noexcept { return has_left_; }
+    bool has_left() const noexcept { return membership_.has_left(); }
 
     /// Returns the number of the last meeting, from 1.
     std::uint32_t generation() const noexcept { return membership_.generation(); }
@@ -282,8 +279,8 @@ private:
         return elastic::agree(rows);
     }
 
-    /// What ranks vote on, in each step, by the largest value of each. `same` and `other` are a hash of the state and
-    /// its complement: their largest values are complements, too, if all ranks have the same state.
+    /// The ranks take the largest value of each field, in each step. `same` is a hash of the state, and `other` its
+    /// complement: if all ranks have the same state, the largest values are complements, too.
     struct Vote {
         std::uint64_t change = 0, same = 0, other = 0;
     };
@@ -313,6 +310,7 @@ private:
 
     /// Prepares the votes.
     [[gnu::cold]] void start(TcpBackend& comm) {
+        word_ = {};
         votes_.emplace(comm.duplicate());
         if (comm.rank() != 0) return;
         membership_.begin();  // there may be results from now on: this rank's part of the first sum comes later
@@ -334,10 +332,7 @@ private:
     std::uint64_t voted_ = 0;          ///< the step of that vote
     std::optional<Work> vote_;
     std::optional<elastic::Watch> watch_;  ///< rank 0's
-    bool changes_ = false;                 ///< `goes_on()` has said so
-    bool has_left_ = false;
-    bool has_run_ = false;
-    int quiet_failures_ = 0;  ///< in a row, without a step, in which no rank was lost
+    int quiet_failures_ = 0;               ///< in a row, without a step, in which no rank was lost
 };
 
 }  // namespace gradsync::inline v0_2

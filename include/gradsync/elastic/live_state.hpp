@@ -12,7 +12,7 @@ namespace gradsync::inline v0_2::elastic {
 /// is left. Not thread-safe.
 class LiveState {
 public:
-    /// What a rank has, for the others. Plain bytes.
+    /// A rank sends this to the others when they have met. Plain bytes.
     struct Entry {
         Row row = {};
         std::uint64_t bytes = 0, layout = 0;
@@ -60,7 +60,7 @@ public:
 
     /// The memory holds this state, and no other rank has one.
     void set_initial(std::uint64_t number) { fill(Row::memory, {number}); }
-    /// What this process has is not the newest state any more.
+    /// Drops the states of this process, because others have newer ones.
     void forget() {
         holdings_.tear(Row::memory);
         holdings_.tear(copy);

@@ -147,20 +147,20 @@ private:
         noted_leaving_ = true;
     }
     void note_gone() {
-        is_gone_ = true;
         if (records_ && own_.id != 0) (void)store().create(elastic::name_of("gone/", own_.id), {});
     }
-    /// Leaves the newest generation, as all its members do. Returns whether this process meets the others again.
-    bool leave_as_agreed() {
-        if (!records_) return false;
+    /// Leaves the newest generation, as all its members do, and the job if this process was asked to.
+    void leave_as_agreed() {
+        has_left_ = !records_;
+        if (!records_) return;
         note_left(newest(), true);
-        if (!leaves()) return true;
+        if (!leaves()) return;
         records_->refresh();
-        if (!machine().may_leave(is_dead())) return true;  // it gives its state to one that waits
+        if (!machine().may_leave(is_dead())) return;  // it gives its state to one that waits
         const std::string why = "all ranks have left it";
         if (machine().view(is_dead()).is_deserted()) (void)store().create("end", std::as_bytes(std::span(why)));
         note_gone();
-        return false;
+        has_left_ = true;
     }
     /// This process goes away, although the job goes on: others neither wait for it nor accuse it.
     void abandon() {
@@ -178,7 +178,7 @@ private:
         return records_ && machine().view(is_dead()).newest.members.size() == newest().members.size();
     }
     /// Has this process left for good?
-    bool is_gone() const noexcept { return is_gone_; }
+    bool has_left() const noexcept { return has_left_; }
     /// May there be results?
     bool has_begun() { return records_ && store().read("begun"); }
     void begin() {
@@ -217,7 +217,6 @@ private:
     }
     void join() {
         was_left_behind_ |= own_.id != 0;
-        is_gone_ = false;
         own_.id = bootstrap::random_token() | 1;
         machine().join(own_);
         answered_ = false;
@@ -295,6 +294,7 @@ private:
     }
 
     [[noreturn]] void raise_end() {
+        has_left_ = leaves();
         if (leaves()) note_gone();
         bootstrap::raise(Errc::peer_left,
                          leaves()    ? std::string("this process leaves the job")
@@ -328,7 +328,7 @@ private:
     std::atomic<bool> leaves_ = false;
     bool noted_leaving_ = false;
     bool was_left_behind_ = false;
-    bool is_gone_ = false;
+    bool has_left_ = false;
     bool keeps_ = false;  ///< a KeptState has the job's memory
 };
 
