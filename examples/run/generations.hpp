@@ -16,8 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/bootstrap/store/file_store.hpp>
+#include <gradsync/bootstrap/store/any_store.hpp>
 #include <gradsync/elastic/machine.hpp>
+#include <gradsync/elastic/records.hpp>
 
 #include "processes.hpp"
 #include "state_files.hpp"
@@ -39,7 +40,7 @@ public:
         std::error_code error;
         std::filesystem::remove_all(path_, error);
     }
-    const std::filesystem::path& path() const { return path_; }
+    std::string path() const { return path_.string(); }
 
 private:
     std::filesystem::path path_;
@@ -48,9 +49,9 @@ private:
 /// The generations of one start of a job. Ranks of programs that do not use the store have none.
 class Generations {
 public:
-    /// `state`: what ranks find as kept; or none.
-    Generations(const std::filesystem::path& folder, const std::optional<SavedState>& state)
-        : folder_{make(folder)}, store_{folder_.string()} {
+    /// `address`: of a store that nobody has used yet. `state`: what ranks find as kept; or none.
+    Generations(const std::string& address, const std::optional<SavedState>& state)
+        : address_{address}, is_folder_{address.find("://") == std::string::npos}, store_{make(address)} {
         if (state)
             for (std::size_t r = 0; r < state->ranks.size(); ++r) {
                 const SavedState::Rank& rank = state->ranks[r];
@@ -58,24 +59,30 @@ public:
                 memory.write(state->number, {{const_cast<std::byte*>(rank.state.data()), rank.bytes}});
                 hold(static_cast<int>(r), std::move(memory));
             }
+        (void)store_.set_timeout(std::chrono::milliseconds(500));  // nothing else happens meanwhile
+        if (!is_folder_) return;
         // The store makes these folders when it needs them, and then nobody would watch them yet.
+        watch_ = Descriptor{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
         for (const char* const name : {"", "/join+", "/gen+", "/back+", "/out+", "/keep+"}) {
-            const std::string watched = folder_.string() + name;
+            const std::string watched = address + name;
             if (*name != '\0' && ::mkdir(watched.c_str(), 0700) != 0) fail("cannot make " + watched);
             if (!watch_ || ::inotify_add_watch(watch_.get(), watched.c_str(), IN_CREATE) < 0) watch_ = {};
         }
     }
 
-    const std::filesystem::path& folder() const { return folder_; }
-    /// Readable when the store has something new; -1 if the system does not tell, and one has to look.
+    const std::string& address() const { return address_; }
+    /// Readable when the store has something new; -1 if nobody tells, and one has to look.
     int descriptor() const { return watch_ ? watch_.get() : -1; }
 
-    /// Reads what is new. If it throws, the next call reads all of it again.
-    void refresh() {
+    /// Reads what is new; at once, or if it is time to look. If it throws, the next call reads all of it again.
+    void refresh(bool at_once) {
         char events[4096];
-        bool is_new = !watch_ || !std::exchange(has_looked_, false);
+        const auto begin = Clock::now();
+        bool is_new = watch_ ? !std::exchange(has_looked_, false) : at_once || begin >= next_look_;
         while (watch_ && ::read(watch_.get(), events, sizeof events) > 0) is_new = true;
+        next_look_ = begin + std::chrono::seconds(1);
         if (is_new) look();
+        if (is_new) next_look_ = Clock::now() + gradsync::elastic::pause_after_look(begin, std::chrono::milliseconds(20));
         has_looked_ = true;
     }
 
@@ -150,14 +157,16 @@ private:
         for (const std::string& name : store_.names(prefix)) all.insert(std::stoull(name.substr(prefix.size()), nullptr, 16));
         return all;
     }
-    static const std::filesystem::path& make(const std::filesystem::path& folder) {
-        if (::mkdir(folder.c_str(), 0700) != 0) fail("cannot make " + folder.string());
-        return folder;
+    gradsync::AnyStore make(const std::string& address) const {
+        if (is_folder_ && ::mkdir(address.c_str(), 0700) != 0) fail("cannot make " + address);
+        return gradsync::AnyStore::open(address);
     }
 
-    std::filesystem::path folder_;
-    gradsync::FileStore store_;
-    Descriptor watch_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
+    std::string address_;
+    bool is_folder_;
+    gradsync::AnyStore store_;
+    Descriptor watch_;
+    Clock::time_point next_look_ = {};
     std::uint32_t newest_ = 0;
     std::set<std::uint64_t> members_, silent_, back_;
     std::vector<gradsync::elastic::Member> joined_;

@@ -29,16 +29,32 @@ struct Failure {
     std::string account;
 };
 
+/// Opens the store of the options for this host, which no other launcher may have been.
+inline gradsync::AnyStore open_store(const Options& options) {
+    gradsync::AnyStore store = gradsync::AnyStore::open(options.store);
+    const std::string name = "host/" + std::to_string(options.host_index), own = gradsync::net::Nonce::random().text();
+    const auto claim = [&] { return std::string(gradsync::bootstrap::text_of(store.create(name, std::as_bytes(std::span(own))))); };
+    const auto limit = store.set_timeout(std::chrono::seconds(3));
+    std::string first;
+    try {
+        first = claim();
+    } catch (const gradsync::Error& error) {
+        if (error.errc() != gradsync::Errc::storage) throw;
+        write_all(STDERR_FILENO, "gradsync_run: " + std::string(error.what()) + "; trying again\n");
+        (void)store.set_timeout(limit);
+        first = claim();
+    }
+    (void)store.set_timeout(limit);
+    if (first != own)
+        throw std::runtime_error("--store: " + options.store + " has a host " + std::to_string(options.host_index) +
+                                 " already, perhaps of a job that has ended; give each job a folder or a prefix of its own" +
+                                 (options.hosts > 1 ? ", and each host another --host-index" : ""));
+    return store;
+}
+
 class Hosts {
 public:
-    explicit Hosts(const Options& options) : options_{&options}, store_{gradsync::AnyStore::open(options.store)} {
-        const std::string name = "host/" + std::to_string(options.host_index),
-                          own = std::to_string(::getpid()) + " " + gradsync::net::Nonce::random().text();
-        if (create(name, own) != own)
-            throw std::runtime_error(
-                "--store: " + options.store + " has a host " + std::to_string(options.host_index) +
-                " already, perhaps of another job; give each job a folder of its own, and each host another --host-index");
-    }
+    explicit Hosts(const Options& options) : options_{&options}, store_{open_store(options)} {}
 
     /// Once all hosts have come, host 0 says where the ranks of a start meet. A host comes when its earlier ranks have ended, because ranks
     /// wait for one another no longer than their own limits. `check()` is called meanwhile; it may throw.
@@ -51,7 +67,7 @@ public:
                 if (const auto found = read(word)) return *found;
             throw std::runtime_error("host " + std::to_string(host) + " has not come to " + options_->store + " within the " +
                                      std::to_string(static_cast<int>(options_->wait)) +
-                                     " s of --wait; look at its launcher's output, and check that it sees the same folder");
+                                     " s of --wait; look at its launcher's output, and check that it sees the same store");
         };
         if (options_->host_index != 0) {
             create(here(number, options_->host_index), "");
@@ -75,6 +91,8 @@ public:
                                                                          " " + std::to_string(failure.asked) + " " + failure.account));
     }
     std::optional<Failure> failure(unsigned number) {
+        if (Clock::now() < next_look_) return {};
+        next_look_ = Clock::now() + std::chrono::milliseconds(100);
         const auto found = read("failed/" + std::to_string(number));
         return found ? std::optional(failure_in(*found)) : std::nullopt;
     }
@@ -94,8 +112,19 @@ private:
     std::string create(const std::string& name, const std::string& text) {
         return std::string(gradsync::bootstrap::text_of(store_.create(name, std::as_bytes(std::span(text)))));
     }
+    /// A store that is away has nothing new.
     std::optional<std::string> read(const std::string& name) {
-        const auto found = store_.read(name);
+        std::optional<gradsync::Blob> found;
+        const auto limit = store_.set_timeout(std::chrono::milliseconds(500));
+        try {
+            found = store_.read(name);
+            trouble_.clear();
+        } catch (const gradsync::Error& error) {
+            if (error.errc() != gradsync::Errc::storage) throw;
+            if (std::exchange(trouble_, error.what()).empty()) write_all(STDERR_FILENO, "gradsync_run: " + trouble_ + "\n");
+            next_look_ = Clock::now() + std::chrono::seconds(1);
+        }
+        (void)store_.set_timeout(limit);
         return found ? std::optional(std::string(gradsync::bootstrap::text_of(*found))) : std::nullopt;
     }
     static Meeting meeting_in(const std::string& text) {
@@ -115,6 +144,8 @@ private:
 
     const Options* options_;
     gradsync::AnyStore store_;
+    Clock::time_point next_look_ = {};
+    std::string trouble_;  // of the store, which was said
 };
 
 }  // namespace gradsync_run

@@ -106,7 +106,9 @@ int supervise(const Options& options, const Events& events) {
         if (!signal_queue) fail("cannot listen to signals");
         std::optional<Hosts> hosts;
         if (options.hosts > 1) hosts.emplace(options);
-        status = supervise(options, {signal_queue.get(), lifeline.get(), hosts ? &*hosts : nullptr, stores ? stores->path() : ""});
+        else if (!options.store.empty()) (void)open_store(options);
+        const std::string place = options.hosts > 1 ? "" : stores ? stores->path() : options.store;
+        status = supervise(options, {signal_queue.get(), lifeline.get(), hosts ? &*hosts : nullptr, place});
     } catch (const std::exception& error) {
         say(error.what());
         status = 127;
@@ -172,7 +174,7 @@ Options parse(int argc, char** argv) {
         ->check(gradsync_examples::within(1, 100'000));
     auto* const index = app.add_option("--host-index", o.host_index, "which of them this is, from 0; SLURM_NODEID")
                             ->check(gradsync_examples::within(0, 99'999));
-    app.add_option("--store", o.store, "a folder that all hosts see and this job alone uses; it must exist")->default_str("");
+    app.add_option("--store", o.store, "where ranks and hosts meet, for this job alone: a folder that exists and all hosts see, or etcd://host:2379,.../prefix")->default_str("");
     app.add_option("--address", o.address, "at which the others reach host 0; by default its first network's")->default_str("");
     app.add_option("--wait", o.wait, "seconds to wait for other hosts, at each start")->check(gradsync_examples::within(1.0, 86'400.0));
     app.add_option("--restarts", o.restarts, "how often to start ranks again after a failure")
@@ -198,8 +200,7 @@ Options parse(int argc, char** argv) {
         app.parse(argc, argv);
         o.command = app.remaining();
         read_slurm(o, index->count() != 0);
-        if (o.hosts == 1 && !o.store.empty()) throw CLI::ValidationError("--store is for several hosts; say --hosts and --host-index, too");
-        if (o.hosts > 1 && o.store.empty()) throw CLI::ValidationError("--hosts needs --store: a folder that all hosts see");
+        if (o.hosts > 1 && o.store.empty()) throw CLI::ValidationError("--hosts needs --store: a folder that all hosts see, or etcd");
         if (o.hosts > 1 && !o.state.empty()) throw CLI::ValidationError("--state works on one host only");
         if (o.spares != 0 && o.min_ranks == 0) o.min_ranks = 1;
         if (o.hosts > 1 && o.min_ranks != 0) throw CLI::ValidationError("--min-ranks and --spares work on one host only");
@@ -239,7 +240,8 @@ int main(int argc, char** argv) {
     adopt_orphans();  // those of a supervisor that was killed
     try {
         std::optional<StoreFolder> stores;
-        if ((options.restarts != 0 || options.min_ranks != 0 || !options.state.empty()) && options.hosts == 1) stores.emplace();
+        if ((options.restarts != 0 || options.min_ranks != 0 || !options.state.empty()) && options.hosts == 1 && options.store.empty())
+            stores.emplace();
         auto [lifeline, held] = make_pipe();
         const pid_t supervisor = ::fork();
         if (supervisor < 0) fail("cannot start");

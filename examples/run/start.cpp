@@ -82,7 +82,7 @@ public:
         if (options.bind_cores && !cores_of(0, options.ranks + options.spares))
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
         if (!options.state.empty()) files_.emplace(options.state);
-        if (!events.stores.empty()) generations_.emplace(events.stores / std::to_string(number), load_state());
+        if (!events.stores.empty()) generations_.emplace(events.stores + "/" + std::to_string(number), load_state());
         if (events.hosts != nullptr) try {
                 meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token}, [&] { look_outside(); });
             } catch (const Failure& failure) {
@@ -143,7 +143,7 @@ private:
                                                {"MASTER_PORT", std::to_string(meeting_.port)},
                                                {"GRADSYNC_JOB_TOKEN", meeting_.token},
                                                {"GRADSYNC_RESTART", std::to_string(number_ + restarts_)}};
-        if (generations_) all["GRADSYNC_STORE"] = generations_->folder();
+        if (generations_) all["GRADSYNC_STORE"] = generations_->address();
         if (is_elastic()) all["GRADSYNC_RANKS"] = std::to_string(options_.min_ranks) + ":" + std::to_string(options_.ranks);
         return all;
     }
@@ -252,7 +252,7 @@ private:
         if (waiting[1].revents != 0) {  // the launcher was killed: so is the job
             kill_descendants();
             std::error_code error;
-            if (!events_.stores.empty()) std::filesystem::remove_all(events_.stores, error);
+            if (!events_.stores.empty() && options_.store.empty()) std::filesystem::remove_all(events_.stores, error);
             ::_exit(128 + SIGKILL);
         }
         signalfd_siginfo signal{};
@@ -423,16 +423,16 @@ private:
         }
     }
 
-    void look_at_store() {
+    void look_at_store(bool at_once = true) {
         try {
-            generations_->refresh();
+            generations_->refresh(at_once);
         } catch (const std::exception& error) {
             if (std::exchange(store_trouble_, error.what()) != error.what()) say(store_trouble_);
         }
     }
     void look_at_generations() {
         if (!generations_) return;
-        look_at_store();
+        look_at_store(false);
         for (const gradsync::elastic::Member& member : generations_->take_joined())
             // Somebody may have started another one by hand, with the same number.
             if (member.place >= 0 && member.place < processes() &&

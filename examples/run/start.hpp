@@ -43,10 +43,10 @@ struct Outcome {
 
 /// Tells a start of what happens outside.
 struct Events {
-    int signals;                   // signalfd
-    int lifeline;                  // a pipe: at its end the launcher is gone
-    Hosts* hosts;                  // or none
-    std::filesystem::path stores;  // a folder for the stores in which ranks meet
+    int signals;         // signalfd
+    int lifeline;        // a pipe: at its end the launcher is gone
+    Hosts* hosts;        // or none
+    std::string stores;  // below which the stores in which ranks meet have their places; or none
 };
 
 /// A job that fails earlier has probably made no progress. After so many such failures in a row it is not started again.

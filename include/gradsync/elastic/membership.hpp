@@ -28,8 +28,8 @@ public:
     /// and otherwise what the constructor throws.
     static Membership from_environment() { return Membership(Job::from_environment()); }
 
-    /// Opens the folder `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws
-    /// Error(storage) if the folder cannot be opened, and Error(invalid_argument) if others may write into it.
+    /// Opens the store `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws what
+    /// AnyStore::open throws, and Error(storage) if the store does not answer.
     explicit Membership(const Job& job) : Membership(job, job.size, job.size, false) {}
 
     Membership(Membership&&) = delete;  // others refer to it
@@ -58,8 +58,13 @@ public:
         int failures = 0;
         List<elastic::Member> members = newest().members;
         std::size_t here = 0;
-        for (auto deadline = Clock::now() + options.timeout;;) {
+        auto turn = begin;
+        for (auto deadline = begin + options.timeout;;) {
+            const auto looked = Clock::now();
             records_->refresh();
+            // The limit is for ranks. A store that was away has kept them from telling of themselves.
+            const auto away = Clock::now() - std::exchange(turn, Clock::now());
+            if (away > std::chrono::seconds(1)) deadline += away;
             const std::size_t before = std::exchange(here, count_here());
             if (here != before && !machine().changes()) deadline = Clock::now() + options.timeout;
             if (!elastic::are_same(newest().members, members)) {
@@ -80,13 +85,15 @@ public:
                     return *std::move(ranks);
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
-                deadline = Clock::now() + options.timeout;
+                deadline = (turn = Clock::now()) + options.timeout;
             } else if (const bool is_spare = machine().view(is_dead()).is_spare(); is_spare || !late) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
                 else if (machine().changes()) records_->call_waiting(is_dead());  // too few are left
-                ::usleep(is_spare ? 10'000 : 1'000);
+                const auto pause =
+                    elastic::pause_after_look(looked, std::chrono::milliseconds(is_spare ? 10 : 1));
+                ::usleep(static_cast<useconds_t>(pause.count()));
             } else if (accuse_silent()) {
                 deadline = Clock::now() + options.timeout;
             } else {
@@ -127,6 +134,8 @@ private:
 
     /// Thrown by `look`.
     struct Interrupted {};
+    /// A store that has answered, and is away then, delays the job for so long before it ends it.
+    static constexpr auto patience = std::chrono::minutes(10);
     /// The job should have `ranks` ranks, and needs `least`. `changes`: their number may.
     Membership(const Job& job, int ranks, int least, bool changes) : job_(job) {
         if (job_.store.empty()) return;
@@ -134,6 +143,7 @@ private:
                          elastic::Machine(static_cast<std::size_t>(ranks), static_cast<std::size_t>(least), changes));
         const std::string secret = job_.token.empty() ? net::Nonce::random().text() : job_.token;
         job_.token = bootstrap::text_of(store().create("job", std::as_bytes(std::span(secret))));
+        (void)store().set_timeout(patience);
         job_.run_id = bootstrap::text("changing ", job_.run_id);
     }
 
@@ -165,7 +175,7 @@ private:
     /// This process goes away, although the job goes on: others neither wait for it nor accuse it.
     void abandon() {
         if (!records_) return;
-        note_gone();
+        briefly([&] { note_gone(); });
         was_left_behind_ |= newest().members.size() > 1;
         own_.id = 0;
         machine().join(own_);
@@ -229,6 +239,17 @@ private:
         answered_ = true;
     }
 
+    /// Calls `f`, which asks the store, and waits for no store that is away.
+    template <class F>
+    void briefly(F&& f) {
+        const auto limit = store().set_timeout(std::chrono::milliseconds(500));
+        try {
+            f();
+        } catch (const Error& error) {
+            if (error.errc() != Errc::storage) throw;
+        }
+        (void)store().set_timeout(limit);
+    }
     AnyStore& store() noexcept { return records_->store(); }
     elastic::Machine& machine() noexcept { return records_->machine(); }
     const elastic::Generation& newest() const noexcept { return records_->machine().newest(); }
@@ -273,7 +294,12 @@ private:
     /// Ends a meeting that cannot succeed any more.
     static void look(void* argument) {
         Membership& own = *static_cast<Membership*>(argument);
-        if (own.store().read(elastic::name_of_generation(own.newest().number + 1))) throw Interrupted();
+        if (const auto begin = Clock::now(); begin >= own.looks_next_) {
+            bool is_over = false;
+            own.briefly([&] { is_over = own.store().read(elastic::name_of_generation(own.newest().number + 1)).has_value(); });
+            if (is_over) throw Interrupted();
+            own.looks_next_ = Clock::now() + elastic::pause_after_look(begin, {});
+        }
         const List<elastic::Member>& members = own.newest().members;
         if (own.is_dead()(members[own.looked_at_++ % members.size()])) throw Interrupted();
     }
@@ -323,6 +349,7 @@ private:
     std::uint32_t met_ = 0;
     std::uint32_t accused_ = 0;  ///< the generation whose members this process has accused; 0: none
     std::size_t looked_at_ = 0;
+    Clock::time_point looks_next_ = {};  ///< at the store, during a meeting
     bool answered_ = false;
     bool gave_up_ = false;  ///< the last call of `meet` has
     std::atomic<bool> leaves_ = false;

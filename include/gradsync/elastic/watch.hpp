@@ -15,6 +15,7 @@ class Watch {
 public:
     /// `records`: for the thread alone. Throws std::system_error if no thread can be started.
     Watch(Records records, const collective::ProcessIdentity& self) : records_(std::move(records)), is_dead_{self} {
+        records_.store().set_timeout(std::chrono::seconds(1));  // the destructor waits for a look
         thread_.start(run_);
     }
     Watch(const Watch&) = delete;
@@ -35,12 +36,13 @@ private:
         std::unique_lock lock(mutex_);
         while (!stops_) {
             lock.unlock();
+            const auto begin = std::chrono::steady_clock::now();
             try {
                 look();
             } catch (const std::exception&) {  // the next meeting learns of it
             }
             lock.lock();
-            wakes_.wait_for(lock, interval, [&] { return stops_; });
+            wakes_.wait_for(lock, pause_after_look(begin, interval), [&] { return stops_; });
         }
     }
     void look() {

@@ -14,20 +14,30 @@ public:
         requires(!std::is_same_v<S, AnyStore>)
     explicit AnyStore(S store) : model_(new Model<S>(std::move(store))) {}
 
-    /// Opens the store of an address: a folder that exists. Throws Error(invalid_argument) for other addresses, and
-    /// what the store throws.
+    /// Opens the store of an address: a folder that exists, or in programs that include etcd_store.hpp, etcd. Throws
+    /// Error(invalid_argument) for other addresses, and what the store throws.
     static AnyStore open(const std::string& address) {
-        if (const std::size_t end = address.find("://"); end != std::string::npos)
-            bootstrap::raise(Errc::invalid_argument,
-                             bootstrap::text("there is no store of the kind ", address.substr(0, end + 3),
-                                             "; name a folder that all processes of the job see"),
-                             {.operation = "store"});
-        return AnyStore(FileStore(address));
+        const std::size_t end = address.find("://");
+        if (end == std::string::npos) return AnyStore(FileStore(address));
+        const std::string kind = address.substr(0, end + 3);
+        const bool is_etcd = kind == "etcd://" || kind == "etcds://";
+        if (is_etcd && open_etcd != nullptr) return open_etcd(address);
+        bootstrap::raise(Errc::invalid_argument,
+                         is_etcd ? bootstrap::text("this program cannot open a store of the kind ", kind,
+                                                   "; let it include gradsync/bootstrap/store/etcd_store.hpp and link "
+                                                   "gradsync::etcd")
+                                 : bootstrap::text("there is no store of the kind ", kind,
+                                                   "; name a folder that all processes of the job see, or "
+                                                   "etcd://host:2379/prefix"),
+                         {.operation = "store"});
     }
+    static inline AnyStore (*open_etcd)(const std::string& address) = nullptr;  ///< etcd_store.hpp sets it
 
     Blob create(std::string_view name, std::span<const std::byte> bytes) { return model_->create(name, bytes); }
     std::optional<Blob> read(std::string_view name) { return model_->read(name); }
     std::vector<std::string> names(std::string_view prefix) { return model_->names(prefix); }
+    /// Limits each call, if the store may be away. Returns the limit of before.
+    std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) { return model_->set_timeout(limit); }
 
 private:
     struct Interface {
@@ -35,6 +45,7 @@ private:
         virtual Blob create(std::string_view name, std::span<const std::byte> bytes) = 0;
         virtual std::optional<Blob> read(std::string_view name) = 0;
         virtual std::vector<std::string> names(std::string_view prefix) = 0;
+        virtual std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) = 0;
     };
     template <class S>
     struct Model final : Interface {
@@ -44,6 +55,10 @@ private:
         }
         std::optional<Blob> read(std::string_view name) override { return store.read(name); }
         std::vector<std::string> names(std::string_view prefix) override { return store.names(prefix); }
+        std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) override {
+            if constexpr (requires { store.set_timeout(limit); }) return store.set_timeout(limit);
+            else return limit;
+        }
         S store;
     };
 
