@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSL-1.0
 # gradsync_packages_of(RESULT FILE): the packages, other than the standard library, whose headers FILE includes, itself or through headers of
-# this project: cuda, nccl, nvtx, mpi, boost_mpi, eigen, torch.
+# this project: cuda, nccl, nvtx, mpi, boost_mpi, eigen, torch, curl.
 
 set(gradsync_package_headers "cuda=^(cuda|cublas)[a-zA-Z0-9_]*\\.h$" "nccl=^nccl\\.h$" "nvtx=^nvtx3/" "mpi=^mpi\\.h$" "boost_mpi=^boost/mpi"
-                             "eigen=^Eigen/" "torch=^(torch|ATen|c10)/")
+                             "eigen=^Eigen/" "torch=^(torch|ATen|c10)/" "curl=^curl/")
 
 function(gradsync_packages_of result file)
   get_property(known GLOBAL PROPERTY "gradsync_packages_of:${file}" SET)

@@ -74,16 +74,19 @@ public:
     /// Readable when the store has something new; -1 if nobody tells, and one has to look.
     int descriptor() const { return watch_ ? watch_.get() : -1; }
 
-    /// Reads what is new; at once, or if it is time to look. If it throws, the next call reads all of it again.
-    void refresh(bool at_once) {
+    /// Reads what is new: at once, or if it is time to look. Returns whether it has looked. If it throws, the next call reads all of it again.
+    bool refresh(bool at_once) {
         char events[4096];
         const auto begin = Clock::now();
         bool is_new = watch_ ? !std::exchange(has_looked_, false) : at_once || begin >= next_look_;
         while (watch_ && ::read(watch_.get(), events, sizeof events) > 0) is_new = true;
-        next_look_ = begin + std::chrono::seconds(1);
-        if (is_new) look();
-        if (is_new) next_look_ = Clock::now() + gradsync::elastic::pause_after_look(begin, std::chrono::milliseconds(20));
+        if (is_new) {
+            next_look_ = begin + std::chrono::seconds(1);
+            look();
+            next_look_ = Clock::now() + gradsync::elastic::pause_after_look(begin, std::chrono::milliseconds(20));
+        }
         has_looked_ = true;
+        return is_new;
     }
 
     std::uint32_t newest() const { return newest_; }

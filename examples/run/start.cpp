@@ -425,9 +425,9 @@ private:
 
     void look_at_store(bool at_once = true) {
         try {
-            generations_->refresh(at_once);
+            if (generations_->refresh(at_once) && std::exchange(has_store_trouble_, false)) say("the store answers again");
         } catch (const std::exception& error) {
-            if (std::exchange(store_trouble_, error.what()) != error.what()) say(store_trouble_);
+            if (!std::exchange(has_store_trouble_, true)) say(error.what());
         }
     }
     void look_at_generations() {
@@ -622,7 +622,7 @@ private:
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;
     bool has_state_ = false;  // the newest one is in the files
-    std::string store_trouble_;
+    bool has_store_trouble_ = false;  // which was said
     std::list<Stream> old_streams_;  // of ranks that were started again
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;

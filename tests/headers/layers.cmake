@@ -23,7 +23,7 @@ set(layers
     "elastic")
 
 # The headers of each component; all others are the core's, gradsync::gradsync. cmake/components/ has a file for each.
-set(components processes devices sharding interop planning elastic)
+set(components processes devices sharding interop planning elastic etcd)
 set(processes "bootstrap/|collective/(connect|engine|hierarchical_engine|in_flight|placement|process)\\.hpp|collective/messages/"
               "|collective/shared_memory/(process_engine|regions|segment)\\.hpp|backend/(tcp|mpi)\\.hpp|cxx14\\.hpp|compiled_tcp\\.hpp")
 set(devices "cuda/|nccl/|backend/(nccl|staging)\\.hpp")
@@ -31,6 +31,7 @@ set(sharding "shard/|bucket/units\\.hpp")
 set(interop "interop/")
 set(planning "planning/")
 set(elastic "elastic/")
+set(etcd "bootstrap/store/etcd_")
 
 cmake_path(SET source NORMALIZE ${CMAKE_CURRENT_LIST_DIR}/../..)
 set(root ${source}/include/gradsync)
