@@ -174,7 +174,9 @@ Options parse(int argc, char** argv) {
         ->check(gradsync_examples::within(1, 100'000));
     auto* const index = app.add_option("--host-index", o.host_index, "which of them this is, from 0; SLURM_NODEID")
                             ->check(gradsync_examples::within(0, 99'999));
-    app.add_option("--store", o.store, "where ranks and hosts meet, for this job alone: a folder that exists and all hosts see, or etcd://host:2379,.../prefix")->default_str("");
+    app.add_option("--store", o.store,
+                   "where ranks and hosts meet, for this job alone: a folder that exists and all hosts see, or etcd://host:2379,.../prefix")
+        ->default_str("");
     app.add_option("--address", o.address, "at which the others reach host 0; by default its first network's")->default_str("");
     app.add_option("--wait", o.wait, "seconds to wait for other hosts, at each start")->check(gradsync_examples::within(1.0, 86'400.0));
     app.add_option("--restarts", o.restarts, "how often to start ranks again after a failure")

@@ -9,7 +9,9 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -296,9 +298,9 @@ class Restarts(RunTest):
         for options, words in [(["--hosts", 2], "--hosts needs --store"),
                                (["--hosts", 2, "--host-index", 2, "--store", self.folder], "there are 2 hosts, so say 0 to 1"),
                                (["--hosts", 2, "--store", self.folder / "none"], "cannot be opened"),
-                               (["--hosts", 2, "--store", "etcd://here"], "there is no store of the kind etcd://"),
+                               (["--hosts", 2, "--store", "redis://here"], "there is no store of the kind redis://"),
                                (["--hosts", 2, "--host-index", 1, "--store", self.folder, "--wait", 1], "host 0 has not come to"),
-                               (["--hosts", 2, "--host-index", 1, "--store", self.folder], "has a host 1 already"),
+                               (["--hosts", 2, "--host-index", 1, "--store", self.folder], "has a host 1 already, perhaps of a job that has ended; give each job a folder or a prefix of its own, and each host another"),
                                (["--hosts", 3, "--host-index", 0, "--store", self.folder, "--address", "127.0.0.1", "--wait", 1], "host 2 has not come to")]:
             done = self.call(*options, *self.script("true"))
             self.assertIn(done.returncode, (2, 127))
@@ -535,7 +537,7 @@ class GoingOn(RunTest):
         self.assertIn("ranks have failed 5 times in a row within 5 s of their start; the job is not started again", errors)
 
 
-class ComingAndGoing(RunTest):
+class ElasticTest(RunTest):
     """Ranks of an elastic job."""
 
     @classmethod
@@ -559,6 +561,8 @@ class ComingAndGoing(RunTest):
         self.assertEqual((launcher.returncode, lines[-1]), (0, self.result), errors)
         return [int(line.split()[0]) for line in lines[:-1]], errors
 
+
+class ComingAndGoing(ElasticTest):
     def test_a_spare_process_takes_the_place_of_a_lost_rank(self):
         launcher = self.job(2, "--spares", 1)
         os.kill(self.ranks_of(launcher)[0], signal.SIGKILL)
@@ -639,6 +643,75 @@ class ComingAndGoing(RunTest):
             done = self.call("-n", 2, *options, "--", ELASTIC)
             self.assertEqual(done.returncode, 2)
             self.assertIn(words, done.stderr)
+
+
+    def test_one_host_may_have_a_store_too(self):
+        launcher = self.job(2, "--min-ranks", 1, "--store", self.folder)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        sizes, _ = self.ends(launcher)
+        self.assertEqual(sizes, [2, 1])
+        self.assertTrue((self.folder / "0").is_dir())
+        self.assertIn("has a host 0 already, perhaps of a job that has ended", self.call("--store", self.folder, "--", ELASTIC).stderr)
+
+
+@unittest.skipUnless(shutil.which("etcd"), "needs etcd")
+class OverEtcd(ElasticTest):
+    """The same, where ranks meet in etcd."""
+
+    def setUp(self):
+        super().setUp()
+        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+            self.urls = [f"http://127.0.0.1:{s.getsockname()[1]}" for s in (one, other)]
+        self.store = self.urls[0].replace("http", "etcd") + "/job"
+        self.start_etcd()
+
+    def start_etcd(self):
+        clients, peers = self.urls
+        self.etcd = subprocess.Popen(["etcd", "--data-dir", self.folder / "etcd", "--listen-client-urls", clients, "--advertise-client-urls", clients,
+                                      "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"],
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(lambda etcd: (etcd.kill(), etcd.wait()), self.etcd)
+
+    def job(self, ranks, *options):
+        return super().job(ranks, *options, "--store", self.store)
+
+    def test_etcd_that_is_killed_or_stopped_delays_the_job(self):
+        launcher = self.job(3, "--min-ranks", 1, "--restarts", 5)
+        self.etcd.kill()
+        self.etcd.wait()
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        time.sleep(1.5)
+        self.start_etcd()
+        self.assertTrue(until(lambda: len(self.output.read_text().splitlines()) > 1), "the ranks do not meet again")
+        self.etcd.send_signal(signal.SIGSTOP)
+        os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)
+        time.sleep(1.5)
+        self.etcd.send_signal(signal.SIGCONT)
+        _, errors = self.ends(launcher)
+        self.assertIn("the job succeeded. It was started again 2 times.", errors)
+        self.assertIn("did not answer within 0.5 s", errors)
+        self.assertIn("the store answers again", errors)
+        again = self.call("-n", 1, "--min-ranks", 1, "--store", self.store, "--", ELASTIC)
+        self.assertEqual(again.returncode, 127)
+        self.assertIn(f"{self.store} has a host 0 already, perhaps of a job that has ended", again.stderr)
+
+    def test_two_hosts_meet_in_etcd_while_it_is_away(self):
+        started = [self.begin("-n", 1, "--restarts", 3, "--hosts", 2, "--host-index", host, "--store", self.store, "--address", "127.0.0.1",
+                              *self.script("touch {0}/$GRADSYNC_RESTART.$RANK; [ $GRADSYNC_RESTART.$RANK = 0.1 ] || exit 0; while [ ! -e {0}/go ]; do sleep 0.1; done; exit 3"
+                                           .format(self.folder))) for host in (0, 1)]
+        self.assertTrue(until(lambda: (self.folder / "0.1").exists()))
+        self.etcd.send_signal(signal.SIGSTOP)
+        (self.folder / "go").touch()
+        time.sleep(2)
+        self.etcd.send_signal(signal.SIGCONT)
+        for launcher in started:
+            _, errors = launcher.communicate(timeout=LIMIT)
+            self.assertEqual(launcher.returncode, 0, errors)
+        self.assertTrue((self.folder / "1.0").exists() and (self.folder / "1.1").exists())
+
+    def test_a_store_that_nobody_has_is_said(self):
+        launcher = self.begin("--store", "etcd://127.0.0.1:1/job", "--", "true")
+        self.assertIn("did not answer within 3 s: 127.0.0.1:1: Failed to connect", launcher.stderr.readline())
 
 
 @unittest.skipUnless(len(sys.argv) > 4, "needs gradsync_train")

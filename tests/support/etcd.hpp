@@ -75,10 +75,14 @@ public:
         const std::string clients = scheme_ + "://127.0.0.1:" + std::to_string(port(m)),
                           peers = "http://127.0.0.1:" + std::to_string(members_[m].peers);
         std::vector<std::string> words{"etcd", "--name", name_of(m), "--data-dir", folder_.file(name_of(m).c_str())};
-        for (const auto& [option, value] : std::vector<std::pair<std::string, std::string>>{
-                 {"--listen-client-urls", clients}, {"--advertise-client-urls", clients}, {"--listen-peer-urls", peers},
-                 {"--initial-advertise-peer-urls", peers}, {"--initial-cluster", all}, {"--heartbeat-interval", "50"},
-                 {"--election-timeout", "500"}, {"--bcrypt-cost", "4"}})
+        for (const auto& [option, value] : std::vector<std::pair<std::string, std::string>>{{"--listen-client-urls", clients},
+                                                                                            {"--advertise-client-urls", clients},
+                                                                                            {"--listen-peer-urls", peers},
+                                                                                            {"--initial-advertise-peer-urls", peers},
+                                                                                            {"--initial-cluster", all},
+                                                                                            {"--heartbeat-interval", "50"},
+                                                                                            {"--election-timeout", "500"},
+                                                                                            {"--bcrypt-cost", "4"}})
             words.insert(words.end(), {option, value});
         words.insert(words.end(), more_.begin(), more_.end());
         members_[m].process = start_program(words, folder_.file("log"));
@@ -137,7 +141,8 @@ inline std::size_t Etcd::leader() const {
             const std::string answer = post(port(m), "/v3/maintenance/status", "{}");
             const auto number_after = [&](const std::string& words) {
                 const std::size_t at = answer.find(words);
-                return at == std::string::npos ? std::string() : answer.substr(at + words.size(), answer.find('"', at + words.size()) - at - words.size());
+                return at == std::string::npos ? std::string()
+                                               : answer.substr(at + words.size(), answer.find('"', at + words.size()) - at - words.size());
             };
             if (const std::string leader = number_after("\"leader\":\""); !leader.empty() && leader == number_after("\"member_id\":\""))
                 return m;

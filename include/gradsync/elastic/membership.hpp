@@ -91,8 +91,7 @@ public:
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
                 else if (machine().changes()) records_->call_waiting(is_dead());  // too few are left
-                const auto pause =
-                    elastic::pause_after_look(looked, std::chrono::milliseconds(is_spare ? 10 : 1));
+                const auto pause = elastic::pause_after_look(looked, std::chrono::milliseconds(is_spare ? 10 : 1));
                 ::usleep(static_cast<useconds_t>(pause.count()));
             } else if (accuse_silent()) {
                 deadline = Clock::now() + options.timeout;
@@ -296,7 +295,8 @@ private:
         Membership& own = *static_cast<Membership*>(argument);
         if (const auto begin = Clock::now(); begin >= own.looks_next_) {
             bool is_over = false;
-            own.briefly([&] { is_over = own.store().read(elastic::name_of_generation(own.newest().number + 1)).has_value(); });
+            own.briefly(
+                [&] { is_over = own.store().read(elastic::name_of_generation(own.newest().number + 1)).has_value(); });
             if (is_over) throw Interrupted();
             own.looks_next_ = Clock::now() + elastic::pause_after_look(begin, {});
         }

@@ -93,8 +93,8 @@ private:
 
     struct Reply {
         std::optional<etcd::Answer> answer = {};
-        std::string trouble = {};  ///< why there is none
-        bool is_refusal = false;   ///< another try would end in the same way
+        std::string trouble = {};          ///< why there is none
+        std::optional<Errc> refusal = {};  ///< another try would end in the same way
         long status = 0;
     };
     struct Free {
@@ -179,8 +179,8 @@ private:
         for (std::size_t tries = 1;; ++tries) {
             Reply reply = attempt(path, body, detail::smaller(end, Clock::now() + limit));
             if (reply.answer) return *std::move(reply.answer);
-            if (reply.is_refusal)
-                fail("refuses a request", bootstrap::text(hosts_[current_], ": ", reply.trouble), Errc::invalid_argument);
+            if (reply.refusal)
+                fail("cannot be used", bootstrap::text(hosts_[current_], ": ", reply.trouble), *reply.refusal);
             if (!reply.trouble.empty()) troubles[current_] = bootstrap::text(hosts_[current_], ": ", reply.trouble);
             current_ = (current_ + 1) % hosts_.size();
             if (Clock::now() >= end) break;
@@ -201,11 +201,12 @@ private:
                                                    quoted(options_.password), R"("})"),
                                    end);
                 if (reply.answer) token_ = reply.answer->token;
-                else if (reply.trouble.find("authentication is not enabled") != std::string::npos) options_.user.clear();
+                else if (reply.trouble.find("authentication is not enabled") != std::string::npos)
+                    options_.user.clear();
                 else return reply;
             }
             Reply reply = post(path, body, end);
-            if (is_fresh || !reply.is_refusal) return reply;
+            if (is_fresh || !reply.refusal) return reply;
             token_.clear();
         }
     }
@@ -248,11 +249,15 @@ private:
         const NoPipeSignal quiet;
         const CURLcode code = curl_easy_perform(curl_.get());
         if (code == CURLE_OK) return reply_in(answer);
-        return {.trouble = code == CURLE_WRITE_ERROR ? "its answer is too long"
-                           : *problem != '\0'        ? problem
-                                                     : curl_easy_strerror(code),
-                .is_refusal = code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
-                              code == CURLE_SSL_CERTPROBLEM};
+        Reply reply{.trouble = *problem != '\0' ? problem : curl_easy_strerror(code)};
+        if (code == CURLE_WRITE_ERROR) {
+            reply.trouble = "its answer is too long";
+            reply.refusal = Errc::storage;
+        } else if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
+                   code == CURLE_SSL_CERTPROBLEM) {
+            reply.refusal = Errc::invalid_argument;
+        }
+        return reply;
     }
     Reply reply_in(const std::string& text) const {
         Reply reply;
@@ -262,8 +267,8 @@ private:
             reply.answer = std::move(answer);
             return reply;
         }
-        // 429: it is too busy; 408: too slow
-        reply.is_refusal = reply.status >= 400 && reply.status < 500 && reply.status != 408 && reply.status != 429;
+        if (reply.status >= 400 && reply.status < 500 && reply.status != 408 && reply.status != 429)  // slow, busy
+            reply.refusal = Errc::invalid_argument;
         std::string said = answer && !answer->error.empty() ? answer->error : text;
         said.resize(detail::smaller(said.find('\n'), detail::smaller(said.size(), std::size_t{200})));
         for (char& c : said)
@@ -291,8 +296,7 @@ private:
                          {.operation = "store"});
     }
     [[noreturn]] void fail(std::string_view what, std::string_view why, Errc code = Errc::storage) const {
-        bootstrap::raise(code, bootstrap::text("the store ", name_, " ", what, ": ", why),
-                         {.operation = "store"});
+        bootstrap::raise(code, bootstrap::text("the store ", name_, " ", what, ": ", why), {.operation = "store"});
     }
 
     EtcdOptions options_;

@@ -55,8 +55,8 @@ TEST_CASE("AnswerReader: what is no JSON, or no base64, is nothing") {
     const std::string good = R"({"succeeded":true,"kvs":[{"key":"L2EveA==","value":"aGVsbG8=","n":-1.5e3,"z":null,"a":[]}],"e":"\n"})";
     REQUIRE(AnswerReader(good).read());
     for (std::size_t length = 0; length < good.size(); ++length) CHECK(!AnswerReader(std::string_view(good).substr(0, length)).read());
-    for (const char* const bad : {"x", "{}}", "{\"a\"}", "{\"a\":}", "{a:1}", "[1,]", "{\"a\":1,}", "\"\x01\"", "\"\\q\"", "\"\\u12\"", "nul",
-                                  R"({"kvs":[{"key":"L2E"}]})", R"({"kvs":[{"value":"L2E*"}]})", "<html>", "{\"a\":1]", "[1}"}) {
+    for (const char* const bad : {"x", "{}}", "{\"a\"}", "{\"a\":}", "{a:1}", "[1,]", "{\"a\":1,}", "\"\x01\"", "\"\\q\"", "\"\\u12\"",
+                                  "nul", R"({"kvs":[{"key":"L2E"}]})", R"({"kvs":[{"value":"L2E*"}]})", "<html>", "{\"a\":1]", "[1}"}) {
         CAPTURE(bad);
         CHECK(!AnswerReader(bad).read());
     }
