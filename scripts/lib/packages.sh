@@ -116,10 +116,10 @@ retry() {
 }
 
 # The packages that every preset needs; that the trainer needs; that MPI needs; that scripts/test needs beyond the first and MPI's; and that
-# scripts/test --all needs beyond all of them: a second compiler with its sanitizers, Eigen, and what draws and compares benchmarks.
+# scripts/test --all needs beyond all of them: a second compiler with its sanitizers, Eigen, etcd, and what draws and compares benchmarks.
 build_packages=(c++=g++ cmake=cmake ninja=ninja-build)
 trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3-dev)
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 test_packages=(doctest-dev ccache=ccache python3=python3 "${mpi_packages[@]}")
 extra_test_packages=(python3-pip python3-yaml libbenchmark-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev gnuplot=gnuplot-nox spin
-    python3-matplotlib python3-pandas python3-scipy ip=iproute2)
+    python3-matplotlib python3-pandas python3-scipy ip=iproute2 etcd=etcd-server libcurl4-openssl-dev openssl)

@@ -17,8 +17,8 @@ struct Job {
     std::string token = {};  ///< a secret that only this job's ranks know; keeps strangers out. "open": all may join
     /// The same on all ranks, different in every other job; keeps jobs apart. Need not be secret.
     std::string run_id = {};
-    /// A folder, or an address of etcd, through which a Membership meets again after a failure. Empty: the first failure
-    /// ends the job.
+    /// A folder or an address of etcd, through which a Membership meets again after a failure. Empty: the first
+    /// failure ends the job.
     std::string store = {};
     int min_ranks = 0;  ///< an ElasticJob needs so many; 0: one
     int max_ranks = 0;  ///< it uses at most so many, and the others wait; 0: all

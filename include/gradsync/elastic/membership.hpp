@@ -28,8 +28,9 @@ public:
     /// and otherwise what the constructor throws.
     static Membership from_environment() { return Membership(Job::from_environment()); }
 
-    /// Opens the store `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws what
-    /// AnyStore::open throws, and Error(storage) if the store does not answer.
+    /// Opens the store `job.store`, if the job has one. `job.rank` and `job.size` are those of the launcher. Throws
+    /// Error(storage) if the store cannot be opened or does not answer, and Error(invalid_argument) if others may write
+    /// into the folder, or etcd refuses. Later the job waits for a store that is away, for up to ten minutes.
     explicit Membership(const Job& job) : Membership(job, job.size, job.size, false) {}
 
     Membership(Membership&&) = delete;  // others refer to it

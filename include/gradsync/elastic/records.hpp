@@ -15,8 +15,8 @@ struct IsDead {
     bool operator()(const Member& one) const noexcept { return !one.process.alive(self); }
 };
 
-/// How long to leave a store alone after a look at it that began at `begin`: at least `least`, and so long that a process
-/// spends at most a fifth of its time on looks. A store that other jobs use, too, is not to be kept busy.
+/// Returns how long to leave a store alone after a look at it that began at `begin`: at least `least`, and so long that
+/// a process spends at most a fifth of its time on looks, because other jobs may use the store, too.
 inline std::chrono::microseconds pause_after_look(std::chrono::steady_clock::time_point begin,
                                                   std::chrono::microseconds least) noexcept {
     const auto look = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);

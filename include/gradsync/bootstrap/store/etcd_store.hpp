@@ -31,8 +31,8 @@ struct EtcdOptions {
 ///
 /// Any member will do, and a call tries all of them, again and again, until its time limit. A name is put by a
 /// transaction that asks whether it is absent, and else reads it. So it does not matter if an answer is lost: the next
-/// one says what is there. Names have no leases. Functions also throw Error(invalid_argument) if etcd refuses a request,
-/// as with a wrong password. A store must not be used in a process that was forked from its own.
+/// one says what is there. Names have no leases. Functions also throw Error(invalid_argument) if etcd refuses a
+/// request, as with a wrong password. Do not use a store in a process that was forked from its own.
 class EtcdStore {
     using Clock = std::chrono::steady_clock;
 
