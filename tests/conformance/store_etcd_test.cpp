@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync::etcd
+// ctest: LIBRARIES gradsync::etcd NOT_WITH thread
 #include <gradsync/bootstrap/store/etcd_store.hpp>
 
 #include "conformance/store.hpp"

@@ -157,6 +157,43 @@ def check_tcp_job(file, documents, trainer):
     print(f"{file.name} trained on {ranks} ranks")
 
 
+def check_elastic_job(file, documents, trainer):
+    job, = documents
+    spec, template = job["spec"], job["spec"]["template"]
+    expect((job["apiVersion"], job["kind"]) == ("batch/v1", "Job"), f"{file}: a Job")
+    container, = containers(template)
+    check_container(file, container)
+    expect(spec["completionMode"] == "Indexed" and template["spec"]["restartPolicy"] == "Never", f"{file}: the Job must be indexed")
+    env = {variable["name"]: variable for variable in container["env"]}
+    ranks = spec["completions"]
+    expect(ranks == spec["parallelism"] == int(env["WORLD_SIZE"]["value"]) == int(env["GRADSYNC_RANKS"]["value"].split(":")[1]), f"{file}: numbers of ranks differ")
+    fields = {name: variable["valueFrom"]["fieldRef"]["fieldPath"] for name, variable in env.items() if "fieldRef" in variable.get("valueFrom", {})}
+    expect(fields == {"RANK": "metadata.annotations['batch.kubernetes.io/job-completion-index']", "MASTER_ADDR": "status.podIP",
+                      "JOB": "metadata.labels['batch.kubernetes.io/controller-uid']"}, f"{file}: {fields}")
+    names = list(env)  # Kubernetes replaces $(JOB) by what stands before
+    expect(re.fullmatch(r"etcd://([a-z0-9.-]+:2379,){2}[a-z0-9.-]+:2379/train/\$\(JOB\)", env["GRADSYNC_STORE"]["value"]) and
+           names.index("JOB") < names.index("GRADSYNC_STORE"), f"{file}: GRADSYNC_STORE")
+    for variable in ("GRADSYNC_JOB_TOKEN", "ETCDCTL_PASSWORD"):
+        secret = env[variable]["valueFrom"]["secretKeyRef"]
+        made = f"kubectl create secret generic {secret['name']} --from-literal={secret['key']}="
+        expect(made in file.read_text(), f"{file}: it does not say how the secret is made: {made}...")
+    if not trainer:
+        return
+    # The pods' processes, here, with a folder instead of etcd.
+    with tempfile.TemporaryDirectory() as folder:
+        values = {name: variable["value"] for name, variable in env.items() if "value" in variable}
+        values |= {"MASTER_ADDR": own_name(), "GRADSYNC_STORE": folder, "GRADSYNC_JOB_TOKEN": os.urandom(16).hex()}
+        started = [subprocess.Popen([trainer, *container["args"], *train()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                    env={**without_launchers(), **values, "RANK": str(rank)}) for rank in range(ranks)]
+        try:
+            outputs = [process.communicate(timeout=60)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        expect([process.returncode for process in started] == ranks * [0], f"{file}: {outputs}")
+    print(f"{file.name} trained on {ranks} ranks")
+
+
 def check_mpi_job(file, documents):
     job, = documents
     expect((job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob"), f"{file}: an MPIJob")
@@ -194,8 +231,9 @@ def main():
         skipped.append("deploy/kubernetes was not read: Python has no yaml (apt-get install python3-yaml)")
     else:
         documents = {file.name: list(yaml.safe_load_all(file.read_text())) for file in KUBERNETES.iterdir()}
-        expect(sorted(documents) == ["mpijob.yaml", "tcp-job.yaml"], f"deploy/kubernetes has {sorted(documents)}")
+        expect(sorted(documents) == ["elastic-job.yaml", "mpijob.yaml", "tcp-job.yaml"], f"deploy/kubernetes has {sorted(documents)}")
         check_tcp_job(KUBERNETES / "tcp-job.yaml", documents["tcp-job.yaml"], trainer)
+        check_elastic_job(KUBERNETES / "elastic-job.yaml", documents["elastic-job.yaml"], trainer)
         check_mpi_job(KUBERNETES / "mpijob.yaml", documents["mpijob.yaml"])
     if skipped:
         print("skipped:", "; ".join(skipped))

@@ -209,7 +209,8 @@ TEST_CASE("a job that was ended, ranks that do not come, and a store of somethin
     store.create("gen/0000000001", std::as_bytes(std::span(reason)));
     Membership job(alone);
     CHECK_THROWS_WITH_AS((void)job.connect({.timeout = 100ms}), doctest::Contains("holds something else under gen/0000000001"), Error);
-    CHECK_THROWS_WITH_AS(Membership({.store = "etcd://host:2379"}), doctest::Contains("there is no store of the kind etcd://"), Error);
+    CHECK_THROWS_WITH_AS(Membership({.store = "etcd://host:2379"}),
+                         doctest::Contains("this program cannot open a store of the kind etcd://; let it include gradsync/"), Error);
     CHECK_THROWS_WITH_AS(Membership({.store = folder.file("no-such")}), doctest::Contains("cannot be opened"), Error);
 }
 

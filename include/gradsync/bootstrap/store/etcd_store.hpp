@@ -15,9 +15,11 @@ namespace gradsync::inline v0_2 {
 /// How an EtcdStore reaches etcd.
 struct EtcdOptions {
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);  ///< of each call
-    std::string user = {}, password = {};                         ///< none if etcd asks for none
-    std::string ca = {};                     ///< for TLS: a file of authorities, in PEM; by default the system's
-    std::string certificate = {}, key = {};  ///< of this client: files, in PEM
+    std::string user = {};                                        ///< none if etcd asks for none
+    std::string password = {};                                    ///< of the user
+    std::string ca = {};           ///< for TLS: a file of authorities, in PEM; by default the system's
+    std::string certificate = {};  ///< of this client: a file, in PEM
+    std::string key = {};          ///< of the certificate: a file, in PEM
 
     /// Reads what etcdctl reads: ETCDCTL_USER, ETCDCTL_PASSWORD, ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY. Without
     /// ETCDCTL_PASSWORD the password is the first line of the file that GRADSYNC_ETCD_PASSWORD_FILE names.
@@ -41,7 +43,7 @@ public:
     explicit EtcdStore(std::string_view address, EtcdOptions options = EtcdOptions::from_environment())
         : options_(std::move(options)) {
         static const CURLcode started = curl_global_init(CURL_GLOBAL_DEFAULT);
-        curl_.reset(started == CURLE_OK ? curl_easy_init() : nullptr);
+        if (started == CURLE_OK) curl_ = UniqueHandle<CURL*, curl_easy_cleanup>(curl_easy_init());
         if (!curl_) bootstrap::raise(Errc::storage, "libcurl cannot be started", {.operation = "store"});
         read_address(address);
     }
@@ -95,33 +97,6 @@ private:
         std::optional<etcd::Answer> answer = {};
         std::string trouble = {};          ///< why there is none
         std::optional<Errc> refusal = {};  ///< another try would end in the same way
-        long status = 0;
-    };
-    struct Free {
-        void operator()(CURL* curl) const noexcept { curl_easy_cleanup(curl); }
-        void operator()(curl_slist* list) const noexcept { curl_slist_free_all(list); }
-    };
-    /// While it lives, a connection that breaks sends this thread no signal: OpenSSL does not keep it away.
-    class NoPipeSignal {
-    public:
-        NoPipeSignal() noexcept {
-            sigset_t pending;
-            ::sigemptyset(&pipe_);
-            ::sigaddset(&pipe_, SIGPIPE);
-            ::sigpending(&pending);
-            was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
-            ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
-        }
-        NoPipeSignal(const NoPipeSignal&) = delete;
-        ~NoPipeSignal() {
-            const timespec at_once{};
-            if (!was_pending_) ::sigtimedwait(&pipe_, nullptr, &at_once);
-            ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-        }
-
-    private:
-        sigset_t pipe_, before_;
-        bool was_pending_;
     };
 
     void read_address(std::string_view address) {
@@ -137,25 +112,17 @@ private:
             address.remove_prefix(at + 1);
         }
         name_ = bootstrap::text(scheme, address);
-        const std::size_t slash = address.find('/');
-        std::string_view path = address.substr(slash < address.size() ? slash : address.size());
-        while (path.ends_with('/')) path.remove_suffix(1);
-        if (path.empty()) refuse("it has no prefix of this job's own; write one after the hosts, as in /job1");
-        for (const char c : name_)
-            if (c <= ' ' || c > '}' || c == '"' || c == '\\') refuse("it holds a character that is not allowed");
-        prefix_ = bootstrap::text(path, "/");
-        for (std::string_view rest = address.substr(0, slash);;) {
-            const std::size_t comma = rest.find(',');
-            const std::string_view host = rest.substr(0, comma);
-            const std::size_t colon = host.rfind(':'), bracket = host.rfind(']');
-            const bool has_port =
-                colon != std::string_view::npos && (bracket == std::string_view::npos || colon > bracket);
-            if (host.empty() ||
-                (has_port && (colon == 0 || host.find_first_not_of("0123456789", colon + 1) < host.size())))
-                refuse("it is not of the form etcd://host1:2379,host2:2379/prefix");
-            hosts_.push_back(bootstrap::text(host, has_port ? "" : ":2379"));
-            if (comma == std::string_view::npos) break;
-            rest.remove_prefix(comma + 1);
+        const std::string_view hosts = address.substr(0, address.find('/'));
+        address.remove_prefix(hosts.size());
+        while (address.ends_with('/')) address.remove_suffix(1);
+        if (address.empty()) refuse("it has no prefix of this job's own; write one after the hosts, as in /job1");
+        prefix_ = bootstrap::text(address, "/");
+        for (std::size_t begin = 0, end = 0; end != hosts.size(); begin = end + 1) {
+            end = detail::smaller(hosts.find(',', begin), hosts.size());
+            std::string host(hosts.substr(begin, end - begin));
+            if (host.empty() || host[0] == ':') refuse("write it as etcd://host1:2379,host2:2379/prefix");
+            if (host.find(':', host.rfind(']') + 1) == std::string::npos) host += ":2379";
+            hosts_.push_back(std::move(host));
         }
         base_ = is_secure ? "https://" : "http://";
         if (!options_.user.empty() && options_.password.empty())
@@ -215,11 +182,10 @@ private:
         if (left <= 0) return {};
         std::string answer;
         char problem[CURL_ERROR_SIZE] = "";
-        std::unique_ptr<curl_slist, Free> headers;
-        const std::string authorization = "Authorization: " + token_;
+        UniqueHandle<curl_slist*, curl_slist_free_all> headers;
+        const std::string authorization = "Authorization: " + token_;  // without a token libcurl leaves it out
         for (const char* const line : {"Content-Type: application/json", "Expect:", authorization.c_str()})
-            if (line != authorization.c_str() || !token_.empty())
-                headers.reset(curl_slist_append(headers.release(), line));
+            headers = UniqueHandle<curl_slist*, curl_slist_free_all>(curl_slist_append(headers.release(), line));
         const std::string url = base_ + hosts_[current_] + path;
         const auto set = [&](CURLoption option, auto value) { curl_easy_setopt(curl_.get(), option, value); };
         curl_easy_reset(curl_.get());  // keeps connections
@@ -246,36 +212,44 @@ private:
         if (!options_.ca.empty()) set(CURLOPT_CAINFO, options_.ca.c_str());
         if (!options_.certificate.empty()) set(CURLOPT_SSLCERT, options_.certificate.c_str());
         if (!options_.key.empty()) set(CURLOPT_SSLKEY, options_.key.c_str());
-        const NoPipeSignal quiet;
+        // OpenSSL sends this thread a signal if a connection breaks.
+        sigset_t pipe, before;
+        ::sigemptyset(&pipe);
+        ::sigaddset(&pipe, SIGPIPE);
+        ::pthread_sigmask(SIG_BLOCK, &pipe, &before);
         const CURLcode code = curl_easy_perform(curl_.get());
+        const timespec at_once{};
+        if (::sigismember(&before, SIGPIPE) == 0) ::sigtimedwait(&pipe, nullptr, &at_once);
+        ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
         if (code == CURLE_OK) return reply_in(answer);
         Reply reply{.trouble = *problem != '\0' ? problem : curl_easy_strerror(code)};
         if (code == CURLE_WRITE_ERROR) {
             reply.trouble = "its answer is too long";
             reply.refusal = Errc::storage;
         } else if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
-                   code == CURLE_SSL_CERTPROBLEM) {
+                   code == CURLE_SSL_CERTPROBLEM || code == CURLE_URL_MALFORMAT) {
             reply.refusal = Errc::invalid_argument;
         }
         return reply;
     }
     Reply reply_in(const std::string& text) const {
         Reply reply;
-        curl_easy_getinfo(curl_.get(), CURLINFO_RESPONSE_CODE, &reply.status);
+        long status = 0;
+        curl_easy_getinfo(curl_.get(), CURLINFO_RESPONSE_CODE, &status);
         auto answer = etcd::AnswerReader(text).read();
-        if (reply.status == 200 && answer) {
+        if (status == 200 && answer) {
             reply.answer = std::move(answer);
             return reply;
         }
-        if (reply.status >= 400 && reply.status < 500 && reply.status != 408 && reply.status != 429)  // slow, busy
+        if (status >= 400 && status < 500 && status != 408 && status != 429)  // slow, busy
             reply.refusal = Errc::invalid_argument;
         std::string said = answer && !answer->error.empty() ? answer->error : text;
         said.resize(detail::smaller(said.find('\n'), detail::smaller(said.size(), std::size_t{200})));
         for (char& c : said)
             if (c < ' ' || c > '~') c = '?';  // it may be printed on a terminal
-        reply.trouble = reply.status == 200 ? "its answer is none of etcd's"
-                                            : bootstrap::text("HTTP status ", reply.status, ", ", said);
-        if (reply.status == 404) reply.trouble += "; there is no etcd 3.4 or later";
+        reply.trouble =
+            status == 200 ? "its answer is none of etcd's" : bootstrap::text("HTTP status ", status, ", ", said);
+        if (status == 404) reply.trouble += "; there is no etcd 3.4 or later";
         if (said.find("user name is empty") != std::string::npos)
             reply.trouble += "; set ETCDCTL_USER and ETCDCTL_PASSWORD";
         return reply;
@@ -284,10 +258,8 @@ private:
     static std::string quoted(std::string_view text) {
         std::string all;
         for (const char c : text) {
-            char escaped[8];
-            std::snprintf(escaped, sizeof escaped, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
-            if (c == '"' || c == '\\' || (c >= 0 && c < ' ')) all += escaped;
-            else all += c;
+            if (c == '"' || c == '\\') all += '\\';
+            all += c;
         }
         return all;
     }
@@ -303,7 +275,7 @@ private:
     std::string name_, base_, prefix_, token_;
     List<std::string> hosts_;
     std::size_t current_ = 0;  ///< of the hosts: the one that answers
-    std::unique_ptr<CURL, Free> curl_;
+    UniqueHandle<CURL*, curl_easy_cleanup> curl_;
 };
 
 static_assert(Store<EtcdStore>);
@@ -318,10 +290,6 @@ inline EtcdOptions EtcdOptions::from_environment() {
                         .ca = variable("ETCDCTL_CACERT"),
                         .certificate = variable("ETCDCTL_CERT"),
                         .key = variable("ETCDCTL_KEY")};
-    if (const std::size_t colon = options.user.find(':'); colon != std::string::npos) {  // as etcdctl takes it
-        options.password = options.user.substr(colon + 1);
-        options.user.resize(colon);
-    }
     const std::string path = variable("GRADSYNC_ETCD_PASSWORD_FILE");
     if (path.empty() || !options.password.empty()) return options;
     std::FILE* const file = detail::open_file(path, O_RDONLY, "rb");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync::etcd COST 20
+// ctest: LIBRARIES gradsync::etcd NOT_WITH thread COST 20
 // What an EtcdStore does when members of etcd go, answers are lost or wrong, and etcd asks who one is. The conformance suite shows the rest.
 #include <gradsync/bootstrap/store/etcd_store.hpp>
 
@@ -114,9 +114,9 @@ TEST_CASE("EtcdStore: an address that is wrong is refused, and a password in it 
     refused("etcd://user@host/job", "there is no password for the user");
     refused("etcd://host:2379", "no prefix");
     refused("etcds://host:2379//", "no prefix");
-    for (const char* const address : {"etcd:///job", "etcd://a,,b/job", "etcd://a:x/job", "etcd://:1/job", "etcd://a,/job"})
-        refused(address, "not of the form");
-    for (const char* const address : {"etcd://a b/job", "etcd://a/j\nb", "etcd://a/j\"b"}) refused(address, "not allowed");
+    for (const char* const address : {"etcd:///job", "etcd://a,,b/job", "etcd://:1/job", "etcd://a,/job"})
+        refused(address, "write it as etcd://");
+    for (const char* const address : {"etcd://a:x/job", "etcd://a b/job"}) CHECK(thrown_at(address).errc() == Errc::invalid_argument);
     refused("redis://a/job", "no store of the kind redis://");
     for (const char* const address : {"etcd://a,b:1,[::1]:2,[::1]/job/a/", "etcds://a/b"}) CHECK_NOTHROW((void)AnyStore::open(address));
 }
@@ -242,9 +242,6 @@ TEST_CASE("EtcdStore: users, passwords, and tokens that etcd has forgotten") {
     ::setenv("GRADSYNC_ETCD_PASSWORD_FILE", folder.file("password").c_str(), 1);
     AnyStore other = AnyStore::open("etcd://me@" + address.substr(7));
     CHECK(create(other, "name", "3") == "1");
-    ::setenv("ETCDCTL_USER", "me:wrong", 1);
-    CHECK(EtcdOptions::from_environment().password == "wrong");
-    ::unsetenv("ETCDCTL_USER");
     ::setenv("GRADSYNC_ETCD_PASSWORD_FILE", folder.file("absent").c_str(), 1);
     CHECK(says(thrown([&] { (void)AnyStore::open(address); }).what(), "absent of GRADSYNC_ETCD_PASSWORD_FILE cannot be read"));
     ::unsetenv("GRADSYNC_ETCD_PASSWORD_FILE");
