@@ -91,7 +91,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t largest_answer = std::size_t{64} << 20;
+    static constexpr std::size_t largest_answer = std::size_t{16} << 20;
 
     struct Reply {
         std::optional<etcd::Answer> answer = {};
@@ -117,12 +117,13 @@ private:
         while (address.ends_with('/')) address.remove_suffix(1);
         if (address.empty()) refuse("it has no prefix of this job's own; write one after the hosts, as in /job1");
         prefix_ = bootstrap::text(address, "/");
-        for (std::size_t begin = 0, end = 0; end != hosts.size(); begin = end + 1) {
-            end = detail::smaller(hosts.find(',', begin), hosts.size());
+        for (std::size_t begin = 0; begin <= hosts.size();) {
+            const std::size_t end = detail::smaller(hosts.find(',', begin), hosts.size());
             std::string host(hosts.substr(begin, end - begin));
             if (host.empty() || host[0] == ':') refuse("write it as etcd://host1:2379,host2:2379/prefix");
             if (host.find(':', host.rfind(']') + 1) == std::string::npos) host += ":2379";
             hosts_.push_back(std::move(host));
+            begin = end + 1;
         }
         base_ = is_secure ? "https://" : "http://";
         if (!options_.user.empty() && options_.password.empty())

@@ -146,7 +146,7 @@ TEST_CASE("EtcdStore: no answer is trusted") {
     fails("{\"kvs\":[{\"key\":\"L2pvYi9uYW1l\",\"value\":\"" + gradsync::etcd::to_base64(std::string(gradsync::largest_blob + 1, 'x')) +
               "\"}]}",
           "something else");
-    body.assign((std::size_t{64} << 20) + 1, ' ');
+    body.assign((std::size_t{16} << 20) + 1, ' ');
     CHECK(says(thrown_at(server.address("/job")).what(), "too long"));
     body = "{\"kvs\":[{\"key\":\"L2pvYi9uYW1l\",\"value\":\"aGVsbG8=\"}]}";
     CHECK(EtcdStore(server.address("/job")).read("name")->size() == 5);
