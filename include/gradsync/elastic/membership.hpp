@@ -143,8 +143,21 @@ private:
     bool leaves() const noexcept { return leaves_.load(std::memory_order_relaxed); }
     void request_leave() noexcept { leaves_.store(true, std::memory_order_relaxed); }
     void note_leaving() {
-        if (records_ && !noted_leaving_ && own_.id != 0) (void)store().create(elastic::name_of("leave/", own_.id), {});
+        if (records_ && !noted_leaving_ && own_.id != 0) {
+            (void)store().create(elastic::name_of("leave/", own_.id), {});
+            machine().see_leaving(own_.id);
+        }
         noted_leaving_ = true;
+    }
+    bool has_noted_leaving() const noexcept { return noted_leaving_; }
+    /// Learns which members want to leave, by rank. Keeps those of them that leave now.
+    [[gnu::cold]] void limit_leaving(List<std::uint64_t>& leaving) {
+        if (!records_) return;
+        for (std::size_t r = 0; r < leaving.size(); ++r)
+            if (leaving[r] != 0) machine().see_leaving(newest().members[r].id);
+        const elastic::Generation stays = machine().view(is_dead()).staying();
+        for (std::size_t r = 0; r < leaving.size(); ++r)
+            leaving[r] = leaving[r] != 0 && stays.rank_of(newest().members[r].id) < 0;
     }
     void note_gone() {
         if (records_ && own_.id != 0) (void)store().create(elastic::name_of("gone/", own_.id), {});
@@ -179,6 +192,21 @@ private:
     }
     /// Has this process left for good?
     bool has_left() const noexcept { return has_left_; }
+    bool has_store() const noexcept { return records_.has_value(); }
+    /// Returns for each rank a number of its host: those of one machine, and of one container in it, stand together.
+    [[gnu::cold]] List<std::uint64_t> hosts() const {
+        List<std::uint64_t> hosts;
+        const List<elastic::Member>& members = newest().members;
+        const auto first_with = [&](auto of, std::size_t r) {
+            std::uint64_t first = 0;
+            while (of(members[first]) != of(members[r])) ++first;
+            return first;
+        };
+        for (std::size_t r = 0; r < members.size(); ++r)
+            hosts.push_back(first_with([](const auto& one) { return one.process.machine; }, r) << 32 |
+                            first_with([](const auto& one) { return one.process.system; }, r));
+        return hosts;
+    }
     /// May there be results?
     bool has_begun() { return records_ && store().read("begun"); }
     void begin() {
