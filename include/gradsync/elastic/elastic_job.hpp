@@ -201,6 +201,9 @@ public:
     std::span<const std::size_t> micro_batches() const noexcept {
         return {micro_batches_.data(), micro_batches_.size()};
     }
+    /// How often each rank calls `finish()` in a step. With sharded gradients once for each of its micro-batches, and if
+    /// it has one fewer than other ranks, once more, after `begin_step(false)`.
+    std::size_t rounds() const noexcept { return rounds_; }
 
     /// Call it before each step. Returns false, on all ranks, if the ranks change now: then return from the body. Waits
     /// for no other rank, as what it returns was agreed during the step before. Throws what a wait of the backend
@@ -338,6 +341,7 @@ private:
     }
 
     void deal(const Deal& deal, int rank) {
+        rounds_ = deal.sharded_gradients ? deal.rounds() : 1;
         micro_batches_.clear();
         for (std::size_t turn = 0; turn < deal.count(rank); ++turn) micro_batches_.push_back(deal.number(rank, turn));
     }
@@ -423,6 +427,7 @@ private:
     List<std::uint32_t> mate_ranks_;
     std::uint64_t keep_every_ = 1, kept_ = 0;  ///< `kept_`: the last step that was kept
     List<std::size_t> micro_batches_;
+    std::size_t rounds_ = 0;
     std::uint64_t step_ = 0;
     std::optional<TcpBackend> votes_;  ///< for the votes, and what follows from them
     std::optional<TcpBackend> mates_;  ///< those that keep their shards together
