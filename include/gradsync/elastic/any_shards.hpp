@@ -17,9 +17,10 @@ public:
     /// See ShardedBase::for_each_shard.
     template <class Use>
     void for_each(Use&& use) const {
-        calls_->for_each(object_, &use, [](void* to, std::size_t parameter, std::size_t array, std::size_t first, BufferView view) {
-            (*static_cast<std::remove_reference_t<Use>*>(to))(parameter, array, first, view);
-        });
+        calls_->for_each(object_, &use,
+                         [](void* to, std::size_t parameter, std::size_t array, std::size_t first, BufferView view) {
+                             (*static_cast<std::remove_reference_t<Use>*>(to))(parameter, array, first, view);
+                         });
     }
     ListView<const ParameterView> parameters() const { return calls_->parameters(object_); }
     /// A hash of how the state is divided, the same on all ranks.

@@ -381,8 +381,7 @@ private:
 
     /// Keeps the shards, if another process could ever need them.
     void keep() {
-        if (mates_)
-            parts_.keep(*mates_, mate_ranks_, votes_->size(), *shards_, step_ + 1);
+        if (mates_) parts_.keep(*mates_, mate_ranks_, votes_->size(), *shards_, step_ + 1);
         kept_ = step_;
     }
     /// The same with other mates: see `elastic::mates_of`. All ranks have kept the state when it returns.

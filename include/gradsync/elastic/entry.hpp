@@ -55,7 +55,8 @@ template <class Use>
 void in_chunks(std::byte* data, std::size_t bytes, Use&& use) {
     constexpr std::size_t chunk = std::size_t{4} << 20;
     for (std::size_t done = 0; done < bytes; done += chunk)
-        use(done, BufferView(reinterpret_cast<std::uint8_t*>(data + done), gradsync::detail::smaller(chunk, bytes - done)));
+        use(done,
+            BufferView(reinterpret_cast<std::uint8_t*>(data + done), gradsync::detail::smaller(chunk, bytes - done)));
 }
 
 }  // namespace gradsync::inline v0_2::elastic

@@ -13,7 +13,8 @@ class KeptParts {
 public:
     /// Takes note of what all ranks have beside their shards, and returns what all ranks have kept. Throws what
     /// `pieces_of` and `exchange_entries` throw. Collective.
-    [[gnu::cold]] List<Entry> meet(TcpBackend& comm, const AnyShards& shards, std::span<const BufferView> state, bool begun) {
+    [[gnu::cold]] List<Entry> meet(TcpBackend& comm, const AnyShards& shards, std::span<const BufferView> state,
+                                   bool begun) {
         Entry own{.row = holdings_.row(), .begun = begun};
         for (const ParameterView& one : shards.parameters())
             own.layout = gradsync::detail::fnv1a(&one.gradient.count, sizeof one.gradient.count, own.layout + 1);
@@ -67,7 +68,8 @@ public:
         for (const Piece& piece : state_) bytes += piece.bytes;
         const std::uint64_t own[] = {bytes};
         std::size_t room = 0;
-        for (const std::uint64_t one : gradsync::detail::gather_values(mates, own)) room = gradsync::detail::larger<std::size_t>(room, one);
+        for (const std::uint64_t one : gradsync::detail::gather_values(mates, own))
+            room = gradsync::detail::larger<std::size_t>(room, one);
 
         const auto self = static_cast<std::size_t>(mates.rank());
         const int place = plan != nullptr ? holdings_.place_for(*plan, ranks[self]) : holdings_.place_for_next();
@@ -214,11 +216,12 @@ private:
         const BufferView& view = to.arrays[slice.array];
         if (static_cast<std::uint64_t>(view.dtype) != slice.dtype || slice.first > ~slice.count) return false;
         const std::size_t first = gradsync::detail::larger<std::size_t>(slice.first, to.first);
-        const std::size_t end = gradsync::detail::smaller<std::size_t>(slice.first + slice.count, to.first + view.count);
+        const std::size_t end =
+            gradsync::detail::smaller<std::size_t>(slice.first + slice.count, to.first + view.count);
         if (first >= end) return true;
         const std::size_t width = size_of(view.dtype);
-        std::memcpy(static_cast<std::byte*>(view.data) + (first - to.first) * width, from + (first - slice.first) * width,
-                    (end - first) * width);
+        std::memcpy(static_cast<std::byte*>(view.data) + (first - to.first) * width,
+                    from + (first - slice.first) * width, (end - first) * width);
         to.found += end - first;
         return true;
     }

@@ -106,12 +106,11 @@ private:
             before += piece.bytes;
         }
         if (!same)
-            refuse_state(
-                comm, Errc::parameter_mismatch,
-                gradsync::detail::text("the state of rank ", comm.rank(), " after step ", plan.base.number - 1,
-                                       " differs from that of rank ", root,
-                                       "; a step may depend on its number and on that of a micro-batch only"),
-                root);
+            refuse_state(comm, Errc::parameter_mismatch,
+                         gradsync::detail::text("the state of rank ", comm.rank(), " after step ", plan.base.number - 1,
+                                                " differs from that of rank ", root,
+                                                "; a step may depend on its number and on that of a micro-batch only"),
+                         root);
         if (there < 0) fill(place, plan.base);
     }
     void fill(int place, const Holding& state) noexcept {

@@ -143,7 +143,8 @@ struct View {
         std::size_t may_leave = 0;
         for (const Member& one : newest.members) may_leave += !leaving.contains(one.id);
         Generation next = newest;
-        next.members.erase_if([&](const Member& one) { return leaving.contains(one.id) && may_leave != 0 && may_leave-- != 0; });
+        next.members.erase_if(
+            [&](const Member& one) { return leaving.contains(one.id) && may_leave != 0 && may_leave-- != 0; });
         return next;
     }
     /// Does this process wait for a job that goes on without it? It may have to wait for long.

@@ -63,7 +63,8 @@ struct Momentum {
 /// Parameter 2 is frozen; the processes begin with different weights.
 struct Model {
     static constexpr std::size_t count = 4;
-    std::vector<std::vector<float>> weights{std::vector<float>(5, 1), std::vector<float>(70, 2), std::vector<float>(3, 3), std::vector<float>(33, 4)},
+    std::vector<std::vector<float>> weights{std::vector<float>(5, 1), std::vector<float>(70, 2), std::vector<float>(3, 3),
+                                            std::vector<float>(33, 4)},
         gradients = weights;
     explicit Model(float beginning = 0) {
         for (auto& all : weights)
@@ -82,17 +83,16 @@ struct Model {
 
 struct Stage1 {
     static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
-        return gradsync::ShardedOptimizer(
-            comm, model.parameters(), Momentum{&steps}, gradsync::Zero1{}, gradsync::SizeCappedBuckets{200},
-            gradsync::ShardingOptions{.reducer = {.gradients = gradsync::GradientStorage::in_buckets,
-                                                  .accumulation = gradsync::Accumulation::in_buckets,
-                                                  .micro_batches = micro_batches}});
+        return gradsync::ShardedOptimizer(comm, model.parameters(), Momentum{&steps}, gradsync::Zero1{}, gradsync::SizeCappedBuckets{200},
+                                          gradsync::ShardingOptions{.reducer = {.gradients = gradsync::GradientStorage::in_buckets,
+                                                                                .accumulation = gradsync::Accumulation::in_buckets,
+                                                                                .micro_batches = micro_batches}});
     }
 };
 struct Stage2 {
     static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
-        return gradsync::ShardedOptimizer(comm, model.parameters(), Momentum{&steps}, gradsync::Zero2{},
-                                          gradsync::SizeCappedBuckets{200}, gradsync::OverlapForward{},
+        return gradsync::ShardedOptimizer(comm, model.parameters(), Momentum{&steps}, gradsync::Zero2{}, gradsync::SizeCappedBuckets{200},
+                                          gradsync::OverlapForward{},
                                           gradsync::ShardingOptions{.reducer = {.micro_batches = micro_batches}});
     }
 };
@@ -231,7 +231,8 @@ TEST_CASE_TEMPLATE("alone, a sharded job is a training like any other", Stage, S
     CHECK(expected<Stage>(20) == expected<Stage1>(20));
 }
 
-TEST_CASE_TEMPLATE("shards move when ranks come, are killed and leave, and the end has the bits of one rank", Stage, Stage1, Stage2, Stage3) {
+TEST_CASE_TEMPLATE("shards move when ranks come, are killed and leave, and the end has the bits of one rank", Stage, Stage1, Stage2,
+                   Stage3) {
     const std::uint64_t steps = 300;
     const std::string before = expected<Stage>(steps);
     const gradsync_test::TemporaryDirectory folder;

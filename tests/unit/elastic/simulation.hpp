@@ -163,7 +163,7 @@ enum class Topic { meeting, rows, begin, state, mates, barrier, sum, vote, leavi
 struct Call {
     List<Word> words = {};
     std::uint32_t among = ~0u;  ///< whose words it needs: a bit a rank
-    std::uint32_t here = 0;  ///< a bit a rank
+    std::uint32_t here = 0;     ///< a bit a rank
     bool complete = false;
     Time arrival[8] = {};
 };
@@ -200,7 +200,7 @@ struct Settings {
     std::uint64_t last = 6;
     bool is_sharded = false;
     bool divides_anew = false;  ///< each generation divides the state in its own way
-    bool one_host = true;  ///< links are never cut, and launchers end members that do not answer
+    bool one_host = true;       ///< links are never cut, and launchers end members that do not answer
     bool inherits = false, restarts = true;
     std::uint64_t keep_every = 1, checkpoint_every = 0;
     Time lag = 0;           ///< of reads, at most
