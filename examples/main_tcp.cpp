@@ -82,6 +82,7 @@ public:
     }
     bool goes_on() override { return job_.goes_on(); }
     void update(const std::function<void()>& change) override { job_.update(change); }
+    bool is_current() override { return job_.is_current(); }
 
 private:
     gs::ElasticJob& job_;

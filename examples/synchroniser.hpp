@@ -73,6 +73,8 @@ public:
     virtual bool goes_on() = 0;
     /// Calls `change()`, which changes the state by one step. All ranks call it together.
     virtual void update(const std::function<void()>& change) = 0;
+    /// False if the others have gone on without this rank. Local.
+    virtual bool is_current() = 0;
 };
 
 /// Owns weights, gradients and the optimizer's state, as much of them as the way of sharding leaves to this rank: see

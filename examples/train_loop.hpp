@@ -243,7 +243,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
 
     const auto save = [&] {
         const auto collect = [&](const Synchroniser::StateSink& sink) { sync->collect(sink); };
-        if (speaks) checkpoints.save(shard.rank, progress, collect);
+        const auto counts = [&] { return job.elastic == nullptr || job.elastic->is_current(); };
+        if (speaks) checkpoints.save(shard.rank, progress, collect, counts);
         else collect({});
     };
 

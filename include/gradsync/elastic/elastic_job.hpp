@@ -7,6 +7,9 @@
 #include "membership.hpp"
 #include "watch.hpp"
 
+/// @file
+/// ElasticJob: a training whose ranks come and go.
+
 namespace gradsync::inline v0_2 {
 
 template <class B, class O, class Stage, class Buckets, class Overlap, class Exchange>
@@ -243,8 +246,8 @@ public:
         quiet_failures_ = 0;
     }
 
-    /// With a sharded object: `update` copies this rank's shards to another rank after every `steps` steps, 1 unless you
-    /// say otherwise. If ranks are lost, at most these steps are done again. Call it before `restore`, on all ranks.
+    /// With a sharded object: `update` copies this rank's shards to another rank after every `steps` steps, 1 unless
+    /// you say otherwise. If ranks are lost, at most these steps are done again. Call it on all ranks before `restore`.
     void keep_every(std::uint64_t steps) {
         if (steps == 0) refuse("keep_every", "0 steps; at least 1 lies between two copies of the shards");
         keep_every_ = steps;
@@ -296,6 +299,10 @@ public:
     /// Has this rank left a job that goes on?
     bool has_left() const noexcept { return membership_.has_left(); }
 
+    /// False if the others have gone on without this rank, as after it was stopped for long. Ask it on the rank that
+    /// writes a file for all, just before the file is moved to its place: else an old checkpoint could replace a newer
+    /// one. Throws Error(storage).
+    bool is_current() { return membership_.is_current(); }
     /// Returns the number of the last meeting, from 1.
     std::uint32_t generation() const noexcept { return membership_.generation(); }
     /// Lets this rank leave the job after the step under way: `run` then returns. Call it from any thread, or from a

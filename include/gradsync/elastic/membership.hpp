@@ -207,6 +207,8 @@ private:
                             first_with([](const auto& one) { return one.process.system; }, r));
         return hosts;
     }
+    /// Have the others not met without this process?
+    bool is_current() { return !records_ || !store().read(elastic::name_of_generation(met_ + 1)); }
     /// May there be results?
     bool has_begun() { return records_ && store().read("begun"); }
     void begin() {

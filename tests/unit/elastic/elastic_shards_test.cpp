@@ -32,7 +32,6 @@
 using namespace std::chrono_literals;
 using gradsync::BufferView;
 using gradsync::ElasticJob;
-using gradsync::Errc;
 using gradsync::Error;
 using gradsync::Job;
 using gradsync::Restored;
@@ -176,7 +175,7 @@ std::string train(ElasticJob& job, std::uint64_t steps, const Watching& watch = 
             std::uint64_t optimizer_steps = 0;
             auto sharded = Stage::make(comm, model, optimizer_steps);
             const auto load = [&] {
-                if (watch.folder.empty() || !std::filesystem::exists(watch.folder + "/manifest")) return std::uint64_t{0};
+                if (watch.folder.empty() || !std::filesystem::exists(watch.folder + "/manifest.gradsync")) return std::uint64_t{0};
                 optimizer_steps = std::stoull(gradsync::load_shards(watch.folder, sharded));
                 return optimizer_steps;
             };
@@ -271,4 +270,127 @@ TEST_CASE_TEMPLATE("shards move when ranks come, are killed and leave, and the e
     for (std::size_t at = 0; at < ends.size(); at += before.size() + 1) CHECK(ends.substr(at, before.size()) == before);
     CHECK(lines_in(sizes) > 4);
     CHECK(!std::filesystem::exists(folder.file("losses")));
+}
+
+TEST_CASE("a lost rank costs at most the steps since the last copy, and these are done again with the same bits") {
+    const std::uint64_t steps = 60;
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string losses = folder.file("losses"), digests = folder.file("digests");
+    Ranks ranks(
+        3,
+        [&](ElasticJob& job, int start, const std::string&) {
+            Watching watch{.keep_every = 10};
+            watch.at = [&](TcpBackend&, std::uint64_t step) {
+                if (start == 2 && step == 34) ::kill(::getpid(), SIGKILL);
+            };
+            watch.on = [&](const Restored& restored, TcpBackend& comm) {
+                if (comm.rank() == 0) note(losses, std::to_string(restored.step) + "+" + std::to_string(restored.again));
+            };
+            note(digests, train<Stage2>(job, steps, watch));
+        },
+        2, 3);
+    (void)ranks.ends();
+    CHECK(content_of(losses) == "0+0\n30+4\n");
+    const std::string before = expected<Stage2>(steps);
+    CHECK(content_of(digests) == before + "\n" + before + "\n");
+}
+
+TEST_CASE("three of four ranks that want to leave at once go in two changes, and no step is done again") {
+    const std::uint64_t steps = 60;
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string sizes = folder.file("sizes"), digests = folder.file("digests");
+    Ranks ranks(
+        4,
+        [&](ElasticJob& job, int start, const std::string&) {
+            Watching watch{.keep_every = 1000};
+            watch.at = [&](TcpBackend&, std::uint64_t step) {
+                if (start != 3 && step == 20) job.request_leave();
+            };
+            watch.on = [&](const Restored& restored, TcpBackend& comm) {
+                if (comm.rank() == 0) note(sizes, std::to_string(comm.size()) + " lost " + std::to_string(restored.again));
+            };
+            note(digests, train<Stage3>(job, steps, watch));
+        },
+        1, 4);
+    (void)ranks.ends();
+    // One may ask a step later than another.
+    const std::string text = content_of(sizes);
+    CHECK(text.starts_with("4 lost 0\n"));
+    CHECK(text.ends_with("\n1 lost 0\n"));
+    CHECK(text.find("lost 1") == std::string::npos);
+    const std::string ends = content_of(digests);
+    CHECK(ends.find(expected<Stage3>(steps)) != std::string::npos);
+}
+
+TEST_CASE("ranks that keep their parts together are lost at once: the job goes on from its checkpoint, or ends and says why") {
+    const std::uint64_t steps = 60;
+    for (const bool saves : {true, false}) {
+        CAPTURE(saves);
+        const gradsync_test::TemporaryDirectory folder;
+        const std::string sources = folder.file("sources"), digests = folder.file("digests");
+        Ranks ranks(
+            4,
+            [&](ElasticJob& job, int start, const std::string&) {
+                Watching watch;
+                if (saves) watch.folder = folder.file("checkpoint");
+                watch.at = [&](TcpBackend&, std::uint64_t step) {
+                    if (step == 30 && (start == 1 || start == 3)) ::kill(::getpid(), SIGKILL);
+                };
+                watch.on = [&](const Restored& restored, TcpBackend& comm) {
+                    if (comm.rank() == 0 && restored.from == Restored::From::checkpoint) note(sources, std::to_string(restored.step));
+                };
+                note(digests, train<Stage2>(job, steps, watch));
+            },
+            2, 4);
+        const std::vector<std::string> ends = ranks.ends();
+        if (saves) {
+            CHECK(content_of(sources) == "30\n");
+            const std::string before = expected<Stage2>(steps);
+            CHECK(content_of(digests) == before + "\n" + before + "\n");
+        } else {
+            CHECK(content_of(digests) == "");
+            CHECK(ends[1].find("all ranks that had the state of the training were lost, and there is no checkpoint") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("a process with other parameters, or another state beside them, ends, and the others go on") {
+    const std::uint64_t steps = 60;
+    for (const bool more_parameters : {true, false}) {
+        const gradsync_test::TemporaryDirectory folder;
+        const std::string digests = folder.file("digests");
+        Ranks ranks(
+            2,
+            [&](ElasticJob& job, int start, const std::string&) {
+                const auto at = [&](TcpBackend& comm, std::uint64_t step) {
+                    nap(comm, step);
+                    if (step == 3 && start == 1) note(folder.file("trains"), "");
+                };
+                if (start <= 2) return note(digests, train<Stage1>(job, steps, {.at = at}));
+                Model model;
+                job.run([&](TcpBackend& comm) {
+                    std::uint64_t counts[2] = {};
+                    auto views = model.parameters();
+                    if (more_parameters) views.pop_back();
+                    gradsync::ShardedOptimizer sharded(
+                        comm, views, Momentum{&counts[0]}, gradsync::Zero1{}, gradsync::SizeCappedBuckets{200},
+                        gradsync::ShardingOptions{.reducer = {.gradients = gradsync::GradientStorage::in_buckets,
+                                                              .accumulation = gradsync::Accumulation::in_buckets,
+                                                              .micro_batches = micro_batches}});
+                    job.restore(sharded, {gradsync::buffer(counts)});
+                });
+            },
+            1, 3);
+        await([&] { return std::filesystem::exists(folder.file("trains")); });
+        ranks.start(2);
+        const std::vector<std::string> ends = ranks.ends();
+        CHECK(says(ends[2], more_parameters ? "the number of parameters differs" : "rank 2 has 16 bytes of state, rank 0 8"));
+        const std::string before = expected<Stage1>(steps);
+        CHECK(content_of(digests) == before + "\n" + before + "\n");
+    }
+}
+
+TEST_CASE("copies of the shards after no step are refused") {
+    ElasticJob job{Job{}};
+    CHECK_THROWS_WITH_AS(job.keep_every(0), doctest::Contains("keep_every: 0 steps; at least 1 lies between"), Error);
 }
