@@ -204,8 +204,8 @@ public:
     std::span<const std::size_t> micro_batches() const noexcept {
         return {micro_batches_.data(), micro_batches_.size()};
     }
-    /// How often each rank calls `finish()` in a step. With sharded gradients once for each of its micro-batches, and if
-    /// it has one fewer than other ranks, once more, after `begin_step(false)`.
+    /// How often each rank calls `finish()` in a step. With sharded gradients once for each of its micro-batches, and
+    /// once more, after `begin_step(false)`, if it has one fewer than others.
     std::size_t rounds() const noexcept { return rounds_; }
 
     /// Call it before each step. Returns false, on all ranks, if the ranks change now: then return from the body. Waits
