@@ -352,7 +352,8 @@ private:
 };
 
 /// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection
-/// cannot be made within half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks.
+/// cannot be made within half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks,
+/// and blames the later one.
 /// The other half is for telling one another: a rank that has all its connections waits for those that miss one, and
 /// must not give up before they say which. Collective.
 [[gnu::cold]] inline std::unique_ptr<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous,
@@ -402,11 +403,13 @@ private:
     for (int r = 0; r < size; ++r)
         if (all[at(r)].has_no_descriptors) has_no_descriptors(r);
     for (int r = 0; r < size; ++r)
-        if (const int other = all[at(r)].apart; other >= 0)
-            fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", gradsync::detail::larger(other, r),
+        if (const int other = all[at(r)].apart; other >= 0) {
+            const int later = gradsync::detail::larger(other, r);
+            fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", later,
                       " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
                       "; look at the firewall and the network between their machines"),
-                 other == rank ? r : other);
+                 later);
+        }
     return std::make_unique<TcpTransport>(std::move(sockets), rank);
 }
 
