@@ -49,6 +49,20 @@ public:
         return peer.lost || ::ioctl(peer.socket.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
     }
 
+    /// What has arrived at other ranks' systems counts: there may be much in this one.
+    std::uint64_t moved() noexcept override {
+        const auto now = Clock::now();
+        if (now < counts_at_) return moved_;
+        counts_at_ = now + std::chrono::milliseconds(5);
+        std::uint64_t arrived = bytes_moved_;
+        for (const Peer& peer : peers_) {
+            int queued = 0;
+            if (!peer.lost && ::ioctl(peer.socket.get(), SIOCOUTQ, &queued) == 0)
+                arrived -= gradsync::detail::smaller(arrived, static_cast<std::uint64_t>(queued));
+        }
+        return moved_ = gradsync::detail::larger(moved_, arrived);
+    }
+
     Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool /*known*/ = false) override {
         Peer& peer = peers_[at(rank)];
         const Ticket ticket = tickets_.add(peer.lost);
@@ -256,6 +270,7 @@ private:
                 return stop_sending(peer);
             }
             front.moved += static_cast<std::size_t>(sent);
+            if (front.header.stream != control_stream) bytes_moved_ += static_cast<std::size_t>(sent);
             if (front.moved < front.all()) continue;
             set_over(front.ticket);
             peer.outgoing.pop_front();
@@ -289,6 +304,7 @@ private:
                 return lose(peer);
             }
             incoming.moved += static_cast<std::size_t>(got);
+            if (!in_header && incoming.header.stream != control_stream) bytes_moved_ += static_cast<std::size_t>(got);
             if (in_header && incoming.moved == header && !choose_place(rank, peer)) return;
             if (incoming.moved >= header && incoming.moved == incoming.all()) arrive(rank, incoming);
         }
@@ -349,6 +365,8 @@ private:
     SpareMemory<List<std::byte>, 16> spare_;  ///< of kept messages that were delivered
     List<pollfd> waiting_;                    ///< scratch
     std::uint64_t over_ = 0;
+    std::uint64_t bytes_moved_ = 0, moved_ = 0;  ///< as of now, with what waits in the system; see `moved`
+    Clock::time_point counts_at_ = {};
 };
 
 /// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection
