@@ -384,7 +384,8 @@ private:
             return true;
         }
         if (!refusal.empty()) {
-            if (!is_on_hosts()) tell_ranks(refusal);
+            if (is_on_hosts()) say("no rank of this host is left, so the others go on without this host");
+            else tell_ranks(refusal);
             start_no_more();
             return false;
         }

@@ -17,7 +17,7 @@ Whatever a stopped rank holds up, it does for the time limit of 2 s.
 stopped for a while ("pause"); a host's link is down for a while ("cut"); what hosts of one half send to the other half is lost ("part"), or what
 one host sends to another ("lose"); all processes of a host are killed, and its launcher starts again ("host"), also with the link down ("power").
 A job is bad, too, if ranks of two generations train at once, or if the ranks do not come together again. --store: an address for the stores
-instead of folders. The last line counts the faults by kind.
+instead of folders. --quick: shorter jobs. The last line counts the faults by kind.
 
 --cost kills a rank of two every other second, so often, and says how much longer N steps of the trainer's default transformer take for each
 kill. The lost rank is started again.
@@ -34,7 +34,7 @@ import tempfile
 import threading
 import time
 
-from emulated_hosts import Disturbance, HostsJob
+from emulated_hosts import CLUSTER, Disturbance, HostsJob
 
 RANKS, SPARES, FAULTS, LIMIT = 4, 1, 12, 180
 HOSTS_FAULTS, HOSTS_LIMIT = 24, 400
@@ -189,6 +189,9 @@ def run_on_hosts(seed, faults, expected):
 
 
 def main_on_hosts():
+    if os.geteuid() != 0 or subprocess.run([CLUSTER, "1", "1gbit", "--no-mpi", "--", "true"]).returncode != 0:
+        print("hosts cannot be emulated here")
+        return 77
     undisturbed = Job(1, 0, HOSTS_KIND)
     if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
     counts, jobs, bad = {}, 0, {"digest": 0, "hang": 0, "split": 0, "failed": 0, "others": 0}
@@ -258,10 +261,12 @@ parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
 for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 400), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
-parser.add_argument("--verbose", action="store_true")
+for name in "verbose", "quick": parser.add_argument("--" + name, action="store_true")
 parser.add_argument("--hosts", type=lambda words: [int(word) for word in words.split(",")])
 parser.add_argument("--store")
-parser.add_argument("--stage", default="none")
+parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
 OPTIONS = parser.parse_args()
+for kind in HOSTS_KIND, *KINDS: kind += ["--shard", OPTIONS.stage]
+if OPTIONS.quick: HOSTS_KIND[HOSTS_KIND.index("--steps") + 1] = "400"
 TEXT = text()
 sys.exit(cost() if OPTIONS.cost else main_on_hosts() if OPTIONS.hosts else main())
