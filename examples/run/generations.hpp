@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include <gradsync/bootstrap/store/file_store.hpp>
+#include <gradsync/bootstrap/store/any_store.hpp>
 #include <gradsync/elastic/machine.hpp>
 
 #include "processes.hpp"
@@ -48,9 +48,12 @@ private:
 /// The generations of one start of a job. Ranks of programs that do not use the store have none.
 class Generations {
 public:
-    /// `state`: what ranks find as kept; or none.
+    /// Those of a job on several hosts, in a store that all of them see.
+    explicit Generations(const std::string& address)
+        : address_{address}, store_{gradsync::AnyStore::open(address)}, is_on_hosts_{true} {}
+    /// Those of a job on this host. `folder`: to be made. `state`: what ranks find as kept; or none.
     Generations(const std::filesystem::path& folder, const std::optional<SavedState>& state)
-        : folder_{make(folder)}, store_{folder_.string()} {
+        : address_{make(folder).string()}, store_{gradsync::AnyStore::open(address_)}, watch_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)} {
         if (state)
             for (std::size_t r = 0; r < state->ranks.size(); ++r) {
                 const SavedState::Rank& rank = state->ranks[r];
@@ -60,22 +63,23 @@ public:
             }
         // The store makes these folders when it needs them, and then nobody would watch them yet.
         for (const char* const name : {"", "/join+", "/gen+", "/back+", "/out+", "/keep+"}) {
-            const std::string watched = folder_.string() + name;
+            const std::string watched = address_ + name;
             if (*name != '\0' && ::mkdir(watched.c_str(), 0700) != 0) fail("cannot make " + watched);
             if (!watch_ || ::inotify_add_watch(watch_.get(), watched.c_str(), IN_CREATE) < 0) watch_ = {};
         }
     }
 
-    const std::filesystem::path& folder() const { return folder_; }
+    const std::string& address() const { return address_; }
     /// Readable when the store has something new; -1 if the system does not tell, and one has to look.
     int descriptor() const { return watch_ ? watch_.get() : -1; }
+    static constexpr std::chrono::milliseconds interval{50};  // of looks, then
 
-    /// Reads what is new. If it throws, the next call reads all of it again.
-    void refresh() {
+    /// Reads what is new. If it throws, the next call reads all of it again. `at_once`: also if the last look was a moment ago.
+    void refresh(bool at_once) {
         char events[4096];
-        bool is_new = !watch_ || !std::exchange(has_looked_, false);
+        bool is_new = !std::exchange(has_looked_, false) || (!watch_ && (at_once || Clock::now() >= looked_at_ + interval));
         while (watch_ && ::read(watch_.get(), events, sizeof events) > 0) is_new = true;
-        if (is_new) look();
+        if (is_new) look(), looked_at_ = Clock::now();
         has_looked_ = true;
     }
 
@@ -93,6 +97,8 @@ public:
     /// Returns the members that have joined since the last call, and wait for a generation.
     std::vector<gradsync::elastic::Member> take_joined() { return std::exchange(joined_, {}); }
 
+    /// The members on other hosts need not wait for one whose process has ended.
+    void note_gone(std::uint64_t member) { (void)store_.create(gradsync::elastic::name_of("gone/", member), {}); }
     /// Ranks that wait for others learn why they wait no longer.
     void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
 
@@ -121,6 +127,7 @@ private:
             for (const auto& member : gradsync::elastic::members_in(*found)) joined_.push_back(member);
             known_.insert(name);
         }
+        if (is_on_hosts_) return;
         const std::string prefix = "keep/";
         for (const std::string& name : store_.names(prefix)) {
             if (known_.contains(name)) continue;
@@ -155,15 +162,17 @@ private:
         return folder;
     }
 
-    std::filesystem::path folder_;
-    gradsync::FileStore store_;
-    Descriptor watch_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
+    std::string address_;
+    gradsync::AnyStore store_;
+    bool is_on_hosts_ = false;
+    Descriptor watch_;
     std::uint32_t newest_ = 0;
     std::set<std::uint64_t> members_, silent_, back_;
     std::vector<gradsync::elastic::Member> joined_;
     std::set<std::string> known_;       // names that have been read
     std::map<int, KeptMemory> memory_;  // by rank
     bool has_looked_ = false;
+    Clock::time_point looked_at_ = {};
     std::optional<gradsync::Blob> end_;
 };
 

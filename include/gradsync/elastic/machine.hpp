@@ -22,7 +22,7 @@
 ///     out/MEMBER            a member that did not answer in time; its launcher must end it
 ///     leave/MEMBER          a member that wants to leave
 ///     gone/MEMBER           a process that takes no part any more, and may live on
-///     begun                 there may be results: nobody begins anew any more
+///     begun/NUMBER          "yes": the generation may have results, so nobody begins anew; "no": it has none
 ///     keep/RANK-MEMBER      memory that a rank has made for its state
 ///     held/RANK             the same memory, held by the launcher
 ///     end                   the job has ended
