@@ -134,8 +134,10 @@ public:
           layout_{checkpoint_detail::header_bytes + description_.size(), parameters, arrays} {}
 
     /// By one rank, with all state of `collect(sink)`, in whatever order it comes. Several ranks may be at it at a time,
-    /// in a run that fails: each has a temporary file of its own.
-    void save(int rank, const Progress& progress, const std::function<void(const Synchroniser::StateSink&)>& collect) const {
+    /// in a run that fails: each has a temporary file of its own. `counts()`: is this still the state to be kept?
+    void save(
+        int rank, const Progress& progress, const std::function<void(const Synchroniser::StateSink&)>& collect,
+        const std::function<bool()>& counts = [] { return true; }) const {
         std::filesystem::create_directories(directory_);
         const auto file = checkpoint_file(directory_);
         const Temporary temporary{file.string() + ".new" + std::to_string(rank)};
@@ -152,7 +154,7 @@ public:
             out.write(layout_.end(), &digest, sizeof digest);
             out.finish();
         }
-        replace(temporary.path, file);
+        if (counts()) replace(temporary.path, file);
     }
 
     /// For the ranks that are left of a run, if they hold all state: each calls it, as nobody knows who else is left,

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -67,15 +68,21 @@ public:
     ElasticRanks(gs::ElasticJob& job, gs::TcpBackend& comm, const Options& o)
         : job_{job}, comm_{comm}, options_{.accumulation = gs::Accumulation::in_buckets, .micro_batches = o.micro_batches} {}
 
-    void restore(const StateViews& state, const std::function<std::uint64_t()>& load) override {
-        const gs::Restored restored = job_.restore(comm_, options_, state.views, load);
+    void restore(const StateViews& state, const std::optional<gs::elastic::AnyShards>& shards,
+                 const std::function<std::uint64_t()>& load) override {
+        const gs::Restored restored =
+            shards ? job_.restore(comm_, options_, *shards, state.views, load) : job_.restore(comm_, options_, state.views, load);
         if (comm_.rank() != 0 || restored.from == gs::Restored::From::start) return;
-        std::fprintf(stderr, "gradsync_train: %d %s after step %llu%s\n", comm_.size(), comm_.size() == 1 ? "rank goes on" : "ranks go on",
-                     static_cast<unsigned long long>(restored.step),
-                     restored.from == gs::Restored::From::checkpoint ? ", from the checkpoint: all that had a newer state were lost" : "");
+        const std::string again =
+            restored.again == 0 ? "" : ", and " + std::to_string(restored.again) + " that lost ranks had done are done again";
+        std::fprintf(stderr, "gradsync_train: %d %s after step %llu%s%s\n", comm_.size(),
+                     comm_.size() == 1 ? "rank goes on" : "ranks go on", static_cast<unsigned long long>(restored.step),
+                     restored.from == gs::Restored::From::checkpoint ? ", from the checkpoint: all that had a newer state were lost" : "",
+                     again.c_str());
     }
     bool goes_on() override { return job_.goes_on(); }
     void update(const std::function<void()>& change) override { job_.update(change); }
+    bool is_current() override { return job_.is_current(); }
 
 private:
     gs::ElasticJob& job_;
@@ -97,6 +104,7 @@ int run_elastic(int argc, char** argv) {
     Outliving outliving;
     Job job = prepare(parse_options(argc, argv, place.max_ranks != 0 ? place.max_ranks : place.size), place.rank == 0);
     job.outliving = &outliving;
+    if (job.options.shard != "none") elastic.keep_every(job.options.keep_every);
     int exit_code = 0;
     elastic.run(
         [&](gs::TcpBackend& comm) {

@@ -98,10 +98,10 @@ void complete(Options& o) {
             if (wrong) throw UsageError("--elastic does not go with " + flag + " so far; leave one of them out");
         };
         if (o.backend != "tcp") throw UsageError("--elastic is for --backend tcp");
-        refuse(o.shard != "none", "--shard " + o.shard);
         refuse(o.compress != "none", "--compress " + o.compress);
         refuse(o.reduce_dtype != "f32", "--reduce-dtype " + o.reduce_dtype);
-        refuse(o.overlap == "forward", "--overlap forward");
+        refuse(o.overlap == "step" || (o.overlap == "forward" && o.shard == "none"), "--overlap " + o.overlap);
+        refuse(o.shard != "none" && o.keep_every == 0, "--keep-every 0");
         refuse(o.independent, "--independent");
     }
     if (o.prompt.empty()) throw UsageError("--prompt is empty; give at least one byte to go on from");
@@ -272,7 +272,8 @@ Options parse_options(int argc, char** argv, int processes) {
 
     group = "Output";
     app.add_option("--checkpoint", o.checkpoint, "directory to keep the run in, written at the end")->group(group)->default_str("");
-    app.add_option("--keep-every", o.keep_every, "under gradsync_run --restarts: steps after which the state is kept in memory; 0: never");
+    app.add_option("--keep-every", o.keep_every,
+                   "under gradsync_run --restarts, or with --elastic and --shard: steps after which the state is kept in memory; 0: never");
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints; 0: at the end only")
         ->check(count_or_none)
         ->group(group);

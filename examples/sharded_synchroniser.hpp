@@ -87,6 +87,10 @@ public:
         sharded_.for_each_shard([&](std::size_t, std::size_t, std::size_t, gs::BufferView piece) { state.views.push_back(piece); });
         return state;
     }
+    std::optional<gs::elastic::AnyShards> shards() override {
+        if constexpr (Ops::on_device) return {};
+        else return gs::elastic::AnyShards(sharded_);
+    }
     void state_was_written(std::uint64_t steps) override {
         sharded_.publish();
         sharded_.optimizer().set_steps(steps);

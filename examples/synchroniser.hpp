@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <gradsync/elastic/any_shards.hpp>
 #include <gradsync/gradsync.hpp>
 
 #include "gradient_store.hpp"
@@ -62,13 +64,17 @@ public:
     Elastic(const Elastic&) = delete;
     virtual ~Elastic() = default;
 
-    /// Gives all ranks the newest state. `load()`: for rank 0, if no rank has one: reads a checkpoint and returns its step, or returns 0.
-    /// All ranks call it together.
-    virtual void restore(const StateViews& state, const std::function<std::uint64_t()>& load) = 0;
+    /// Gives all ranks the newest state. `shards`: what each has a part of, if there is that; then `state` is what all have beside it.
+    /// `load()`: for rank 0, or for all ranks with shards, if no rank has a state: reads a checkpoint and returns its step, or returns 0. All
+    /// ranks call it together.
+    virtual void restore(const StateViews& state, const std::optional<gs::elastic::AnyShards>& shards,
+                         const std::function<std::uint64_t()>& load) = 0;
     /// Call it before each step. False if the ranks change now. All ranks call it together.
     virtual bool goes_on() = 0;
-    /// Calls `change()`, which changes the state by one step. Local.
+    /// Calls `change()`, which changes the state by one step. All ranks call it together.
     virtual void update(const std::function<void()>& change) = 0;
+    /// False if the others have gone on without this rank. Local.
+    virtual bool is_current() = 0;
 };
 
 /// Owns weights, gradients and the optimizer's state, as much of them as the way of sharding leaves to this rank: see
@@ -108,6 +114,8 @@ public:
 
     /// This rank's state, on the host. Local.
     virtual StateViews state_views() = 0;
+    /// The same, if each rank has a part of it.
+    virtual std::optional<gs::elastic::AnyShards> shards() { return {}; }
     /// Call it after writing the state of step `steps` there. All ranks call it together.
     virtual void state_was_written(std::uint64_t steps) = 0;
 

@@ -147,9 +147,9 @@ inline void keep_after_loss(const CheckpointWriter& writer, int rank, const Prog
     }
 }
 
-/// The state of `sync` and of the loop.
-inline StateViews views_of_state(const std::string& name, Synchroniser& sync, Progress& progress) {
-    StateViews state = sync.state_views();
+/// The state of `sync` and of the loop, without shards if these are kept by themselves.
+inline StateViews views_of_state(const std::string& name, Synchroniser& sync, Progress& progress, bool without_shards) {
+    StateViews state = without_shards ? StateViews{} : sync.state_views();
     state.name = name;
     static_assert(sizeof progress % sizeof(std::uint64_t) == 0 && std::is_trivially_copyable_v<Progress>);
     state.views.push_back({reinterpret_cast<std::uint64_t*>(&progress), sizeof progress / sizeof(std::uint64_t)});
@@ -177,7 +177,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     const std::size_t arrays = state_arrays(o.compress != "none", o.ranks);
     Progress own_progress{};
     Progress& progress = job.outliving != nullptr ? job.outliving->progress : own_progress;
-    const StateViews state = views_of_state(o.describe_run(config.description()), *sync, progress);
+    const auto shards = job.elastic != nullptr ? sync->shards() : std::nullopt;
+    const StateViews state = views_of_state(o.describe_run(config.description()), *sync, progress, shards.has_value());
     const std::unique_ptr<Keeper> keeper = job.make_keeper && o.keep_every != 0 ? job.make_keeper(state) : nullptr;
     const auto describe = [&] {
         progress.fingerprint = job.text.fingerprint();
@@ -186,7 +187,7 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
     };
     if (job.elastic != nullptr) {
         describe();
-        job.elastic->restore(state, [&] {
+        job.elastic->restore(state, shards, [&] {
             if (!o.resume || !std::filesystem::exists(checkpoint_file(o.checkpoint))) return std::uint64_t{0};
             const Checkpoint newest{o.checkpoint};
             newest.restore(parameters, arrays, *sync);
@@ -242,7 +243,8 @@ Results train(Ops ops, const Job& job, Shard shard, gs::Timeline* timeline, cons
 
     const auto save = [&] {
         const auto collect = [&](const Synchroniser::StateSink& sink) { sync->collect(sink); };
-        if (speaks) checkpoints.save(shard.rank, progress, collect);
+        const auto counts = [&] { return job.elastic == nullptr || job.elastic->is_current(); };
+        if (speaks) checkpoints.save(shard.rank, progress, collect, counts);
         else collect({});
     };
 

@@ -49,9 +49,10 @@ private:
 /// The generations of one start of a job. Ranks of programs that do not use the store have none.
 class Generations {
 public:
-    /// `address`: of a store that nobody has used yet. `state`: what ranks find as kept; or none.
-    Generations(const std::string& address, const std::optional<SavedState>& state)
-        : address_{address}, is_folder_{address.find("://") == std::string::npos}, store_{make(address)} {
+    /// Those of a job on several hosts, in a store that all of them see.
+    explicit Generations(const std::string& address) : address_{address}, store_{gradsync::AnyStore::open(address)}, is_on_hosts_{true} {}
+    /// Those of a job on this host. `address`: of a store that nobody has used yet; a folder is made. `state`: what ranks find as kept; or none.
+    Generations(const std::string& address, const std::optional<SavedState>& state) : address_{address}, store_{make(address)} {
         if (state)
             for (std::size_t r = 0; r < state->ranks.size(); ++r) {
                 const SavedState::Rank& rank = state->ranks[r];
@@ -59,12 +60,11 @@ public:
                 memory.write(state->number, {{const_cast<std::byte*>(rank.state.data()), rank.bytes}});
                 hold(static_cast<int>(r), std::move(memory));
             }
-        (void)store_.set_timeout(std::chrono::milliseconds(500));  // nothing else happens meanwhile
-        if (!is_folder_) return;
+        if (address.find("://") != std::string::npos) return;
         // The store makes these folders when it needs them, and then nobody would watch them yet.
         watch_ = Descriptor{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)};
         for (const char* const name : {"", "/join+", "/gen+", "/back+", "/out+", "/keep+"}) {
-            const std::string watched = address + name;
+            const std::string watched = address_ + name;
             if (*name != '\0' && ::mkdir(watched.c_str(), 0700) != 0) fail("cannot make " + watched);
             if (!watch_ || ::inotify_add_watch(watch_.get(), watched.c_str(), IN_CREATE) < 0) watch_ = {};
         }
@@ -73,6 +73,7 @@ public:
     const std::string& address() const { return address_; }
     /// Readable when the store has something new; -1 if nobody tells, and one has to look.
     int descriptor() const { return watch_ ? watch_.get() : -1; }
+    static constexpr std::chrono::milliseconds interval{50};  // of looks, then
 
     /// Reads what is new: at once, or if it is time to look. Returns whether it has looked. If it throws, the next call reads all of it again.
     bool refresh(bool at_once) {
@@ -83,7 +84,8 @@ public:
         if (is_new) {
             next_look_ = begin + std::chrono::seconds(1);
             look();
-            next_look_ = Clock::now() + gradsync::elastic::pause_after_look(begin, std::chrono::milliseconds(20));
+            (void)store_.set_timeout(std::chrono::milliseconds(500));  // for later: nothing else happens meanwhile
+            next_look_ = Clock::now() + gradsync::elastic::pause_after_look(begin, interval);
         }
         has_looked_ = true;
         return is_new;
@@ -103,6 +105,8 @@ public:
     /// Returns the members that have joined since the last call, and wait for a generation.
     std::vector<gradsync::elastic::Member> take_joined() { return std::exchange(joined_, {}); }
 
+    /// The members on other hosts need not wait for one whose process has ended.
+    void note_gone(std::uint64_t member) { (void)store_.create(gradsync::elastic::name_of("gone/", member), {}); }
     /// Ranks that wait for others learn why they wait no longer.
     void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
 
@@ -131,6 +135,7 @@ private:
             for (const auto& member : gradsync::elastic::members_in(*found)) joined_.push_back(member);
             known_.insert(name);
         }
+        if (is_on_hosts_) return;
         const std::string prefix = "keep/";
         for (const std::string& name : store_.names(prefix)) {
             if (known_.contains(name)) continue;
@@ -160,14 +165,14 @@ private:
         for (const std::string& name : store_.names(prefix)) all.insert(std::stoull(name.substr(prefix.size()), nullptr, 16));
         return all;
     }
-    gradsync::AnyStore make(const std::string& address) const {
-        if (is_folder_ && ::mkdir(address.c_str(), 0700) != 0) fail("cannot make " + address);
+    static gradsync::AnyStore make(const std::string& address) {
+        if (address.find("://") == std::string::npos && ::mkdir(address.c_str(), 0700) != 0) fail("cannot make " + address);
         return gradsync::AnyStore::open(address);
     }
 
     std::string address_;
-    bool is_folder_;
     gradsync::AnyStore store_;
+    bool is_on_hosts_ = false;
     Descriptor watch_;
     Clock::time_point next_look_ = {};
     std::uint32_t newest_ = 0;

@@ -52,6 +52,14 @@ inline gradsync::AnyStore open_store(const Options& options) {
     return store;
 }
 
+/// The address at which other hosts reach this one.
+inline std::string own_address(const Options& options) {
+    if (!options.address.empty()) return options.address;
+    const auto all = gradsync::net::addresses_of({});
+    if (all.empty()) throw std::runtime_error("this host has no network; say its address with --address");
+    return all[0].text();
+}
+
 class Hosts {
 public:
     explicit Hosts(const Options& options) : options_{&options}, store_{open_store(options)} {}
@@ -75,14 +83,6 @@ public:
         }
         for (int host = 1; host < options_->hosts; ++host) await(host, here(number, host));
         return meeting_in(create(name, own.address + " " + std::to_string(own.port) + " " + own.token));
-    }
-
-    /// The address at which other hosts reach this one.
-    std::string address() const {
-        if (!options_->address.empty()) return options_->address;
-        const auto all = gradsync::net::addresses_of({});
-        if (all.empty()) throw std::runtime_error("this host has no network; say its address with --address");
-        return all[0].text();
     }
 
     /// Tells the others of a failure. Returns the first one that anybody has told.

@@ -105,8 +105,8 @@ int supervise(const Options& options, const Events& events) {
     try {
         if (!signal_queue) fail("cannot listen to signals");
         std::optional<Hosts> hosts;
-        if (options.hosts > 1) hosts.emplace(options);
-        else if (!options.store.empty()) (void)open_store(options);
+        if (options.hosts > 1 && !options.is_elastic_on_hosts()) hosts.emplace(options);
+        else if (options.hosts == 1 && !options.store.empty()) (void)open_store(options);
         const std::string place = options.hosts > 1 ? "" : stores ? stores->path() : options.store;
         status = supervise(options, {signal_queue.get(), lifeline.get(), hosts ? &*hosts : nullptr, place});
     } catch (const std::exception& error) {
@@ -169,15 +169,18 @@ Options parse(int argc, char** argv) {
         "that failed first, or 128 + the number of the signal that ended it.\n"};
     app.name("gradsync_run")->option_defaults()->always_capture_default();
     app.get_formatter()->column_width(28);
-    app.add_option("-n,--ranks", o.ranks, "number of ranks")->check(gradsync_examples::within(1, 1024));
-    app.add_option("--hosts", o.hosts, "hosts that run this launcher, with as many ranks on each; SLURM_NNODES with --store under srun")
+    app.add_option("-n,--ranks", o.ranks_on, "number of ranks on each host; or one number for each: 1,1,2,2")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(gradsync_examples::within(1, 1024));
+    app.add_option("--hosts", o.hosts, "hosts that run this launcher; SLURM_NNODES with --store under srun")
         ->check(gradsync_examples::within(1, 100'000));
     auto* const index = app.add_option("--host-index", o.host_index, "which of them this is, from 0; SLURM_NODEID")
                             ->check(gradsync_examples::within(0, 99'999));
     app.add_option("--store", o.store,
                    "where ranks and hosts meet, for this job alone: a folder that exists and all hosts see, or etcd://host:2379,.../prefix")
         ->default_str("");
-    app.add_option("--address", o.address, "at which the others reach host 0; by default its first network's")->default_str("");
+    app.add_option("--address", o.address, "at which the others reach this host; by default its first network's")->default_str("");
     app.add_option("--wait", o.wait, "seconds to wait for other hosts, at each start")->check(gradsync_examples::within(1.0, 86'400.0));
     app.add_option("--restarts", o.restarts, "how often to start ranks again after a failure")
         ->check(gradsync_examples::within(0u, 1'000'000u));
@@ -185,7 +188,7 @@ Options parse(int argc, char** argv) {
                    "go on without lost ranks while there are so many (gradsync::ElasticJob), and with more when they come back")
         ->check(gradsync_examples::within(1, 1024))
         ->default_str("");
-    app.add_option("--spares", o.spares, "more processes, which wait to take the place of lost ranks (gradsync::ElasticJob)")
+    app.add_option("--spares", o.spares, "more processes on each host, which wait to take the place of lost ranks (gradsync::ElasticJob)")
         ->check(gradsync_examples::within(0, 1024));
     app.add_option("--state", o.state,
                    "a folder: what ranks keep in memory (KeptState) is also written there, and a later start goes on from it")
@@ -205,13 +208,17 @@ Options parse(int argc, char** argv) {
         if (o.hosts > 1 && o.store.empty()) throw CLI::ValidationError("--hosts needs --store: a folder that all hosts see, or etcd");
         if (o.hosts > 1 && !o.state.empty()) throw CLI::ValidationError("--state works on one host only");
         if (o.spares != 0 && o.min_ranks == 0) o.min_ranks = 1;
-        if (o.hosts > 1 && o.min_ranks != 0) throw CLI::ValidationError("--min-ranks and --spares work on one host only");
-        if (o.min_ranks > o.ranks) throw CLI::ValidationError("--min-ranks: there are " + std::to_string(o.ranks) + " ranks only");
         if (o.min_ranks != 0 && !o.state.empty())
             throw CLI::ValidationError("--state is for a fixed number of ranks (KeptState); write checkpoints instead");
         if (o.host_index >= o.hosts)
             throw CLI::ValidationError("--host-index: there are " + std::to_string(o.hosts) + " hosts, so say 0 to " +
                                        std::to_string(o.hosts - 1));
+        if (o.ranks_on.size() == 1) o.ranks_on.resize(static_cast<std::size_t>(o.hosts), o.ranks_on[0]);
+        if (o.ranks_on.size() != static_cast<std::size_t>(o.hosts))
+            throw CLI::ValidationError("-n: there are " + std::to_string(o.hosts) + " hosts, so give one number, or one for each");
+        o.ranks = o.ranks_on[static_cast<std::size_t>(o.host_index)];
+        if (o.min_ranks > o.all_ranks())
+            throw CLI::ValidationError("--min-ranks: there are " + std::to_string(o.all_ranks()) + " ranks only");
         const bool dashes = !o.command.empty() && o.command.front() == "--";
         if (dashes) o.command.erase(o.command.begin());
         if (!dashes && !o.command.empty() && o.command.front().starts_with('-'))

@@ -83,8 +83,9 @@ public:
             throw std::runtime_error("--bind: there are fewer cores than ranks; leave it out");
         if (!options.state.empty()) files_.emplace(options.state);
         if (!events.stores.empty()) generations_.emplace(events.stores + "/" + std::to_string(number), load_state());
+        if (is_on_hosts() && !join_job()) return;
         if (events.hosts != nullptr) try {
-                meeting_ = events.hosts->meet(number, {events.hosts->address(), meeting_.port, meeting_.token}, [&] { look_outside(); });
+                meeting_ = events.hosts->meet(number, {own_address(options), meeting_.port, meeting_.token}, [&] { look_outside(); });
             } catch (const Failure& failure) {
                 elsewhere_ = failure;  // there is nothing to start
                 return;
@@ -127,8 +128,9 @@ private:
     /// Ranks of this host, and those that wait to become one.
     int processes() const { return static_cast<int>(ranks_.size()); }
     bool is_elastic() const { return options_.min_ranks != 0; }
+    bool is_on_hosts() const { return options_.is_elastic_on_hosts(); }
     /// Among the ranks of all hosts.
-    int number_of(int r) const { return options_.host_index * options_.ranks + r; }
+    int number_of(int r) const { return options_.number_of(r); }
     int number_of(const Rank& rank) const { return number_of(static_cast<int>(&rank - ranks_.data())); }
     std::string name_of(const Rank& rank) const { return "rank " + std::to_string(number_of(rank)); }
 
@@ -137,14 +139,14 @@ private:
     std::map<std::string, std::string> environment_of(int r) const {
         std::map<std::string, std::string> all{{"RANK", std::to_string(number_of(r))},
                                                {"LOCAL_RANK", std::to_string(r)},
-                                               {"WORLD_SIZE", std::to_string(processes() * options_.hosts)},
+                                               {"WORLD_SIZE", std::to_string(options_.all_processes())},
                                                {"LOCAL_WORLD_SIZE", std::to_string(processes())},
                                                {"MASTER_ADDR", meeting_.address},
                                                {"MASTER_PORT", std::to_string(meeting_.port)},
                                                {"GRADSYNC_JOB_TOKEN", meeting_.token},
                                                {"GRADSYNC_RESTART", std::to_string(number_ + restarts_)}};
         if (generations_) all["GRADSYNC_STORE"] = generations_->address();
-        if (is_elastic()) all["GRADSYNC_RANKS"] = std::to_string(options_.min_ranks) + ":" + std::to_string(options_.ranks);
+        if (is_elastic()) all["GRADSYNC_RANKS"] = std::to_string(options_.min_ranks) + ":" + std::to_string(options_.all_ranks());
         return all;
     }
 
@@ -154,7 +156,7 @@ private:
             for (const pid_t process : descendants())
                 if (has_variables(process, {"RANK=" + std::to_string(number_of(r)), "GRADSYNC_JOB_TOKEN=" + meeting_.token}))
                     ::kill(process, SIGKILL);
-            if (!next_signal_at_ && (lost_since_ || !is_elastic())) next_signal_at_ = Clock::now() + grace();
+            if (!next_signal_at_ && !is_on_hosts() && (lost_since_ || !is_elastic())) next_signal_at_ = Clock::now() + grace();
             next_signal_ = SIGTERM;
         }
         old_streams_.remove_if([](const Stream& stream) { return !stream.is_open(); });
@@ -237,7 +239,7 @@ private:
         std::erase_if(open, [](const Stream* stream) { return !stream->may_read(); });
         for (const Stream* stream : open) waiting.push_back({stream->descriptor(), POLLIN, 0});
         if (generations_) waiting.push_back({generations_->descriptor(), POLLIN, 0});
-        int milliseconds = generations_ && generations_->descriptor() < 0 ? 20 : -1;
+        int milliseconds = generations_ && generations_->descriptor() < 0 ? static_cast<int>(Generations::interval.count()) : -1;
         const auto wake_at = [&](const std::optional<Clock::time_point>& at) {
             if (!at || all_ended()) return;
             const auto left = std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now()).count();
@@ -275,8 +277,8 @@ private:
         const bool again = asked_ && now - *asked_ > std::chrono::seconds(1);
         if (asked_ && !again) return;
         start_no_more();
-        tell_ranks("a signal has ended it");
-        if (files_ && !asked_) save_beside();  // batch systems do not wait long
+        if (!is_on_hosts()) tell_ranks("a signal has ended it");  // else the others go on
+        if (files_ && !asked_) save_beside();                     // batch systems do not wait long
         // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
         // waited enough.
         if (!asked_) {
@@ -323,10 +325,11 @@ private:
         rank.handle = Descriptor{};
         if (exit_status(status) == 0) return;
         if (is_elastic()) look_at_store();
+        if (is_on_hosts()) note_gone(rank);
         if (is_elastic() && generations_->ended_well() && !generations_->has(rank.member)) return;  // nobody needed it any more
         rank.failed_after = seconds_since(rank.begin);
         // The others end with their own errors, or meet again, meanwhile.
-        if (!next_signal_at_ && is_missed(rank)) next_signal_at_ = Clock::now() + grace();
+        if (!next_signal_at_ && !is_on_hosts() && is_missed(rank)) next_signal_at_ = Clock::now() + grace();
         if (first_failed_ || start_again(rank)) return;
         first_failed_ = static_cast<int>(&rank - ranks_.data());
         if (events_.hosts == nullptr || elsewhere_ || asked_) return;
@@ -361,7 +364,7 @@ private:
     bool start_again(Rank& rank) {
         if (!generations_ || asked_) return false;
         look_at_store();
-        if (generations_->newest() == 0 || generations_->ended()) return false;
+        if ((generations_->newest() == 0 && !is_on_hosts()) || generations_->ended()) return false;
         const bool counts = !lost_since_ || rank.is_new;
         // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
         const bool has_waited = rank.member != 0 && (!generations_->has(rank.member) || generations_->is_back(rank.member));
@@ -381,7 +384,8 @@ private:
             return true;
         }
         if (!refusal.empty()) {
-            tell_ranks(refusal);
+            if (is_on_hosts()) say("no rank of this host is left, so the others go on without this host");
+            else tell_ranks(refusal);
             start_no_more();
             return false;
         }
@@ -400,7 +404,8 @@ private:
     }
     /// Are there as many ranks as the job needs, or will there be?
     bool are_enough() const {
-        return std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.end || rank.starts_again; }) >= options_.min_ranks;
+        const auto here = std::ranges::count_if(ranks_, [](const Rank& rank) { return !rank.end || rank.starts_again; });
+        return here >= (is_on_hosts() ? 1 : options_.min_ranks);
     }
     /// Do others notice its end? Not if they have not counted on it yet.
     bool is_missed(const Rank& rank) const { return !is_elastic() || generations_->has(rank.member); }
@@ -423,6 +428,31 @@ private:
         }
     }
 
+    /// Takes part in a job of several hosts. Returns false if it has ended.
+    bool join_job() {
+        generations_.emplace(options_.store);
+        meeting_.address = own_address(options_);
+        generations_->refresh(true);
+        // Processes of this host that have joined before have ended, with an earlier launcher or with the host.
+        for (const auto& member : generations_->take_joined())
+            if (options_.process_of(member.place) && !is_alive_here(member)) generations_->note_gone(member.id);
+        if (generations_->ended_well())
+            say("the job in " + options_.store + " has ended well already; give another job a store of its own");
+        return !generations_->ended();
+    }
+    bool is_alive_here(const gradsync::elastic::Member& member) const {
+        return member.process.system == own_.system && member.process.alive(own_);
+    }
+    /// Tells the members on other hosts at once, which cannot see that the process of this rank has ended.
+    void note_gone(const Rank& rank) {
+        try {
+            learn_members();
+            if (rank.member != 0 && !generations_->ended()) generations_->note_gone(rank.member);
+        } catch (const std::exception& error) {
+            say(error.what());  // they wait for their time limit
+        }
+    }
+
     void look_at_store(bool at_once = true) {
         try {
             if (generations_->refresh(at_once) && std::exchange(has_store_trouble_, false)) say("the store answers again");
@@ -430,20 +460,34 @@ private:
             if (!std::exchange(has_store_trouble_, true)) say(error.what());
         }
     }
+    void learn_members() {
+        for (const gradsync::elastic::Member& member : generations_->take_joined()) {
+            // Somebody may have started another one by hand, with the same number.
+            const auto r = options_.process_of(member.place);
+            if (!r || member.process.system != own_.system) continue;
+            if (is_on_hosts() && !is_alive_here(member)) generations_->note_gone(member.id);
+            const pid_t process = member.process.process();
+            if (process != rank(*r).process && !has_variables(process, {"GRADSYNC_JOB_TOKEN=" + meeting_.token})) continue;
+            Rank& joined = rank(*r);
+            joined.member = member.id;
+            joined.was_listed = false;
+            joined.left_out.reset();
+            longest_start_ = std::max(longest_start_, Clock::now() - joined.begin);
+        }
+    }
+    /// Have the others waited for it in vain? On several hosts a broken link may be to blame, and it may join them again.
+    bool is_silent(const Rank& rank) const {
+        if (rank.end || !generations_->is_silent(rank.member)) return false;
+        return !is_on_hosts() || (rank.left_out && Clock::now() >= *rank.left_out + grace());
+    }
     void look_at_generations() {
         if (!generations_) return;
         look_at_store(false);
-        for (const gradsync::elastic::Member& member : generations_->take_joined())
-            // Somebody may have started another one by hand, with the same number.
-            if (member.place >= 0 && member.place < processes() &&
-                has_variables(member.process.process(), {"GRADSYNC_JOB_TOKEN=" + meeting_.token})) {
-                Rank& joined = rank(static_cast<int>(member.place));
-                joined.member = member.id;
-                joined.was_listed = false;
-                longest_start_ = std::max(longest_start_, Clock::now() - joined.begin);
-            }
+        learn_members();
         for (Rank& rank : ranks_)
-            if (!rank.end && generations_->is_silent(rank.member) && !std::exchange(rank.is_ended, true)) {
+            if (rank.was_listed && !rank.left_out && !generations_->has(rank.member)) rank.left_out = Clock::now();
+        for (Rank& rank : ranks_)
+            if (is_silent(rank) && !std::exchange(rank.is_ended, true)) {
                 say(name_of(rank) + " did not answer the others in time, and is ended");
                 ::kill(rank.process, SIGKILL);
             }
@@ -578,7 +622,7 @@ private:
             others[describe_end(*ranks_[r].end)].push_back(number);
         }
         for (const auto& [what, ranks] : others) {
-            const std::string said = said_by(ranks_[static_cast<std::size_t>(ranks.front() - number_of(0))]);
+            const std::string said = said_by(ranks_[static_cast<std::size_t>(options_.process_of(ranks.front()).value())]);
             result.account.push_back(name_ranks(ranks) + " " + what + said);
         }
         if (!pressed_.empty())
@@ -606,6 +650,7 @@ private:
     std::chrono::milliseconds grace() const { return std::chrono::milliseconds(static_cast<long long>(options_.grace * 1000)); }
 
     const rlimit descriptors_ = raise_limit_of_descriptors();
+    const gradsync::collective::ProcessIdentity own_ = gradsync::collective::ProcessIdentity::own();
     const Options& options_;
     unsigned number_, restarts_ = 0, failed_soon_ = 0;
     const Events& events_;

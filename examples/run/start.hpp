@@ -27,6 +27,7 @@ struct Rank {
     std::uint64_t member = 0;                            // as which it has joined the others; 0: it has not
     bool is_ended = false;                               // because the others waited for it in vain
     bool was_listed = false;                             // a generation has had this member
+    std::optional<Clock::time_point> left_out = {};      // since when none has it any more
 };
 
 /// How a start ended.

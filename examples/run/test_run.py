@@ -638,9 +638,55 @@ class ComingAndGoing(ElasticTest):
         self.assertEqual(more.wait(LIMIT), 0)
         self.assertEqual(sizes[-1], 2)
 
+    def host(self, index, *options):
+        """Launchers of several hosts on this machine. All write to one file."""
+        (self.folder / "store").mkdir(mode=0o700, exist_ok=True)
+        self.output = self.folder / "output"
+        with open(self.output, "a") as output:
+            return self.begin("--host-index", index, "--store", self.folder / "store", "--address", "127.0.0.1", *options, "--no-prefix", "--", ELASTIC, stdout=output)
+
+    def await_output(self, text):
+        self.assertTrue(until(lambda: text in self.output.read_text()), self.output.read_text())
+
+    def test_a_host_goes_and_comes_back(self):
+        options = ["-n", "1,2", "--hosts", 2, "--min-ranks", 1, "--restarts", 1]
+        hosts = [self.host(index, *options) for index in (0, 1)]
+        self.await_output("3 ranks from step 0")
+        hosts[1].kill()
+        self.await_output("\n1 ranks from step")
+        again = self.host(1, *options)
+        until(lambda: "3 ranks from step" in self.output.read_text()[20:] or hosts[0].poll() is not None)
+        os.kill(self.ranks_of(again)[0], signal.SIGKILL)
+        for launcher in hosts[0], again:
+            _, errors = launcher.communicate(timeout=LIMIT)
+            self.assertEqual(launcher.returncode, 0, errors)
+        self.assertIn("rank 1 failed: it was killed by signal 9 (Killed)", errors)
+        lines = self.output.read_text().splitlines()
+        self.assertEqual(lines[-1], self.result)
+        self.assertEqual(lines[-2].split()[0], "3")
+        self.assertEqual(len(list((self.folder / "store/gone+").iterdir())), 3)  # two with their launcher, and one
+        late = self.host(1, *options)
+        _, errors = late.communicate(timeout=LIMIT)
+        self.assertEqual(late.returncode, 0)
+        self.assertIn("has ended well already", errors)
+
+    def test_a_host_leaves_and_another_one_is_lost(self):
+        hosts = [self.host(index, "-n", 1, "--hosts", 3, "--min-ranks", 1) for index in range(3)]
+        self.await_output("3 ranks from step 0")
+        hosts[0].terminate()
+        self.assertEqual(hosts[0].communicate(timeout=LIMIT)[1], "")
+        self.await_output("2 ranks from")
+        os.kill(self.ranks_of(hosts[2])[0], signal.SIGKILL)
+        _, errors = hosts[2].communicate(timeout=LIMIT)
+        self.assertRegex(errors, "^gradsync_run: rank 2 failed first: it was killed by signal 9")
+        self.assertIn("the others go on without this host", errors)
+        self.assertEqual([launcher.wait(LIMIT) for launcher in hosts], [0, 0, 128 + signal.SIGKILL])
+        self.assertEqual(self.output.read_text().splitlines()[-1], self.result)
+
     def test_options_that_do_not_fit_are_refused(self):
-        for options, words in ((("--min-ranks", 3), "there are 2 ranks only"), (("--spares", 1, "--state", self.folder), "for a fixed number of ranks")):
-            done = self.call("-n", 2, *options, "--", ELASTIC)
+        for options, words in ((("--min-ranks", 3), "there are 2 ranks only"), (("--spares", 1, "--state", self.folder), "for a fixed number of ranks"),
+                               (("--hosts", 2, "--store", self.folder, "-n", "1,1,1"), "-n: there are 2 hosts, so give one number, or one for each")):
+            done = self.call(*(() if "-n" in options else ("-n", 2)), *options, "--", ELASTIC)
             self.assertEqual(done.returncode, 2)
             self.assertIn(words, done.stderr)
 

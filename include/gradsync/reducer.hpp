@@ -76,7 +76,8 @@ namespace detail {
 struct OptionsOf {
     template <class Face>
     static const ReducerOptions& face(const Face& face) noexcept {
-        return face.engine_.options();
+        if constexpr (requires { face.engine_options_; }) return face.engine_options_;
+        else return face.engine_.options();
     }
 };
 

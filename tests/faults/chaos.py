@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: BSL-1.0
 """Kills ranks of an elastic training (gradsync_run --spares, gradsync_train --elastic), and compares its weights with an undisturbed run's.
 
-usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--verbose]
-       chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --cost FAULTS [--steps N]
+usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none] [--verbose]
+       chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --hosts 1,1,2,2 [--store ADDRESS] [--kills N] [--seed S] [--stage none] [--verbose]
+       chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --cost FAULTS [--steps N] [--hosts 1,1]
 
 Each job is a training of 4 ranks and a spare one, in which some 12 faults happen, drawn from seed S, S + 1, ...: a rank is killed or stopped,
 at any moment: when it starts, while the ranks meet, get their state or step, two at once, the first rank, or one right after another. Ends
@@ -11,6 +12,12 @@ with 1 if a job hangs, ends with other bits, loses a step, fails a rank that had
 line but one names the seeds, the last one has the counts.
 
 Whatever a stopped rank holds up, it does for the time limit of 2 s.
+
+--hosts: the ranks are on emulated hosts (root), so many on each. Some 24 faults a job, N in all: ranks are killed ("kill"), stopped ("stop") and
+stopped for a while ("pause"); a host's link is down for a while ("cut"); what hosts of one half send to the other half is lost ("part"), or what
+one host sends to another ("lose"); all processes of a host are killed, and its launcher starts again ("host"), also with the link down ("power").
+A job is bad, too, if ranks of two generations train at once, or if the ranks do not come together again. --store: an address for the stores
+instead of folders. --quick: shorter jobs. The last line counts the faults by kind.
 
 --cost kills a rank of two every other second, so often, and says how much longer N steps of the trainer's default transformer take for each
 kill. The lost rank is started again.
@@ -27,9 +34,13 @@ import tempfile
 import threading
 import time
 
+from emulated_hosts import CLUSTER, Disturbance, HostsJob
+
 RANKS, SPARES, FAULTS, LIMIT = 4, 1, 12, 180
+HOSTS_FAULTS, HOSTS_LIMIT = 24, 400
 TRAINING = ["--backend", "tcp", "--elastic", "--model", "mlp", "--micro-batch", "16", "--timeout", "2"]
 # Short steps; and a state of 25 MB, which takes a while to travel.
+HOSTS_KIND = [*TRAINING, "--hidden", "64", "--d-model", "8", "--context", "8", "--global-batch", "768", "--steps", "1200"]
 KINDS = [[*TRAINING, "--hidden", "64", "--d-model", "8", "--context", "8", "--global-batch", "768", "--steps", "3000"],
          [*TRAINING, "--hidden", "1024,1024", "--global-batch", "192", "--steps", "250"]]
 
@@ -113,6 +124,15 @@ def is_old(process, seconds=2):
     return False
 
 
+def failures_of(job):
+    failures = [int(match[1]) for line in job.lines if (match := re.match(r"gradsync_run: rank (\d+) failed", line))]
+    return {rank: failures.count(rank) for rank in set(failures)}
+
+
+def sizes_of(job):
+    return [int(match[1]) for line in job.lines if (match := re.search(r"gradsync_train: (\d) ranks? goe?s? on", line))]
+
+
 def run(seed, kind, expected):
     """Returns counts, and what is wrong."""
     draw = random.Random(seed)
@@ -123,10 +143,9 @@ def run(seed, kind, expected):
     # A fault may come when all have their results and only have to leave: then the launcher says so.
     elif status != 0 and not any("the ranks had ended the job" in line for line in job.lines): wrong.append(f"ended with status {status}")
     elif job.digest() != expected: wrong.append(f"another digest: {job.digest()}")
-    failures = [int(match[1]) for line in job.lines if (match := re.match(r"gradsync_run: rank (\d+) failed", line))]
-    for rank in set(failures):
-        if failures.count(rank) > hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures.count(rank)} times, with {hits.get(rank, 0)} faults")
-    sizes = [int(match[1]) for line in job.lines if (match := re.search(r"gradsync_train: (\d) ranks? goe?s? on", line))]
+    for rank, failures in failures_of(job).items():
+        if failures > hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures} times, with {hits.get(rank, 0)} faults")
+    sizes = sizes_of(job)
     joins = sum(max(0, after - before) for before, after in zip([RANKS, *sizes], sizes))
     if any("from the checkpoint" in line or "were lost" in line for line in job.lines): wrong.append("lost the state")
     if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
@@ -138,11 +157,60 @@ def run(seed, kind, expected):
     return len(done), joins, wrong
 
 
+def on_hosts(kind, least=1):
+    return HostsJob(OPTIONS.gradsync_run, [OPTIONS.gradsync_train, *kind, "--data", TEXT.name], OPTIONS.hosts, OPTIONS.spares, least, OPTIONS.store)
+
+
+def run_on_hosts(seed, faults, expected):
+    """Returns a Disturbance, and what is wrong."""
+    job, wrong = on_hosts(HOSTS_KIND), []
+    disturbance = Disturbance(job, random.Random(seed))
+    disturbance.run(faults, HOSTS_LIMIT)
+    calm_at = time.monotonic()
+    status = job.wait(HOSTS_LIMIT)
+    calm = time.monotonic() - calm_at
+    if status is None: wrong.append("hang")
+    elif status != 0 and not any("the ranks had ended the job" in line for line in job.lines): wrong.append(f"ended with statuses {job.statuses}")
+    elif job.digest() != expected: wrong.append(f"another digest: {job.digest()}")
+    for rank, failures in failures_of(job).items():
+        if failures > disturbance.hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures} times, with {disturbance.hits.get(rank, 0)} faults")
+    if any("from the checkpoint" in line or "were lost" in line for line in job.lines): wrong.append("lost the state")
+    if split := job.split(): wrong.append(f"split: {split}")
+    if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
+    sizes = sizes_of(job)
+    if calm > 30 and sizes[-1] != sum(OPTIONS.hosts): wrong.append("not all ranks have come together again")
+    if OPTIONS.verbose or wrong: print(f"seed {seed}: {', '.join(disturbance.done)}; sizes {sizes}", flush=True)
+    for what in wrong: print(f"   {what}", flush=True)
+    if wrong:
+        words = [f"{when - job.times[0]:8.3f} {line[:220]}" for when, line in zip(job.times, job.lines) if not re.match(r"\[\d+\] (  |$)", line)]
+        print("      " + "\n      ".join(words), flush=True)
+    job.folder.cleanup()
+    return disturbance, wrong
+
+
+def main_on_hosts():
+    if os.geteuid() != 0 or subprocess.run([CLUSTER, "1", "1gbit", "--no-mpi", "--", "true"]).returncode != 0:
+        print("hosts cannot be emulated here")
+        return 77
+    undisturbed = Job(1, 0, HOSTS_KIND)
+    if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
+    counts, jobs, bad = {}, 0, {"digest": 0, "hang": 0, "split": 0, "failed": 0, "others": 0}
+    while sum(counts.values()) < OPTIONS.kills:
+        disturbance, wrong = run_on_hosts(OPTIONS.seed + jobs, min(HOSTS_FAULTS, OPTIONS.kills - sum(counts.values())), undisturbed.digest())
+        jobs += 1
+        for kind, count in disturbance.counts.items(): counts[kind] = counts.get(kind, 0) + count
+        for what in wrong: bad[next((kind for kind in bad if kind in what.split(":")[0]), "others")] += 1
+    print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
+    print(f"{jobs} jobs, {sum(counts.values())} faults, {', '.join(f'{count} {kind}' for kind, count in counts.items())}, {bad['digest']} other digests, "
+          f"{bad['hang']} hangs, {bad['split']} splits, {bad['failed']} wrong culprits, {bad['others']} others")
+    return 1 if any(bad.values()) else 0
+
+
 def cost():
     kind = ["--backend", "tcp", "--elastic", "--timeout", "10", "--steps", str(OPTIONS.steps)]
     draw, seconds, digests = random.Random(OPTIONS.seed), [], []
     for faults in 0, OPTIONS.cost:
-        job, begin, kills = Job(2, 0, kind), time.monotonic(), 0
+        job, begin, kills = on_hosts(kind) if OPTIONS.hosts else Job(2, 0, kind), time.monotonic(), 0
         while kills < faults and job.process.poll() is None:
             time.sleep(2)
             ranks = job.ranks()
@@ -192,8 +260,13 @@ def main():
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
-for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 400): parser.add_argument("--" + name, type=int, default=value)
-parser.add_argument("--verbose", action="store_true")
+for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 400), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
+for name in "verbose", "quick": parser.add_argument("--" + name, action="store_true")
+parser.add_argument("--hosts", type=lambda words: [int(word) for word in words.split(",")])
+parser.add_argument("--store")
+parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
 OPTIONS = parser.parse_args()
+for kind in HOSTS_KIND, *KINDS: kind += ["--shard", OPTIONS.stage]
+if OPTIONS.quick: HOSTS_KIND[HOSTS_KIND.index("--steps") + 1] = "400"
 TEXT = text()
-sys.exit(cost() if OPTIONS.cost else main())
+sys.exit(cost() if OPTIONS.cost else main_on_hosts() if OPTIONS.hosts else main())

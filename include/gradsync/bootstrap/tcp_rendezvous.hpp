@@ -24,7 +24,8 @@ struct MeetingPlace {
     /// The number of the meeting, in a job that loses ranks and gets others. Rank 0 refuses callers with an older
     /// number. Callers with a newer one call again.
     std::uint32_t generation = 0;
-    Look look = {};  ///< what ranks do every few milliseconds until all are here
+    Look look = {};               ///< what ranks do every few milliseconds until all are here
+    List<int>* absent = nullptr;  ///< receives the ranks that rank 0 has missed, on rank 0
 };
 
 }  // namespace net
@@ -116,6 +117,7 @@ private:
             if (place_.look) place_.look.function(place_.look.argument);
             if (!link.channel && Clock::now() < deadline) continue;
             if (!link.channel) {
+                if (place_.absent != nullptr) *place_.absent = missing;
                 if (const auto pause = reception.longest_pause();
                     pause > timeout() / 2 + std::chrono::milliseconds(200))
                     fail({Errc::timeout, 0,

@@ -33,17 +33,24 @@ class Deadline {
 public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
-    /// Calls `on_limit(by)` if `limit` has passed; `by` is the time since that was first seen. Calls `liveness_check()`
-    /// only every few milliseconds, because it opens files. The time since the last look counts as waiting up to a
+    /// Calls `on_limit(by)` if `limit` has passed since the first look, or since `moved` has last changed (see
+    /// World::moved): a slow network is no failure. `by` is the time since that was first seen. Calls
+    /// `liveness_check()` only every few milliseconds, because it opens files. The time since the last look counts as waiting up to a
     /// second, or up to a sixteenth of the limit if that is less. In a longer pause the caller did something else or
     /// its process was stopped, and others may have waited for it.
     template <class OnLimit, class OnLivenessCheck>
-    void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check) {
+    void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check,
+              std::uint64_t moved = 0) {
         const auto now = Clock::now();
         if (!begun()) {
             last_ = now;
-            deadline_ = now + limit;
             liveness_check_ = now + interval;
+        }
+        if (!begun() || std::exchange(moved_, moved) != moved) {
+            moved_ = moved;
+            deadline_ = now + limit;
+            limit_seen_ = suspected_ = {};
+            suspect_ = -1;
         }
         const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16 + std::chrono::nanoseconds(1),
                                                                               std::chrono::seconds(1));
@@ -79,6 +86,7 @@ public:
 
 private:
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
+    std::uint64_t moved_ = 0;
     Clock::time_point deadline_{}, liveness_check_{};
     Clock::time_point last_{};  ///< the last look
     /// When the limit was first seen to have passed: after the deadline if the rank was descheduled.

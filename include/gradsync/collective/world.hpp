@@ -166,6 +166,7 @@ public:
         std::int32_t code = 0;
         std::int32_t culprit = 0;
         char message[1200] = {};
+        std::atomic<std::uint64_t> moved{0};
         WaitQueue wait_queue;
     };
 
@@ -209,6 +210,10 @@ public:
 
     /// Grows whenever messages arrive or have been sent. Waiting ranks stay awake while it grows.
     virtual std::uint64_t arrivals() const noexcept { return 0; }
+
+    /// Grows while data moves between a rank of this machine and those of others: then no rank here is stuck.
+    std::uint64_t moved() const noexcept { return state_->moved.load(std::memory_order_relaxed); }
+    void note_moved() noexcept { state_->moved.fetch_add(1, std::memory_order_relaxed); }
 
     /// The state, for another world that must fail with this one.
     const Shared<State>& shared_state() const noexcept { return state_; }

@@ -2,11 +2,20 @@
 #pragma once
 
 #include "../reducer.hpp"
+#include "kept_parts.hpp"
 #include "live_state.hpp"
 #include "membership.hpp"
 #include "watch.hpp"
 
+/// @file
+/// ElasticJob: a training whose ranks come and go.
+
 namespace gradsync::inline v0_2 {
+
+template <class B, class O, class Stage, class Buckets, class Overlap, class Exchange>
+class ShardedOptimizer;
+template <class B, class O, class Overlap, class Exchange>
+class ShardedParameters;
 
 namespace elastic {
 
@@ -15,6 +24,14 @@ template <class Face>
 inline constexpr bool fits = false;
 template <class Buckets, class Overlap>
 inline constexpr bool fits<Reducer<TcpBackend, Buckets, Overlap, AllReduce>> = !detail::gathers_in_forward<Overlap>();
+template <class O, class Stage, class Buckets, class Overlap>
+inline constexpr bool fits<ShardedOptimizer<TcpBackend, O, Stage, Buckets, Overlap, ReduceScatter>> =
+    !requires { Stage::steps_inside; };
+template <class O, class Overlap>
+inline constexpr bool fits<ShardedParameters<TcpBackend, O, Overlap, ReduceScatter>> = true;
+
+template <class Face>
+inline constexpr bool is_sharded = requires(Face& face) { face.publish(); };
 
 }  // namespace elastic
 
@@ -87,14 +104,15 @@ public:
 
     // ------------------------------------------------------------------------------------ what the body of `run` calls
 
-    /// Gives all ranks the newest state that one of them has, or at the start that of rank 0, and sets `step()`.
-    /// The Reducer needs no other broadcast. Collective.
+    /// Gives all ranks the newest state that they have, or at the start that of rank 0, and sets `step()`. `sync` is a
+    /// Reducer, ShardedOptimizer or ShardedParameters, and needs no other broadcast. Collective.
     ///
     /// - `state`: the memory of all that a step changes, in the same order on every rank: weights, the optimizer's
     ///   state, random numbers. It outlives the calls of the body. A state that is whole is overwritten only when all
-    ///   ranks have the newer one.
-    /// - `load()`: called on rank 0 if no process has a state. Reads the newest checkpoint into that memory and returns
-    ///   its step, or returns 0.
+    ///   ranks have the newer one. With a sharded object: what a step changes beside the shards, equal on all ranks,
+    ///   such as a number that counts the optimizer's steps. It may live in the object.
+    /// - `load()`: called if no process has a state. Reads the newest checkpoint and returns its step, or returns 0.
+    ///   Called on rank 0; with a sharded object on all ranks, as `load_shards` is collective.
     ///
     /// Throws Error(invalid_argument) if the sums of `sync` depend on the number of ranks, or if the state was changed
     /// outside of `update`; Error(parameter_mismatch) if the states of the ranks are not alike; and Error(storage) if
@@ -104,17 +122,23 @@ public:
         static_assert(
             elastic::fits<Sync>,
             "gradsync: ElasticJob::restore takes a Reducer<TcpBackend, ...> with the exchange AllReduce and "
-            "without OverlapForward; what compressors and sharded classes hold depends on the number of ranks");
-        if constexpr (elastic::fits<Sync>) {
-            TcpBackend comm = sync.backend();
-            for (const ParameterView& one : sync.parameters()) check_part(one, state, comm.rank());
-            return restore(comm, detail::OptionsOf::face(sync), state, load);
-        } else {
+            "without OverlapForward, or a sharded object over TcpBackend with the exchange ReduceScatter and without "
+            "StepInside; what others hold depends on the number of ranks");
+        if constexpr (!elastic::fits<Sync>) {
             return {};
+        } else {
+            TcpBackend comm = sync.backend();
+            const ReducerOptions& options = detail::OptionsOf::face(sync);
+            if constexpr (elastic::is_sharded<Sync>) {
+                return restore(comm, options, elastic::AnyShards(sync), state, load);
+            } else {
+                for (const ParameterView& one : sync.parameters()) check_part(one, state, comm.rank());
+                return restore(comm, options, state, load);
+            }
         }
     }
     template <class Sync>
-    Restored restore(Sync& sync, std::span<const BufferView> state) {
+    Restored restore(Sync& sync, std::span<const BufferView> state = {}) {
         return restore(sync, state, [] { return std::uint64_t{0}; });
     }
     template <class Sync, class... Load>
@@ -129,20 +153,48 @@ public:
         deal(detail::deal_of(options, comm.size()), comm.rank());
         const bool speaks = comm.rank() == 0;
         if (membership_.was_left_behind()) state_.forget();
-        const auto all = state_.meet(comm, state, speaks && membership_.has_begun());
+        const List<elastic::Entry> all = state_.meet(comm, state, speaks && membership_.has_begun());
         elastic::Plan plan = plan_of(all);
         Restored restored{.from = Restored::From::rank, .again = plan.lost};
-        if (plan.base == 0) {  // rank 0 has what it begins with, or a checkpoint
+        if (plan.base.number == 0) {  // rank 0 has what it begins with, or a checkpoint
             std::uint64_t number = speaks ? static_cast<std::uint64_t>(load()) + 1 : 0;
             comm.broadcast(BufferView(&number, 1), 0).wait();
             if (all[0].begun != 0 && number == 1) membership_.refuse_loss();
             restored.from = number == 1 ? Restored::From::start : Restored::From::checkpoint;
             if (speaks) state_.set_initial(number);
-            plan = {.base = number, .owners = List<std::uint32_t>(1, 0)};
+            plan = {.base = {.number = number}, .owners = List<std::uint32_t>(1, 0)};
         }
         state_.heal(comm, plan, all);
-        start(comm);
-        restored.step = step_ = plan.base - 1;
+        votes_.emplace(comm.duplicate());
+        start();
+        restored.step = step_ = plan.base.number - 1;
+        return restored;
+    }
+    /// The same for a sharded object whose type is not known: `elastic::AnyShards(object)`. `load` is collective.
+    template <class Load>
+    Restored restore(TcpBackend& comm, const ReducerOptions& options, const elastic::AnyShards& shards,
+                     std::span<const BufferView> state, Load&& load) {
+        check_options(options, comm.rank());
+        deal(detail::deal_of(options, comm.size()), comm.rank());
+        if (membership_.was_left_behind()) parts_.forget();
+        const auto all = parts_.meet(comm, shards, state, comm.rank() == 0 && membership_.has_begun());
+        const elastic::Plan plan = plan_of(all);
+        Restored restored{.from = Restored::From::rank, .again = plan.lost};
+        std::uint64_t number = plan.base.number;
+        if (number == 0) {
+            number = static_cast<std::uint64_t>(load()) + 1;
+            if (all[0].begun != 0 && number == 1) membership_.refuse_loss();
+            restored.from = number == 1 ? Restored::From::start : Restored::From::checkpoint;
+            parts_.begin(comm, shards, number == 1);
+        } else {
+            parts_.restore(comm, shards, plan);
+        }
+        restored.step = step_ = number - 1;
+        shards_.emplace(shards);
+        votes_.emplace(comm.duplicate());
+        keep_for(List<std::uint64_t>(all.size()), &plan);
+        parts_.go_on();
+        start();
         return restored;
     }
 
@@ -152,6 +204,9 @@ public:
     std::span<const std::size_t> micro_batches() const noexcept {
         return {micro_batches_.data(), micro_batches_.size()};
     }
+    /// How often each rank calls `finish()` in a step. With sharded gradients once for each of its micro-batches, and
+    /// once more, after `begin_step(false)`, if it has one fewer than others.
+    std::size_t rounds() const noexcept { return rounds_; }
 
     /// Call it before each step. Returns false, on all ranks, if the ranks change now: then return from the body. Waits
     /// for no other rank, as what it returns was agreed during the step before. Throws what a wait of the backend
@@ -161,23 +216,41 @@ public:
         if (!votes_) refuse("goes_on", "call restore() first, each time when the body of run() is called");
         if (vote_ && voted_ == step_)
             refuse("goes_on", "no step was counted since the last call; change the state in update()");
-        if (read_vote()) return false;
-        vote(*votes_);
-        return true;
+        if (!read_vote()) {
+            vote(*votes_);
+            return true;
+        }
+        if (shards_) keep_for_change();
+        return false;
     }
 
-    /// Calls `change()`, which must change the state by one step and call no collective, and counts the step. After an
-    /// exception of `change` this process's state does not count any more: let it leave the body. Throws
-    /// Error(invalid_argument) without a `goes_on()` before, and if the state is torn. Local.
+    /// Calls `change()`, which must change the state by one step, and counts the step. After an exception of `change`
+    /// this process's state does not count any more: let it leave the body. Throws Error(invalid_argument) without a
+    /// `goes_on()` before, and if the state is torn. Local, and `change` must call no collective. With a sharded object
+    /// `change` calls its `step()`; then the call is collective, and throws what the backend throws.
     template <class F>
     void update(F&& change) {
         if (!vote_ || voted_ != step_) refuse("update", "call restore() once and goes_on() before each step");
+        if (shards_) {
+            std::forward<F>(change)();
+            parts_.know(++step_ + 1);
+            if (step_ - kept_ >= keep_every_) keep();
+            quiet_failures_ = 0;
+            return;
+        }
         if (state_.number() == 0)
             refuse("update",
                    "an exception has torn this rank's state; let it leave the body, and the ranks meet again");
         state_.update(std::forward<F>(change));
         ++step_;
         quiet_failures_ = 0;
+    }
+
+    /// With a sharded object: `update` copies this rank's shards to another rank after every `steps` steps, 1 unless
+    /// you say otherwise. If ranks are lost, at most these steps are done again. Call it on all ranks before `restore`.
+    void keep_every(std::uint64_t steps) {
+        if (steps == 0) refuse("keep_every", "0 steps; at least 1 lies between two copies of the shards");
+        keep_every_ = steps;
     }
 
     // ----------------------------------------------------------------------------- for a loop of your own, as in `run`
@@ -203,7 +276,8 @@ public:
     /// without a step, in which no rank was lost.
     bool goes_on(const Error& error) {
         // A rank that has trained with the others is right; a new one that differs ends, and they go on without it.
-        const bool is_newcomers = error.errc() == Errc::parameter_mismatch && !votes_ && state_.number() > 1;
+        const bool has_trained = state_.number() > 1 || parts_.number() > 1;
+        const bool is_newcomers = error.errc() == Errc::parameter_mismatch && !votes_ && has_trained;
         if (vote_) votes_->fail(error.what());
         stop();
         constexpr int most_failures = 10;
@@ -225,6 +299,10 @@ public:
     /// Has this rank left a job that goes on?
     bool has_left() const noexcept { return membership_.has_left(); }
 
+    /// False if the others have gone on without this rank, as after it was stopped for long. Ask it on the rank that
+    /// writes a file for all, just before the file is moved to its place: else an old checkpoint could replace a newer
+    /// one. Throws Error(storage).
+    bool is_current() { return membership_.is_current(); }
     /// Returns the number of the last meeting, from 1.
     std::uint32_t generation() const noexcept { return membership_.generation(); }
     /// Lets this rank leave the job after the step under way: `run` then returns. Call it from any thread, or from a
@@ -270,10 +348,11 @@ private:
     }
 
     void deal(const Deal& deal, int rank) {
+        rounds_ = deal.sharded_gradients ? deal.rounds() : 1;
         micro_batches_.clear();
         for (std::size_t turn = 0; turn < deal.count(rank); ++turn) micro_batches_.push_back(deal.number(rank, turn));
     }
-    [[gnu::cold]] static elastic::Plan plan_of(const List<elastic::LiveState::Entry>& all) {
+    [[gnu::cold]] static elastic::Plan plan_of(const List<elastic::Entry>& all) {
         List<elastic::Row> rows;
         for (const auto& one : all) rows.push_back(one.row);
         return elastic::agree(rows);
@@ -287,9 +366,8 @@ private:
     void vote(TcpBackend& comm) {
         voted_ = step_;
         if (membership_.leaves()) membership_.note_leaving();
-        word_ = {.change = membership_.leaves() || (watch_ && watch_->wants_change()),
-                 .same = state_.fingerprint(),
-                 .other = ~state_.fingerprint()};
+        const std::uint64_t same = shards_ ? step_ : state_.fingerprint();  // other ranks have other shards
+        word_ = {.change = membership_.leaves() || (watch_ && watch_->wants_change()), .same = same, .other = ~same};
         vote_.emplace(comm.all_reduce(BufferView(&word_.change, 3), ReduceOp::max));
     }
     /// Returns what the vote under way says of a change; false if there is none.
@@ -308,26 +386,57 @@ private:
             {.operation = "goes_on", .rank = votes_->rank()});
     }
 
-    /// Prepares the votes.
-    [[gnu::cold]] void start(TcpBackend& comm) {
+    /// Keeps the shards, if another process could ever need them.
+    void keep() {
+        if (mates_) parts_.keep(*mates_, mate_ranks_, votes_->size(), *shards_, step_ + 1);
+        kept_ = step_;
+    }
+    /// The same with other mates: see `elastic::mates_of`. All ranks have kept the state when it returns.
+    [[gnu::cold]] void keep_for(const List<std::uint64_t>& goes, const elastic::Plan* plan) {
+        kept_ = step_;
+        if (!membership_.has_store()) return;
+        mate_ranks_ = elastic::mates_of(static_cast<std::uint32_t>(votes_->rank()), membership_.hosts(), goes);
+        mates_.emplace(votes_->split(static_cast<int>(mate_ranks_[0]), votes_->rank()));
+        parts_.keep(*mates_, mate_ranks_, votes_->size(), *shards_, step_ + 1, plan);
+        votes_->barrier().wait();
+    }
+    /// The ranks change as agreed: what is done now is kept, and those that leave have their parts with one that stays.
+    [[gnu::cold]] void keep_for_change() {
+        const std::uint64_t own[] = {membership_.has_noted_leaving()};
+        List<std::uint64_t> goes = detail::gather_values(*votes_, own);
+        membership_.limit_leaving(goes);
+        std::uint64_t any = 0;
+        for (const std::uint64_t one : goes) any |= one;
+        if (any != 0 || kept_ != step_) keep_for(goes, nullptr);
+    }
+
+    /// All ranks have the state.
+    [[gnu::cold]] void start() {
         word_ = {};
-        votes_.emplace(comm.duplicate());
-        if (comm.rank() != 0) return;
+        if (votes_->rank() != 0) return;
         membership_.begin();  // there may be results from now on: this rank's part of the first sum comes later
         if (auto records = membership_.another_reader()) watch_.emplace(*std::move(records), membership_.own_.process);
     }
     [[gnu::cold]] void stop() {
         watch_.reset();
         vote_.reset();
+        mates_.reset();
         votes_.reset();
+        shards_.reset();
     }
 
     int most_;
     Membership membership_;
-    elastic::LiveState state_;
+    elastic::LiveState state_;  ///< without a sharded object
+    elastic::KeptParts parts_;  ///< with one
+    std::optional<elastic::AnyShards> shards_;
+    List<std::uint32_t> mate_ranks_;
+    std::uint64_t keep_every_ = 1, kept_ = 0;  ///< `kept_`: the last step that was kept
     List<std::size_t> micro_batches_;
+    std::size_t rounds_ = 0;
     std::uint64_t step_ = 0;
-    std::optional<TcpBackend> votes_;  ///< for the votes alone
+    std::optional<TcpBackend> votes_;  ///< for the votes, and what follows from them
+    std::optional<TcpBackend> mates_;  ///< those that keep their shards together
     Vote word_;                        ///< of the vote under way
     std::uint64_t voted_ = 0;          ///< the step of that vote
     std::optional<Work> vote_;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../backend/tcp.hpp"
-#include "agreement.hpp"
-#include "kept_memory.hpp"
+#include "entry.hpp"
 
 namespace gradsync::inline v0_2::elastic {
 
@@ -12,54 +10,28 @@ namespace gradsync::inline v0_2::elastic {
 /// is left. Not thread-safe.
 class LiveState {
 public:
-    /// A rank sends this to the others when they have met. Plain bytes.
-    struct Entry {
-        Row row = {};
-        std::uint64_t bytes = 0, layout = 0;
-        std::uint32_t begun = 0;  ///< has the job? As rank 0 sees it.
-    };
-
     /// Takes note of the memory, and returns what all ranks have. `begun`: may there be results? Throws
     /// Error(invalid_argument) for memory that was changed since the last step or is no host memory, and
     /// Error(parameter_mismatch) if the ranks' differ. Collective.
     [[gnu::cold]] List<Entry> meet(TcpBackend& comm, std::span<const BufferView> state, bool begun) {
-        List<Piece> pieces;
-        std::size_t bytes = 0;
-        std::uint64_t layout = 1;
-        for (const BufferView& view : state) {
-            if (view.space != MemorySpace::host)
-                refuse(comm, Errc::invalid_argument, "the state is memory of the host; copy what is on a device");
-            const std::size_t size = view.bytes();
-            pieces.push_back({static_cast<std::byte*>(view.data), size});
-            layout = gradsync::detail::fnv1a(&size, sizeof size, layout);
-            bytes += size;
-        }
-        if (bytes == 0) refuse(comm, Errc::invalid_argument, "the state is empty; pass all that a step changes");
-        look_at(std::move(pieces), bytes);
-        if (holdings_.memory().number != 0 && (layout != layout_ || look() != fingerprint_))
-            refuse(comm, Errc::invalid_argument,
-                   "the memory of the state was changed outside of update(), or is another one; make the model before "
-                   "run(), and change all of its state in update()");
-        layout_ = layout;
-        List<Entry> all(static_cast<std::size_t>(comm.size()));
-        const Entry own{.row = holdings_.row(), .bytes = bytes, .layout = layout, .begun = begun};
-        comm.all_gather(ConstBufferView(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
-                        BufferView(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own))
-            .wait();
-        for (std::size_t r = 0; r < all.size(); ++r) {
-            holdings_.know(all[r].row.top);
-            if (all[r].bytes != all[0].bytes || all[r].layout != all[0].layout)
-                refuse(
-                    comm, Errc::parameter_mismatch,
-                    gradsync::detail::text("rank ", r, " has ", all[r].bytes, " bytes of state, rank 0 ", all[0].bytes,
-                                           ", or in other pieces; pass the same on all ranks, in the same order"),
-                    static_cast<int>(r));
-        }
+        Entry own{.row = holdings_.row(), .begun = begun};
+        List<Piece> pieces = pieces_of(comm, state, own);
+        if (own.bytes == 0)
+            refuse_state(comm, Errc::invalid_argument, "the state is empty; pass all that a step changes");
+        look_at(std::move(pieces), own.bytes);
+        if (holdings_.memory().number != 0 && (own.layout != layout_ || look() != fingerprint_))
+            refuse_state(
+                comm, Errc::invalid_argument,
+                "the memory of the state was changed outside of update(), or is another one; make the model before "
+                "run(), and change all of its state in update()");
+        layout_ = own.layout;
+        const List<Entry> all = exchange_entries(comm, own);
+        for (const Entry& one : all) holdings_.know(one.row.top);
         return all;
     }
 
     /// The memory holds this state, and no other rank has one.
-    void set_initial(std::uint64_t number) { fill(Row::memory, {number}); }
+    void set_initial(std::uint64_t number) { fill(Row::memory, {.number = number}); }
     /// Drops the states of this process, because others have newer ones.
     void forget() {
         holdings_.tear(Row::memory);
@@ -69,14 +41,14 @@ public:
     /// Puts the state that the members have agreed on into every rank's memory. Throws what the backend throws; then
     /// this process has what it had, or the newer state. Collective.
     [[gnu::cold]] void heal(TcpBackend& comm, const Plan& plan, const List<Entry>& all) {
-        const Holding base{plan.base};
+        const Holding& base = plan.base;
         bool is_needed = false;
         for (std::size_t r = 0; r < all.size(); ++r) {
             bool has = r == plan.owners[0];
             for (const Holding& one : all[r].row.holdings) has = has || one.number == base.number;
             is_needed = is_needed || !has;
         }
-        if (is_needed) receive(comm, base, static_cast<int>(plan.owners[0]));
+        if (is_needed) receive(comm, plan);
         comm.barrier().wait();  // all have it: what they had before is no longer needed
         if (holdings_.place_of(base) == copy) {
             holdings_.tear(Row::memory);
@@ -87,9 +59,8 @@ public:
             }
             fill(Row::memory, base);
         }
-        holdings_.tear(copy);
         copy_ = List<std::byte>();
-        holdings_.go_on_from(base.number);
+        holdings_.go_on_from(Row::memory);
     }
 
     /// Calls `change()`, which changes the state by one step.
@@ -98,7 +69,7 @@ public:
         const std::uint64_t number = holdings_.memory().number;
         holdings_.tear(Row::memory);
         std::forward<F>(change)();
-        fill(Row::memory, {number + 1});
+        fill(Row::memory, {.number = number + 1});
     }
     /// A hash of some of the state's bytes, as it was last whole: enough to see that another model was made, or that
     /// the states of two ranks differ.
@@ -109,42 +80,38 @@ public:
 
 private:
     static constexpr int copy = 1;  ///< the place of a state beside the training's memory
-    static constexpr std::size_t chunk = std::size_t{4} << 20;
 
-    [[noreturn]] static void refuse(const TcpBackend& comm, Errc errc, std::string text, int peer = -1) {
-        bootstrap::raise(errc, gradsync::detail::text("restore: ", text),
-                         {.operation = "restore", .rank = comm.rank(), .peer = peer});
-    }
-
-    /// Sends the state from `root`. Who has it already compares.
-    [[gnu::cold]] void receive(TcpBackend& comm, const Holding& base, int root) {
-        const int there = holdings_.place_of(base);
-        const int place = there >= 0 ? there : holdings_.place_for(base.number);
+    /// Sends the state from its owner. Who has it already compares.
+    [[gnu::cold]] void receive(TcpBackend& comm, const Plan& plan) {
+        const int root = static_cast<int>(plan.owners[0]), there = holdings_.place_of(plan.base);
+        const int place = there >= 0 ? there : holdings_.place_for(plan, static_cast<std::uint32_t>(comm.rank()));
         if (there < 0) {
             if (place == copy) copy_.resize(bytes_);
             holdings_.tear(place);
         }
         const bool compares = there >= 0 && comm.rank() != root;
-        List<std::byte> other(compares ? gradsync::detail::smaller(chunk, bytes_) : 0);
+        List<std::byte> other;
         bool same = true;
         std::size_t before = 0;
         for (const Piece& piece : state_) {
-            for (std::size_t done = 0; done < piece.bytes; done += chunk) {
-                std::byte* const here = place == copy ? copy_.data() + before + done : piece.data + done;
-                const std::size_t bytes = gradsync::detail::smaller(chunk, piece.bytes - done);
-                std::byte* const to = compares ? other.data() : here;
-                comm.broadcast(BufferView(reinterpret_cast<std::uint8_t*>(to), bytes), root).wait();
-                same = same && (!compares || std::memcmp(here, other.data(), bytes) == 0);
-            }
+            std::byte* const here = place == copy ? copy_.data() + before : piece.data;
+            in_chunks(here, piece.bytes, [&](std::size_t done, BufferView chunk) {
+                if (compares) {
+                    other.resize(chunk.count);
+                    chunk.data = other.data();
+                }
+                comm.broadcast(chunk, root).wait();
+                same = same && (!compares || std::memcmp(here + done, chunk.data, chunk.count) == 0);
+            });
             before += piece.bytes;
         }
         if (!same)
-            refuse(comm, Errc::parameter_mismatch,
-                   gradsync::detail::text("the state of rank ", comm.rank(), " after step ", base.number - 1,
-                                          " differs from that of rank ", root,
-                                          "; a step may depend on its number and on that of a micro-batch only"),
-                   root);
-        if (there < 0) fill(place, base);
+            refuse_state(comm, Errc::parameter_mismatch,
+                         gradsync::detail::text("the state of rank ", comm.rank(), " after step ", plan.base.number - 1,
+                                                " differs from that of rank ", root,
+                                                "; a step may depend on its number and on that of a micro-batch only"),
+                         root);
+        if (there < 0) fill(place, plan.base);
     }
     void fill(int place, const Holding& state) noexcept {
         holdings_.fill(place, state);
@@ -169,7 +136,7 @@ private:
         return hash;
     }
 
-    Holdings holdings_{1};
+    Holdings holdings_{2};
     List<Piece> state_;
     std::size_t bytes_ = 0;
     std::uint64_t layout_ = 0, fingerprint_ = 0;

@@ -22,7 +22,7 @@
 ///     out/MEMBER            a member that did not answer in time; its launcher must end it
 ///     leave/MEMBER          a member that wants to leave
 ///     gone/MEMBER           a process that takes no part any more, and may live on
-///     begun                 there may be results: nobody begins anew any more
+///     begun/NUMBER          "yes": the generation may have results, so nobody begins anew; "no": it has none
 ///     keep/RANK-MEMBER      memory that a rank has made for its state
 ///     held/RANK             the same memory, held by the launcher
 ///     end                   the job has ended
@@ -137,10 +137,14 @@ struct View {
             if (!leaving.contains(one.id)) return false;
         return true;
     }
-    /// The members of the newest generation that belong to the next one.
+    /// The members of the newest generation that belong to the next one. No more leave at a time than stay, as each
+    /// hands its part of a sharded state to another one.
     Generation staying() const {
+        std::size_t may_leave = 0;
+        for (const Member& one : newest.members) may_leave += !leaving.contains(one.id);
         Generation next = newest;
-        if (!is_deserted()) next.members.erase_if([&](const Member& one) { return leaving.contains(one.id); });
+        next.members.erase_if(
+            [&](const Member& one) { return leaving.contains(one.id) && may_leave != 0 && may_leave-- != 0; });
         return next;
     }
     /// Does this process wait for a job that goes on without it? It may have to wait for long.
@@ -269,11 +273,12 @@ public:
             known.waiting.erase_if([&](const Member& one) { return !ready_.contains(one.id); });
         return known;
     }
-    /// May this process leave, as all have agreed to change? Other members stay, or nobody waits who could take its
-    /// state.
+    /// May this process leave, as all have agreed to change? Enough others stay, or all want to leave and nobody waits
+    /// who could take the state.
     template <class Dead>
     bool may_leave(Dead&& is_dead) {
-        return !view(is_dead).is_deserted() || waiting_.empty();
+        const View known = view(is_dead);
+        return known.is_deserted() ? waiting_.empty() : known.staying().rank_of(self_.id) < 0;
     }
     /// Should the members agree to change? For the first of them.
     template <class Dead>

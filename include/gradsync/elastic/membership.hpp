@@ -41,7 +41,16 @@ public:
     TcpBackend connect(const TcpOptions& options = {}) {
         auto ranks = meet(
             {.timeout = collective::limit_or(options.timeout, TcpRendezvousOptions().timeout), .bind = options.bind});
-        return TcpBackend(ranks, options);
+        try {
+            TcpBackend comm(ranks, options);
+            pause_ = {};
+            return comm;
+        } catch (const Error& error) {  // of two members that cannot reach each other, the others go on without one
+            const int peer = error.context().peer;
+            if (records_ && error.context().operation == "connect_mesh" && peer >= 0)
+                machine().miss(newest().members[static_cast<std::size_t>(peer)].id);
+            throw;
+        }
     }
 
     /// Returns a rendezvous of all ranks. Waits up to `options.timeout` for missing ranks; the time starts anew when a
@@ -73,7 +82,7 @@ public:
                 failures = 0;
                 members = newest().members;
             }
-            if (machine().must_join()) join();
+            if (machine().must_join()) join(options.timeout);
             if (leaves() && rank() < 0) raise_end();
             const bool late = Clock::now() >= deadline;
             const elastic::Decision next = machine().next(is_dead(), late);
@@ -153,8 +162,21 @@ private:
     bool leaves() const noexcept { return leaves_.load(std::memory_order_relaxed); }
     void request_leave() noexcept { leaves_.store(true, std::memory_order_relaxed); }
     void note_leaving() {
-        if (records_ && !noted_leaving_ && own_.id != 0) (void)store().create(elastic::name_of("leave/", own_.id), {});
+        if (records_ && !noted_leaving_ && own_.id != 0) {
+            (void)store().create(elastic::name_of("leave/", own_.id), {});
+            machine().see_leaving(own_.id);
+        }
         noted_leaving_ = true;
+    }
+    bool has_noted_leaving() const noexcept { return noted_leaving_; }
+    /// Learns which members want to leave, by rank. Keeps those of them that leave now.
+    [[gnu::cold]] void limit_leaving(List<std::uint64_t>& leaving) {
+        if (!records_) return;
+        for (std::size_t r = 0; r < leaving.size(); ++r)
+            if (leaving[r] != 0) machine().see_leaving(newest().members[r].id);
+        const elastic::Generation stays = machine().view(is_dead()).staying();
+        for (std::size_t r = 0; r < leaving.size(); ++r)
+            leaving[r] = leaving[r] != 0 && stays.rank_of(newest().members[r].id) < 0;
     }
     void note_gone() {
         if (records_ && own_.id != 0) (void)store().create(elastic::name_of("gone/", own_.id), {});
@@ -189,10 +211,40 @@ private:
     }
     /// Has this process left for good?
     bool has_left() const noexcept { return has_left_; }
-    /// May there be results?
-    bool has_begun() { return records_ && store().read("begun"); }
+    bool has_store() const noexcept { return records_.has_value(); }
+    /// Returns for each rank a number of its host: those of one machine, and of one container in it, stand together.
+    [[gnu::cold]] List<std::uint64_t> hosts() const {
+        List<std::uint64_t> hosts;
+        const List<elastic::Member>& members = newest().members;
+        const auto first_with = [&](auto of, std::size_t r) {
+            std::uint64_t first = 0;
+            while (of(members[first]) != of(members[r])) ++first;
+            return first;
+        };
+        for (std::size_t r = 0; r < members.size(); ++r)
+            hosts.push_back(first_with([](const auto& one) { return one.process.machine; }, r) << 32 |
+                            first_with([](const auto& one) { return one.process.system; }, r));
+        return hosts;
+    }
+    /// Have the others not met without this process?
+    bool is_current() { return !records_ || !store().read(elastic::name_of_generation(met_ + 1)); }
+    /// May there be results of an earlier generation? A read could be late, so rank 0 says no in the name of each one,
+    /// unless that has said yes.
+    bool has_begun() {
+        while (records_ && !has_begun_ && asked_ + 1 < newest().number) has_begun_ = !says_begun(++asked_, "no");
+        return has_begun_;
+    }
+    /// There may be results of this generation from now on. Throws Error(peer_left) if a newer one counts on none.
     void begin() {
-        if (records_) (void)store().create("begun", {});
+        has_begun_ = records_.has_value();
+        if (records_ && !says_begun(met_, "yes"))
+            bootstrap::raise(Errc::peer_left, "the ranks have met again meanwhile, without this one",
+                             {.operation = "restore", .rank = job_.rank});
+    }
+    /// Does this generation say so, or has it said otherwise before?
+    bool says_begun(std::uint32_t generation, std::string_view answer) {
+        const Blob said = store().create(bootstrap::text("begun/", generation), std::as_bytes(std::span(answer)));
+        return bootstrap::text_of(said) == answer;
     }
     /// Ends the job: nobody is left who has its state.
     [[noreturn]] void refuse_loss() {
@@ -225,7 +277,10 @@ private:
         own_.place = job_.rank;
         own_.process = collective::ProcessIdentity::own();
     }
-    void join() {
+    void join(std::chrono::nanoseconds limit) {
+        // A process that others cannot reach costs them a time limit, so it waits longer each time.
+        answers_at_ = Clock::now() + pause_;
+        if (own_.id != 0) pause_ = detail::smaller(2 * pause_ + limit / 2, 16 * limit);
         was_left_behind_ |= own_.id != 0;
         own_.id = bootstrap::random_token() | 1;
         machine().join(own_);
@@ -234,7 +289,7 @@ private:
     }
     /// Says that this process waits, if it is asked.
     void answer() {
-        if (answered_ || !store().read(elastic::name_of("call/", own_.id))) return;
+        if (answered_ || Clock::now() < answers_at_ || !store().read(elastic::name_of("call/", own_.id))) return;
         (void)store().create(elastic::name_of("here/", own_.id), {});
         answered_ = true;
     }
@@ -275,18 +330,22 @@ private:
     /// Returns nothing if the members have to meet again.
     std::optional<TcpRendezvous> meet_newest(std::chrono::nanoseconds limit) {
         const int rank = this->rank(), size = static_cast<int>(newest().members.size());
+        List<int> absent;
         try {
             return TcpRendezvous({.rank = rank, .size = size, .token = job_.token, .run_id = job_.run_id},
                                  {.timeout = limit},
                                  {.contact = newest().members[0].listener,
                                   .listener = &listener_,
                                   .generation = newest().number,
-                                  .look = {look, this}});
+                                  .look = {look, this},
+                                  .absent = &absent});
         } catch (const Interrupted&) {
             note_left(newest());
         } catch (const Error& error) {
             if (!is_of_peer(error)) throw;
-            if (const std::uint64_t absent = leave_generation(newest(), error); absent != 0) machine().miss(absent);
+            if (const std::uint64_t one = leave_generation(newest(), error); one != 0) machine().miss(one);
+            for (const int one : absent) machine().miss(newest().members[static_cast<std::size_t>(one)].id);
+            if (rank > 0 && error.errc() == Errc::timeout && error.context().peer > 0) await_proposal();
         }
         return {};
     }
@@ -294,15 +353,24 @@ private:
     /// Ends a meeting that cannot succeed any more.
     static void look(void* argument) {
         Membership& own = *static_cast<Membership*>(argument);
+        const List<elastic::Member>& members = own.newest().members;
+        const elastic::Member& one = members[own.looked_at_++ % members.size()];
+        bool is_over = own.is_dead()(one);
         if (const auto begin = Clock::now(); begin >= own.looks_next_) {
-            bool is_over = false;
-            own.briefly(
-                [&] { is_over = own.store().read(elastic::name_of_generation(own.newest().number + 1)).has_value(); });
-            if (is_over) throw Interrupted();
+            const auto is_there = [&](const std::string& name) { return own.store().read(name).has_value(); };
+            own.briefly([&] {
+                is_over = is_over || is_there(elastic::name_of_generation(own.newest().number + 1)) ||
+                          (own.machine().changes() && is_there(elastic::name_of("gone/", one.id)));
+            });
             own.looks_next_ = Clock::now() + elastic::pause_after_look(begin, {});
         }
-        const List<elastic::Member>& members = own.newest().members;
-        if (own.is_dead()(members[own.looked_at_++ % members.size()])) throw Interrupted();
+        if (is_over) throw Interrupted();
+    }
+    /// The first member has told the others whom it has missed first, and knows of all.
+    void await_proposal() {
+        const std::string next = elastic::name_of_generation(newest().number + 1);
+        for (const auto until = Clock::now() + std::chrono::seconds(1); Clock::now() < until && !store().read(next);)
+            ::usleep(5'000);
     }
 
     void note_left(const elastic::Generation& generation, bool agreed = false) {
@@ -352,7 +420,11 @@ private:
     std::size_t looked_at_ = 0;
     Clock::time_point looks_next_ = {};  ///< at the store, during a meeting
     bool answered_ = false;
-    bool gave_up_ = false;  ///< the last call of `meet` has
+    Clock::time_point answers_at_ = {};    ///< not before
+    std::chrono::nanoseconds pause_ = {};  ///< when this process joins again
+    std::uint32_t asked_ = 0;              ///< the generations up to this one have not begun
+    bool has_begun_ = false;               ///< an earlier one, or this one, has
+    bool gave_up_ = false;                 ///< the last call of `meet` has
     std::atomic<bool> leaves_ = false;
     bool noted_leaving_ = false;
     bool was_left_behind_ = false;

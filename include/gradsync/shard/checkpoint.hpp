@@ -274,7 +274,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
         if (problem)
             detail::refuse_file(directory, detail::text("cannot be made: ", problem.message(),
                                                         "; choose one where this user may write"));
-        locked = detail::ShardManifest::lock(directory);
+        locked = detail::ShardManifest::lock(directory, comm.timeout() / 2);
         if (std::filesystem::exists(detail::ShardManifest::path(directory)))
             manifest.generation = detail::ShardManifest::read(directory).generation + 1;
     });

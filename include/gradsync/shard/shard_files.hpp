@@ -184,12 +184,18 @@ struct ShardManifest {
     static Folder open(const std::filesystem::path& directory) {
         return Folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     }
-    /// Keeps others from saving to the directory while the result lives, if its file system supports locks. Throws if
-    /// another job saves.
-    static Folder lock(const std::filesystem::path& directory) {
+    /// Keeps others from saving to the directory while the result lives, if its file system supports locks. Waits for a
+    /// while, as a rank that the others have gone on without may have to be ended first. Throws if another job saves.
+    static Folder lock(const std::filesystem::path& directory, std::chrono::nanoseconds limit) {
         Folder folder = open(directory);
-        if (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-            refuse_file(directory, "is where another job saves a checkpoint now; give each job a directory of its own");
+        const auto until =
+            std::chrono::steady_clock::now() + smaller<std::chrono::nanoseconds>(limit, std::chrono::seconds(3));
+        while (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            if (std::chrono::steady_clock::now() > until)
+                refuse_file(directory,
+                            "is where another job saves a checkpoint now; give each job a directory of its own");
+            ::usleep(10'000);
+        }
         return folder;
     }
 

@@ -205,6 +205,8 @@ public:
     }
 
 protected:
+    friend struct OptionsOf;
+
     /// The overlap policy and the exchange are among the `arguments`.
     template <class... Arguments>
     ShardedBase(B backend, List<ParameterView> parameters, O optimizer, const ReducerOptions& options, Buckets buckets,

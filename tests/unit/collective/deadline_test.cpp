@@ -52,6 +52,21 @@ TEST_CASE("deadline: a pause between two looks is no waiting, except for a sixte
     CHECK(alarms == 0);
 }
 
+TEST_CASE("deadline: it counts from the last data that moved between machines") {
+    Deadline deadline;
+    int alarms = 0;
+    const auto look = [&](std::uint64_t moved) {
+        deadline.look(
+            60ms, [&](std::chrono::nanoseconds) { ++alarms; }, [] {}, moved);
+        std::this_thread::sleep_for(1ms);
+    };
+    std::uint64_t moved = 0;
+    for (const auto until = std::chrono::steady_clock::now() + 200ms; std::chrono::steady_clock::now() < until;) look(++moved);
+    CHECK(alarms == 0);
+    for (int i = 0; i < 1000 && alarms == 0; ++i) look(moved);
+    CHECK(alarms == 1);
+}
+
 TEST_CASE("deadline: the shortest limit passes, too") {
     Deadline deadline;
     int alarms = 0;

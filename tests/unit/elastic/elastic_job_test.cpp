@@ -324,6 +324,81 @@ TEST_CASE("all fail: without a checkpoint the job ends and says so; with one it 
     }
 }
 
+namespace {
+
+/// A process on another host, which nobody can reach.
+gradsync::elastic::Member elsewhere(std::uint64_t id, std::int64_t place) {
+    gradsync::elastic::Member one;
+    one.id = id, one.place = place, one.process = gradsync::collective::ProcessIdentity::own();
+    ++one.process.system;
+    return one;
+}
+Job alone_in(const gradsync_test::TemporaryDirectory& store, int most) {
+    return {.rank = 0, .size = most, .address = "127.0.0.1", .store = store.path().string(), .min_ranks = 1, .max_ranks = most};
+}
+std::string said(gradsync::FileStore& store, const std::string& name) {
+    const auto found = store.read(name);
+    return found ? std::string(gradsync::bootstrap::text_of(*found)) : "nothing";
+}
+
+}  // namespace
+
+TEST_CASE("a job begins anew only if no earlier generation has begun, and then none can any more") {
+    for (const std::string earlier : {"", "no", "yes"}) {
+        CAPTURE(earlier);
+        const gradsync_test::TemporaryDirectory folder;
+        gradsync::FileStore store(folder.path().string());
+        const auto lost = elsewhere(4711, 0);
+        store.create("gen/0000000001", std::as_bytes(std::span(&lost, 1)));
+        store.create("gone/0000000000001267", {});
+        if (!earlier.empty()) store.create("begun/1", std::as_bytes(std::span(earlier)));
+        ElasticJob job(alone_in(folder, 1));
+        if (earlier == "yes") {
+            CHECK_THROWS_WITH_AS(train(job, 5, nap), doctest::Contains("all ranks that had the state of the training were lost"), Error);
+        } else {
+            CHECK(train(job, 5, nap) == expected(5));
+            CHECK(said(store, "begun/1") == "no");
+            CHECK(said(store, "begun/2") == "yes");
+        }
+    }
+}
+
+TEST_CASE("a generation in whose name a newer one has said that nothing has begun does not begin") {
+    const gradsync_test::TemporaryDirectory folder;
+    gradsync::FileStore store(folder.path().string());
+    const std::string no = "no";
+    store.create("begun/1", std::as_bytes(std::span(no)));
+    ElasticJob job(alone_in(folder, 1));
+    CHECK(train(job, 5, nap) == expected(5));
+    CHECK(job.generation() == 2);
+}
+
+TEST_CASE("members on other hosts: their launchers say that they have ended, and those that do not come are missed at once") {
+    const gradsync_test::TemporaryDirectory folder;
+    gradsync::FileStore store(folder.path().string());
+    for (const auto& one : {elsewhere(1, 1), elsewhere(2, 2), elsewhere(3, 3)})
+        store.create(gradsync::elastic::name_of("join/", one.id), std::as_bytes(std::span(&one, 1)));
+    std::uint32_t met = 0;
+    SUBCASE("a launcher speaks while others wait in the meeting") {
+        std::thread launcher([&] {
+            gradsync::FileStore same(folder.path().string());
+            await([&] { return same.read("gen/0000000001"); });
+            for (const std::uint64_t id : {1, 2, 3}) same.create(gradsync::elastic::name_of("gone/", id), {});
+        });
+        ElasticJob job(alone_in(folder, 4));
+        CHECK(train(job, 5, nap) == expected(5));
+        launcher.join();
+        CHECK(store.names("out/").empty());  // nobody has waited for the time limit
+    }
+    SUBCASE("three do not come") {
+        ElasticJob job(alone_in(folder, 4));
+        Model model;
+        const auto on = [&](const Restored&, TcpBackend&) { met = job.generation(); };
+        CHECK(train(job, model, 5, nap, on, 1s) == expected(5));
+        CHECK(met == 2);
+    }
+}
+
 TEST_CASE("below the minimum: the others wait for a rank to come, and go on when it does, or end when their time is over") {
     for (const bool comes : {true, false}) {
         CAPTURE(comes);

@@ -74,7 +74,6 @@ private:
 
     /// ElasticJob::leave: returns whether the process leaves. The last member gives its state to one that waits, or ends the job.
     Task leave_job(Process& p) {
-        if (!find(Name::leave, p.self.id)) co_await create(p, Name::leave, p.self.id, 0, nobody);
         refresh(p);
         if (!p.machine.may_leave(deaths())) co_return 0;
         check_leaves(p);
@@ -249,9 +248,11 @@ private:
 
     // ---- Collectives ----
 
-    void contribute(Process& p, Comm& c, Topic topic, std::uint64_t step, const Word& word) {
+    /// `among`: the ranks that take part, a bit each.
+    void contribute(Process& p, Comm& c, Topic topic, std::uint64_t step, const Word& word, std::uint32_t among = ~0u) {
         Call& call = c.calls[{topic, step}];
         if (call.words.empty()) call.words = List<Word>(c.processes.size());
+        call.among = among & c.all();
         const int rank = rank_of(p, c);
         if (rank < 0) return violate("2: a process takes part in a generation without it");
         if (p.machine.newest().number != c.number && rank_in_newest(p) < 0) violate("7: a process has read a newer generation");
@@ -302,6 +303,7 @@ private:
         return true;
     }
     bool lacks(const Process& p, const Comm& c, const Call& call, std::size_t r) {
+        if ((call.among >> r & 1) == 0) return false;
         return (call.here >> r & 1) == 0 || !are_connected(p, process(c.processes[r]));
     }
     bool has_dead_member(const List<Member>& members) {
@@ -311,16 +313,16 @@ private:
     }
     /// Everything has been sent when all have contributed and all links work.
     void complete(Comm& c, Call& call, Topic topic) {
-        if (call.complete || call.here != c.all()) return;
-        for (const int a : c.processes)
-            for (const int b : c.processes)
-                if (!are_connected(process(a), process(b))) return;
+        if (call.complete || call.here != (call.among & c.all())) return;
+        for (std::size_t a = 0; a < c.processes.size(); ++a)
+            for (std::size_t b = 0; b < c.processes.size(); ++b)
+                if ((call.here >> a & call.here >> b & 1) != 0 && !are_connected(process(c.processes[a]), process(c.processes[b]))) return;
         call.complete = true;
         for (Time& one : call.arrival) one = now + between(0, 3 * ms);
         if (topic == Topic::barrier && c.gone == 0) {
             if (c.begins_anew && result.commits != 0) violate("4: a job begins anew, and its steps are lost");
             for (const int m : c.processes)
-                if (process(m).holdings.place_of(wanted(process(m), c, call.words[0].number)) < 0)
+                if (process(m).holdings.place_of(wanted(c, call.words[0].number)) < 0)
                     violate(gradsync::detail::text("5: member ", m, " lacks the base ", call.words[0].number, " of generation ", c.number,
                                                    " gone ", c.gone));
         }
@@ -360,27 +362,27 @@ private:
         for (const Row& row : rows) know(p, row.top);
         const Plan plan = agree(rows);
         check_plan(c, plan);
-        say(p, "goes on from ", plan.base, " with ", describe(p), ", lost: ", plan.lost);
-        Word state;  // what this member sends to those that lack it
-        std::uint64_t base = plan.base;
+        say(p, "goes on from ", plan.base.number, " with ", describe(p), ", lost: ", plan.lost);
+        std::uint64_t base = plan.base.number;
         if (base == 0) {
             base = co_await begin(p, c);
             if (base == 0) co_return 0;
-            state = own_part(p, wanted(p, c, base), rank_of(p, c) == 0);
         }
-        for (std::size_t i = 0; i < plan.owners.size(); ++i)
-            if (static_cast<int>(plan.owners[i]) == rank_of(p, c)) {
-                const Word part = own_part(p, {base, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(plan.owners.size())}, true);
-                state.content = state.flag && state.content != part.content ? garbage : part.content;
-                state.flag = true;
-            }
+        Task gets = job.is_sharded ? restore_parts(p, c, plan, base) : heal(p, c, plan, base);
+        if (!co_await gets) co_return 0;
+        const std::uint64_t goes_on = co_await go_on_from(p, c, base);
+        co_return goes_on;
+    }
+    /// LiveState::heal
+    Task heal(Process& p, Comm& c, const Plan& plan, std::uint64_t base) {
+        const Holding own = wanted(c, base);
+        const bool sends = plan.owners.empty() ? rank_of(p, c) == 0 : static_cast<int>(plan.owners[0]) == rank_of(p, c);
+        const Word state = sends ? Word{.number = base, .content = p.place(p.holdings.place_of(own)).content, .flag = true} : nothing;
         contribute(p, c, Topic::state, 0, state);
-        const Holding own = wanted(p, c, base);
         if (p.holdings.place_of(own) < 0) {
             if (!co_await arrive(p, c, Topic::state, 0)) co_return 0;
-            int place = p.holdings.place_for(base, plan.owners, static_cast<std::uint32_t>(rank_of(p, c)));
+            int place = p.holdings.place_for(plan_from(plan, own), static_cast<std::uint32_t>(rank_of(p, c)));
             if (bug == Bug::healing_in_place) place = Row::memory;
-            if (place < 0 && bug == Bug::two_places) place = 1;
             if (place < 0) {
                 violate("5: there is no place for a copy");
                 co_return 0;
@@ -393,29 +395,51 @@ private:
         c.all_have_base = true;
         reach(p, Moment::heal);
         if (p.holdings.place_of(own) != Row::memory) co_await write(p, Row::memory, own, p.place(p.holdings.place_of(own)).content);
-        if (!job.is_sharded) tear(p, 1, false);
-        const std::uint64_t goes_on = co_await go_on_from(p, c, base);
-        co_return goes_on;
+        p.holdings.go_on_from(Row::memory);
+        co_return 1;
+    }
+    /// ElasticJob::restore with shards: KeptParts::restore, and keep_for
+    Task restore_parts(Process& p, Comm& c, const Plan& plan, std::uint64_t base) {
+        Word state;  // what this member sends to the others
+        for (std::uint32_t i = 0; i < plan.owners.size(); ++i)
+            if (static_cast<int>(plan.owners[i]) == rank_of(p, c)) {
+                const std::uint64_t content = p.place(p.holdings.place_of(plan.base, i)).content;
+                state = {.number = base, .content = state.flag && state.content != content ? garbage : content, .flag = true};
+            }
+        if (!co_await exchange(p, c, Topic::state, 0, state)) co_return 0;
+        p.memory = {wanted(c, base), plan.owners.empty() ? right_state(base) : received(c)};
+        reach(p, Moment::heal);
+        const List<std::uint64_t> goes(c.processes.size());
+        const int place = p.holdings.place_for(plan_from(plan, wanted(c, base)), static_cast<std::uint32_t>(rank_of(p, c)));
+        if (!co_await keep(p, c, 0, bug == Bug::healing_in_place ? p.holdings.place_of(plan.base) : place, goes)) co_return 0;
+        const Word same{.number = base};
+        if (!co_await exchange(p, c, Topic::barrier, 0, same)) co_return 0;
+        c.all_have_base = true;
+        p.holdings.go_on_from(p.newest);
+        co_return 1;
+    }
+    static Plan plan_from(const Plan& plan, const Holding& loaded) {
+        return plan.base.number != 0 ? plan : Plan{.base = loaded, .owners = List<std::uint32_t>(loaded.parts, 0)};
     }
     /// LiveState::forget
     void forget(Process& p) {
         for (int i = 0; i < Row::most; ++i) p.holdings.tear(i), p.place(i) = {};
     }
-    Holding wanted(const Process& p, const Comm& c, std::uint64_t number) const {
-        if (!job.is_sharded) return {number, 0, 1};
-        return {number, static_cast<std::uint32_t>(rank_of(p, c)), static_cast<std::uint32_t>(c.processes.size())};
+    Holding wanted(const Comm& c, std::uint64_t number) const {
+        if (!job.is_sharded) return {.number = number};
+        const auto size = static_cast<std::uint32_t>(c.processes.size());
+        return {.number = number, .division = 1 + size * 2 + (job.divides_anew ? c.number % 2 : 0), .parts = size, .part = {Holding::none}};
     }
     static std::string describe(Process& p) {
         std::string text;
         for (int i = 0; i < Row::most; ++i) {
             const Holding& one = p.place(i).label;
-            text += gradsync::detail::text("[", one.number, ": ", one.part, "/", one.parts, "]");
+            text += gradsync::detail::text("[", one.number, ":");
+            for (const std::uint32_t part : one.part)
+                if (part != Holding::none) text += gradsync::detail::text(" ", part);
+            text += gradsync::detail::text("/", one.parts, " ", one.division, "]");
         }
         return text;
-    }
-    Word own_part(Process& p, const Holding& part, bool sends) {
-        const int place = sends ? p.holdings.place_of(part) : -1;
-        return place < 0 ? Word{} : Word{.number = part.number, .content = p.place(place).content, .flag = true};
     }
     static std::uint64_t received(Comm& c) {
         std::uint64_t content = 0;
@@ -431,10 +455,14 @@ private:
     void check_plan(Comm& c, const Plan& plan) {
         if (!c.plan) {
             c.plan = plan;
-            if (c.newest != no_state && c.newest != plan.base) violate("5: the members do not go on from the newest state that they have");
+            if (c.newest != no_state && c.newest != plan.base.number)
+                violate("5: the members do not go on from the newest state that they have");
             result.losses += plan.lost;
+            const bool may_lose = was_disturbed() || job.lag != 0 || job.fails_updates != 0 || result.kills > 1;
+            if (!may_lose && plan.base.number != 0 && plan.lost > (result.kills == 0 ? 0 : job.keep_every))
+                violate("5: steps are lost that were kept");
         }
-        if (c.plan->base != plan.base || !(c.plan->owners == plan.owners) || c.plan->lost != plan.lost)
+        if (!c.plan->base.is_of(plan.base) || !(c.plan->owners == plan.owners) || c.plan->lost != plan.lost)
             violate("3: the members have different plans");
     }
 
@@ -449,10 +477,13 @@ private:
                 check_loss();
                 co_await create(p, Name::end, 0, 1, nobody);
             }
-            const int place = p.holdings.place_for(word.number);
             c.loaded = word.number;
-            if (place < 0) violate("5: there is no place for a copy");
-            else if (word.number != 0) co_await write(p, place, wanted(p, c, word.number), word.content);
+            if (!job.is_sharded && word.number != 0) {
+                const Holding loaded = wanted(c, word.number);
+                const int place = p.holdings.place_for(plan_from({}, loaded), 0);
+                if (place < 0) violate("5: there is no place for a copy");
+                else co_await write(p, place, loaded, word.content);
+            }
         }
         if (!co_await exchange(p, c, Topic::begin, 0, word)) co_return 0;
         c.begins_anew = c.calls[{Topic::begin, 0}].words[0].flag;
@@ -491,7 +522,6 @@ private:
 
     /// All have the base.
     Task go_on_from(Process& p, Comm& c, std::uint64_t base) {
-        p.holdings.go_on_from(base);
         for (int i = 0; i < Row::most; ++i)
             if (p.holdings.row().holdings[i].number == 0) p.place(i).label = {};
         p.shared->top = base;
@@ -511,23 +541,24 @@ private:
         co_return 0;
     }
     void tear(Process& p, int place, bool is_update) {
-        const auto [number, part, parts] = p.place(place).label;
-        const std::uint64_t before = is_update || number == 0 ? 0 : newest_state(comm(p.generation).processes);
-        if (place != Row::memory && p.shared->owner != p.index) violate("6: memory has two writers");
+        const Holding here = p.place(place).label;
+        const std::uint64_t before = is_update || here.number == 0 ? 0 : newest_state(comm(p.generation).processes);
+        if ((place != Row::memory || p.has_parts) && p.shared->owner != p.index) violate("6: memory has two writers");
         if (!(is_update && bug == Bug::torn_offer)) p.holdings.tear(place), p.place(place).label = {};
         p.place(place).content = garbage;
         const Comm& c = comm(p.generation);
         if (!is_in_last_generation(p)) return;  // the others have gone on without it, and what it has does not count any more
-        if (is_update || number == 0 || c.all_have_base || number == c.loaded) return;
-        const auto& owners = c.plan->owners;
-        if (number == c.plan->base && (parts != owners.size() || owners[part] != static_cast<std::uint32_t>(rank_of(p, c)))) return;
-        std::uint64_t newest = 0;
-        for (int i = 0; i < Row::most; ++i) newest = gradsync::detail::larger(newest, p.place(i).label.number);
-        if (newest < number) violate("5: a process overwrites its newest state");
+        if (is_update || here.number == 0 || here.number == c.loaded) return;
+        if (!p.has_parts) {
+            if (c.all_have_base || (here.number == c.plan->base.number && static_cast<int>(c.plan->owners[0]) != rank_of(p, c))) return;
+            std::uint64_t newest = 0;
+            for (int i = 0; i < Row::most; ++i) newest = gradsync::detail::larger(newest, p.place(i).label.number);
+            if (newest < here.number) violate("5: a process overwrites its newest state");
+        }
         if (newest_state(comm(p.generation).processes) < before) violate("5: the newest state is overwritten");
     }
     void fill(Process& p, int place, const Holding& label, std::uint64_t content) {
-        if (place != Row::memory && p.shared->owner != p.index) violate("6: memory has two writers");
+        if ((place != Row::memory || p.has_parts) && p.shared->owner != p.index) violate("6: memory has two writers");
         p.place(place) = {label, content};
         p.holdings.fill(place, label);
         know(p, label.number);
@@ -541,12 +572,16 @@ private:
         const int rank = rank_of(p, c);
         std::optional<std::uint64_t> vote;
         for (;;) {
-            const std::uint64_t number = p.holdings.memory().number;
+            const std::uint64_t number = p.memory.label.number;
             if (rank == 0) watch(p);
             if (p.machine.newest().number != c.number) co_return 0;
             if (vote) {
                 if (!co_await arrive(p, c, Topic::vote, *vote)) co_return 0;
-                if (says_change(c, *vote)) co_return leave_as_agreed(p, c, number);
+                if (says_change(c, *vote)) {
+                    const bool agreed = leave_as_agreed(p, c, number);
+                    if (job.is_sharded && !co_await keep_for_change(p, c, number)) co_return 0;
+                    co_return agreed;
+                }
             }
             if (number == job.last) break;
             if (p.leaves && !find(Name::leave, p.self.id)) co_await create(p, Name::leave, p.self.id, 0, nobody);
@@ -559,7 +594,10 @@ private:
             if (!co_await exchange(p, c, Topic::sum, number, summand)) co_return 0;
             if (!co_await update(p, c, number)) co_return 0;
             if (rank == 0 && bug == Bug::late_begun) co_await create(p, Name::begun, c.number, 1, nobody);
-            if (job.is_sharded && (number == 1 || (number + 1) % job.keep_every == 0)) co_await keep(p);
+            if (job.is_sharded && number + 1 - p.kept >= job.keep_every) {
+                const List<std::uint64_t> goes(c.processes.size());
+                if (!co_await keep(p, c, 0, p.holdings.place_for_next(), goes)) co_return 0;
+            }
             const bool is_time = job.checkpoint_every != 0 && (number == 1 || (number + 1) % job.checkpoint_every == 0);
             if (rank == 0 && is_time) co_await save(p);
         }
@@ -582,32 +620,84 @@ private:
         return true;
     }
     Task update(Process& p, Comm& c, std::uint64_t number) {
-        const Holding label = wanted(p, c, number + 1);
+        const Holding label = wanted(c, number + 1);
         const std::uint64_t content = after_step(c.calls[{Topic::sum, number}].words[0].content, number);
         reach(p, Moment::update);
-        tear(p, Row::memory, true);
-        if (bug == Bug::early_commit) p.holdings.fill(Row::memory, label), p.memory.label = label;
+        if (!p.has_parts) tear(p, Row::memory, true);
+        if (bug == Bug::early_commit) {
+            if (!p.has_parts) p.holdings.fill(Row::memory, label);
+            p.memory.label = label;
+        }
         co_await sleep(p, ms / 5, 2 * ms);
         if (chance(static_cast<std::uint64_t>(job.fails_updates))) {  // the user's function has thrown
             p.has_failed = job.changes && coin();
             co_return 0;
         }
-        fill(p, Row::memory, label, content);
+        if (p.has_parts) {
+            p.memory = {label, content};
+            know(p, number + 1);
+            p.had = gradsync::detail::larger(p.had, number + 1);
+        } else {
+            fill(p, Row::memory, label, content);
+        }
         if (content != right_state(number + 1)) violate("3: two commits of a step differ");
         ++result.commits;
         stepped_at = now;
         say(p, "has ", describe(p));
         co_return 1;
     }
-    /// Keeps a copy in the older of two places.
-    Task keep(Process& p) {
+    /// KeptParts::keep: keeps this member's part of the state in memory, and those of its mates. `turn`: of this state.
+    Task keep(Process& p, Comm& c, std::uint64_t turn, int place, const List<std::uint64_t>& goes) {
         reach(p, Moment::keep);
-        const int place = p.place(1).label.number <= p.place(2).label.number ? 1 : 2;
-        co_await write(p, place, p.holdings.memory(), p.memory.content);
-        co_return 0;
+        if (place < 0 && bug == Bug::two_places) place = 1;
+        if (place < 0 && bug == Bug::healing_in_place) place = 0;
+        if (place < 0) {
+            violate("5: there is no place for a part");
+            co_return 0;
+        }
+        List<std::uint64_t> hosts;
+        for (const Member& one : c.members) hosts.push_back(job.one_host ? 0 : static_cast<std::uint64_t>(one.place) / 2);
+        const List<std::uint32_t> mates = mates_of(static_cast<std::uint32_t>(rank_of(p, c)), hosts, goes);
+        std::uint32_t among = 0;
+        for (const std::uint32_t one : mates) among |= 1u << one;
+        const std::uint64_t number = p.memory.label.number;
+        tear(p, place, false);
+        const std::uint64_t name = (number * 8 + mates[0]) * 2 + turn;
+        const Word own{.number = number, .content = p.memory.content};
+        contribute(p, c, Topic::mates, name, own, among);
+        if (!co_await arrive(p, c, Topic::mates, name)) co_return 0;
+        Holding label = wanted(c, number);
+        for (std::size_t m = 0; m < Holding::most; ++m) label.part[m] = m < mates.size() ? mates[m] : Holding::none;
+        std::uint64_t content = p.memory.content;
+        for (const std::uint32_t one : mates)
+            if (c.calls[{Topic::mates, name}].words[one].content != content) content = garbage;
+        co_await sleep(p, ms / 10, 3 * ms);
+        fill(p, place, label, content);
+        p.newest = place;
+        p.kept = number;
+        co_return 1;
+    }
+    /// ElasticJob::keep_for_change
+    Task keep_for_change(Process& p, Comm& c, std::uint64_t number) {
+        const Word own{.flag = find(Name::leave, p.self.id) != nullptr};
+        if (!co_await exchange(p, c, Topic::leaving, 0, own)) co_return 0;
+        const auto& words = c.calls[{Topic::leaving, 0}].words;
+        for (std::size_t r = 0; r < words.size(); ++r)
+            if (words[r].flag) p.machine.see_leaving(c.members[r].id);
+        const Generation stays = p.machine.view(deaths()).staying();
+        List<std::uint64_t> goes;
+        bool any = false;
+        for (std::size_t r = 0; r < words.size(); ++r) {
+            goes.push_back(words[r].flag && stays.rank_of(c.members[r].id) < 0);
+            any = any || goes[r] != 0;
+        }
+        if (!any && p.kept == number) co_return 1;
+        if (!co_await keep(p, c, 1, p.holdings.place_for_next(), goes)) co_return 0;
+        const std::uint64_t all_have = co_await exchange(p, c, Topic::kept, 0, nothing);
+        co_return all_have;
     }
     Task save(Process& p) {
-        const std::uint64_t number = p.holdings.memory().number;
+        const std::uint64_t number = p.memory.label.number;
         reach(p, Moment::save);
         co_await create(p, Name::manifest, bug == Bug::replaced_manifest ? 0 : number, number, nobody);
         if (auto [at, is_new] = checkpoints_.emplace(number, now); !is_new) at->second = at->second < now ? at->second : now;

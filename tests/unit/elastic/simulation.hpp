@@ -15,6 +15,7 @@
 #include <queue>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -37,7 +38,7 @@ enum class Bug {
     stale_proposal,     ///< a process takes its own proposal as agreed, whoever has won
     early_commit,       ///< a step counts before the weights are changed
     torn_offer,         ///< a state is offered while a step changes it
-    two_places,         ///< no third place to receive a part of a sharded state
+    two_places,         ///< no third place for the parts of a sharded state
     early_vote,         ///< a vote is read in its own step, where it has come already
     silent_joiner,      ///< members count on a process that has not answered
     hasty_minority,     ///< the smaller part of the members does not wait
@@ -101,14 +102,14 @@ private:
     std::coroutine_handle<promise_type> handle_;
 };
 
-/// Memory for a state, or a part of one. The label says what it is when it is whole.
+/// Memory for a state, or for parts of one. The label says what it is when it is whole.
 struct Place {
     Holding label = {};
     std::uint64_t content = garbage;
 };
 /// Memory that a launcher holds, and hands on to the next process of the same place.
 struct SharedMemory {
-    Place copies[Row::most] = {};  ///< [0] is not used
+    Place copies[Row::most] = {};  ///< [0] is used for parts only
     std::uint64_t top = 0;
     int owner = -1;
 };
@@ -124,6 +125,7 @@ struct Process {
     Holdings holdings;
     Member self = {};
     Place memory = {};
+    bool has_parts = false;  ///< of a sharded state: what the training computes in does not outlive the generation
     std::shared_ptr<SharedMemory> shared = {};
     Task task = {};
     std::coroutine_handle<> at = {};  ///< where it waits
@@ -140,13 +142,15 @@ struct Process {
     bool is_left_behind = false;   ///< others may have gone on without it: what it has does not count any more
     std::uint64_t joins = 0;       ///< how often it has joined
     std::uint32_t generation = 0;  ///< in which it is; 0: none
+    std::uint64_t kept = 0;        ///< the last state of which it has kept its part
+    int newest = 0;                ///< in this place
     std::uint64_t had = 0;         ///< the newest state that it has had since the members last went on from one
     std::uint64_t missed = 0;      ///< the member for which it has waited in vain
     Time born = 0;
     Time failed_at = 0;         ///< when it left the last generation
     std::uint64_t history = 0;  ///< a hash of all that it has seen
 
-    Place& place(int i) { return i == Row::memory ? memory : shared->copies[i]; }
+    Place& place(int i) { return i == Row::memory && !has_parts ? memory : shared->copies[i]; }
 };
 
 /// What a member tells the others in a collective.
@@ -155,10 +159,11 @@ struct Word {
     std::uint64_t number = 0, content = 0;
     bool flag = false;
 };
-enum class Topic { meeting, rows, begin, state, barrier, sum, vote, last };
+enum class Topic { meeting, rows, begin, state, mates, barrier, sum, vote, leaving, kept, last };
 struct Call {
     List<Word> words = {};
-    std::uint32_t here = 0;  ///< a bit a rank
+    std::uint32_t among = ~0u;  ///< whose words it needs: a bit a rank
+    std::uint32_t here = 0;     ///< a bit a rank
     bool complete = false;
     Time arrival[8] = {};
 };
@@ -194,7 +199,8 @@ struct Settings {
     int spares = 0;
     std::uint64_t last = 6;
     bool is_sharded = false;
-    bool one_host = true;  ///< links are never cut, and launchers end members that do not answer
+    bool divides_anew = false;  ///< each generation divides the state in its own way
+    bool one_host = true;       ///< links are never cut, and launchers end members that do not answer
     bool inherits = false, restarts = true;
     std::uint64_t keep_every = 1, checkpoint_every = 0;
     Time lag = 0;           ///< of reads, at most
@@ -385,13 +391,14 @@ protected:
     /// The newest state of which the live members have all parts.
     std::uint64_t newest_state(const std::vector<int>& members) {
         std::uint64_t newest = 0;
-        std::map<std::pair<std::uint64_t, std::uint32_t>, std::set<std::uint32_t>> parts;
+        std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint32_t>, std::set<std::uint32_t>> parts;
         for (const int m : members)
             for (int i = 0; i < Row::most && !process(m).dead; ++i) {
                 const Holding& one = process(m).place(i).label;
                 if (one.number <= newest) continue;
-                auto& found = parts[{one.number, one.parts}];
-                found.insert(one.part);
+                auto& found = parts[{one.number, one.division, one.parts}];
+                for (const std::uint32_t part : one.part)
+                    if (part != Holding::none) found.insert(part);
                 if (found.size() == one.parts) newest = one.number;
             }
         return newest;
@@ -421,6 +428,7 @@ private:
         job.spares = static_cast<int>(below(4));
         job.last = 4 + below(80);
         job.is_sharded = below(5) < 3;
+        job.divides_anew = job.is_sharded && coin();
         job.one_host = below(3) == 0;
         job.inherits = below(3) != 0;
         job.restarts = job.least == job.ranks || below(8) != 0;
@@ -519,16 +527,17 @@ private:
         return true;
     }
     void start(int slot) {
-        auto made = std::make_unique<Process>(Machine(job.ranks, job.least, job.changes), Holdings(copies()));
+        auto made = std::make_unique<Process>(Machine(job.ranks, job.least, job.changes), Holdings(places()));
         Process& p = *made;
         p.index = static_cast<int>(processes_.size());
         p.slot = slot;
         p.born = now;
+        p.has_parts = job.is_sharded;
         for (const auto& one : processes_)
             if (one->slot == slot && job.inherits) p.shared = one->shared;
         if (!p.shared) p.shared = std::make_shared<SharedMemory>();
         p.shared->owner = p.index;
-        for (int i = 1; i < Row::most; ++i)
+        for (int i = p.has_parts ? 0 : 1; i < Row::most; ++i)
             if (p.shared->copies[i].label.number != 0) p.holdings.fill(i, p.shared->copies[i].label);
         p.holdings.know(p.shared->top);
         p.had = p.shared->top;
@@ -537,7 +546,7 @@ private:
         p.at = p.task.handle();
         push({now, 0, What::timer, p.index, 0, p.ticket});
     }
-    int copies() const { return job.is_sharded ? (bug == Bug::two_places ? 2 : 3) : 1; }
+    int places() const { return job.is_sharded && bug != Bug::two_places ? 3 : 2; }
     void kill(Process& p) {
         if (p.dead) return;
         say(p, "ends");
@@ -576,7 +585,7 @@ private:
             if (!reaches_store(*one)) return;
             say(*one, "loses the store for ", lasts / ms), store_away_[one->slot] = now, ++lasting_, ++result.cuts;
             push({now + lasts, 0, What::reach_store, one->slot});
-        } else if (kind < 85) one->leaves = job.changes && !job.is_sharded;
+        } else if (kind < 85) one->leaves = job.changes;
         else if (kind < 90) start_another();
         else if (!job.one_host && one->slot != other->slot) {
             ++result.cuts;

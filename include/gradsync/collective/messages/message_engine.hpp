@@ -328,13 +328,13 @@ private:
                 detector_.report_timeout(oldest_open(), heard_ < pending_.next() ? &pending(heard_) : nullptr, by,
                                          timeout());
             },
-            [&] { report_missing(); });
+            [&] { report_missing(); }, world_->moved());
     }
 
     [[gnu::cold]] void report_missing() {
         if (pending_.empty()) return;
         detector_.report_missing(oldest_open());
-        if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()));
+        if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()), timeout());
     }
 
     /// A failed call is often the first sign that another process has died. Looks for one, and listens to the others,

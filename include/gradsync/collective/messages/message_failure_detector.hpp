@@ -85,9 +85,9 @@ public:
     }
 
     /// Tells the ranks that ask which rank this one waits for. Called while it waits.
-    [[gnu::cold]] void answer(const Late& who) noexcept {
+    [[gnu::cold]] void answer(const Late& who, std::chrono::nanoseconds limit) noexcept {
         const bool knows = who.certain && !who.ranks.empty() && who.ranks.front() != self_.own_world_rank();
-        world_.answer(knows ? who.ranks.front() : -1);
+        world_.answer(knows ? who.ranks.front() : -1, limit);
     }
 
     /// Asks the first of these ranks which rank it waits for, then that one, and so on: the last one is to blame.
@@ -103,6 +103,7 @@ public:
         }
         const int last = asked_.back();
         const std::optional<int> late = world_.answer_of(last);
+        if (late == MessageWorld::nobody) return asked_.clear(), false;  // ask again after another limit
         bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another, so some calls differ
         for (const int rank : asked_) in_turn |= late && rank == *late;
         if (late && *late >= 0 && !in_turn) return ask(*late), false;

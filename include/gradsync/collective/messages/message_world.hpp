@@ -68,6 +68,10 @@ public:
     /// Moves messages, and reads other ranks' control messages. Requires the mutex.
     void poll() {
         if (transport_->poll()) arrivals_.fetch_add(1, std::memory_order_relaxed);
+        if (const std::uint64_t moved = transport_->moved(); std::exchange(moved_, moved) != moved) {
+            note_moved();
+            moved_at_ = std::chrono::steady_clock::now();
+        }
         while (transport_->finish_one(incoming_ticket_)) {
             take_in(incoming_, std::exchange(incoming_bytes_, 0));
             listen();
@@ -132,11 +136,14 @@ public:
         answer_.reset();
         try_post(rank, {.kind = ControlMessage::asks});
     }
-    /// That rank's answer to the last question: a rank, or -1 if it does not know.
+    /// The answer of a rank whose data moves: a slow network holds it up, and nobody is to blame.
+    static constexpr int nobody = -2;
+    /// That rank's answer to the last question: a rank, -1 if it does not know, or `nobody`.
     std::optional<int> answer_of(int rank) const noexcept { return rank == asked_ ? answer_ : std::nullopt; }
     /// Has a rank asked this one? Requires the mutex.
     bool is_asked() const noexcept { return !asking_.empty(); }
-    [[gnu::cold]] void answer(int late) noexcept {
+    [[gnu::cold]] void answer(int late, std::chrono::nanoseconds limit) noexcept {
+        if (std::chrono::steady_clock::now() < moved_at_ + limit / 4) late = nobody;
         for (const int rank : asking_) try_post(rank, {.kind = ControlMessage::waits, .culprit = late});
         asking_.clear();
     }
@@ -277,7 +284,8 @@ private:
         if (bytes <= offsetof(ControlMessage, text) || message.kind < ControlMessage::has_failed ||
             message.kind > ControlMessage::waits || message.communicator < 0 || !is_rank(message.sender) ||
             message.sender == transport_->rank() || (fails && !is_errc(message.code)) ||
-            ((fails || message.kind == ControlMessage::waits) && message.culprit != -1 && !is_rank(message.culprit)))
+            ((fails || message.kind == ControlMessage::waits) && message.culprit != -1 &&
+             (fails || message.culprit != nobody) && !is_rank(message.culprit)))
             return fail({Errc::peer_failed, -1, "another rank sent nonsense; all ranks must run the same program"});
         if (fails) {
             const std::size_t room = bytes - offsetof(ControlMessage, text);
@@ -290,6 +298,7 @@ private:
             asking_.erase_if([&](int rank) { return rank == message.sender; });
             asking_.push_back(message.sender);
         } else if (message.kind == ControlMessage::waits) {
+            if (message.culprit == nobody) note_moved();
             if (message.sender == asked_) answer_ = message.culprit;
         } else {
             gone_[static_cast<std::size_t>(message.sender)] = true;
@@ -310,6 +319,8 @@ private:
     std::atomic<bool> announced_{false}, delivered_{false};
     ControlMessage incoming_;
     std::size_t incoming_bytes_ = 0;
+    std::uint64_t moved_ = 0;  ///< as the transport counts
+    std::chrono::steady_clock::time_point moved_at_ = {};
     Transport::Ticket incoming_ticket_ = Transport::no_ticket;
     List<Outgoing> outgoing_;
     List<int> communicators_;  ///< of this rank

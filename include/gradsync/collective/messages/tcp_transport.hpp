@@ -49,6 +49,20 @@ public:
         return peer.lost || ::ioctl(peer.socket.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
     }
 
+    /// What has arrived at other ranks' systems counts: there may be much in this one.
+    std::uint64_t moved() noexcept override {
+        const auto now = Clock::now();
+        if (now < counts_at_) return moved_;
+        counts_at_ = now + std::chrono::milliseconds(5);
+        std::uint64_t arrived = bytes_moved_;
+        for (const Peer& peer : peers_) {
+            int queued = 0;
+            if (!peer.lost && ::ioctl(peer.socket.get(), SIOCOUTQ, &queued) == 0)
+                arrived -= gradsync::detail::smaller(arrived, static_cast<std::uint64_t>(queued));
+        }
+        return moved_ = gradsync::detail::larger(moved_, arrived);
+    }
+
     Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool /*known*/ = false) override {
         Peer& peer = peers_[at(rank)];
         const Ticket ticket = tickets_.add(peer.lost);
@@ -256,6 +270,7 @@ private:
                 return stop_sending(peer);
             }
             front.moved += static_cast<std::size_t>(sent);
+            if (front.header.stream != control_stream) bytes_moved_ += static_cast<std::size_t>(sent);
             if (front.moved < front.all()) continue;
             set_over(front.ticket);
             peer.outgoing.pop_front();
@@ -289,6 +304,7 @@ private:
                 return lose(peer);
             }
             incoming.moved += static_cast<std::size_t>(got);
+            if (!in_header && incoming.header.stream != control_stream) bytes_moved_ += static_cast<std::size_t>(got);
             if (in_header && incoming.moved == header && !choose_place(rank, peer)) return;
             if (incoming.moved >= header && incoming.moved == incoming.all()) arrive(rank, incoming);
         }
@@ -349,10 +365,13 @@ private:
     SpareMemory<List<std::byte>, 16> spare_;  ///< of kept messages that were delivered
     List<pollfd> waiting_;                    ///< scratch
     std::uint64_t over_ = 0;
+    std::uint64_t bytes_moved_ = 0, moved_ = 0;  ///< as of now, with what waits in the system; see `moved`
+    Clock::time_point counts_at_ = {};
 };
 
 /// Connects all ranks at the rendezvous with one another; each listens at `bind` (see net::listen). If a connection
-/// cannot be made within half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks.
+/// cannot be made within half of `timeout` (30 s at most), every rank throws the same Error, which names the two ranks,
+/// and blames the later one.
 /// The other half is for telling one another: a rank that has all its connections waits for those that miss one, and
 /// must not give up before they say which. Collective.
 [[gnu::cold]] inline std::unique_ptr<Transport> make_tcp_transport(bootstrap::AnyRendezvous rendezvous,
@@ -402,11 +421,13 @@ private:
     for (int r = 0; r < size; ++r)
         if (all[at(r)].has_no_descriptors) has_no_descriptors(r);
     for (int r = 0; r < size; ++r)
-        if (const int other = all[at(r)].apart; other >= 0)
-            fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", gradsync::detail::larger(other, r),
+        if (const int other = all[at(r)].apart; other >= 0) {
+            const int later = gradsync::detail::larger(other, r);
+            fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", later,
                       " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
                       "; look at the firewall and the network between their machines"),
-                 other == rank ? r : other);
+                 later);
+        }
     return std::make_unique<TcpTransport>(std::move(sockets), rank);
 }
 

@@ -2,8 +2,11 @@
 // ctest: COST 45
 // What the suite of backends does not reach: many rounds, known memory, a transport that fails or refuses the thread.
 #include <gradsync/collective/messages/message_engine.hpp>
+#include <gradsync/collective/messages/tcp_transport.hpp>
 
 #include <doctest/doctest.h>
+
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -740,4 +743,75 @@ TEST_CASE("messages: a hello that is no call, or is too short, is an error that 
             CHECK(std::string(error.what()).find(one.what) != std::string::npos);
         }
     }
+}
+
+namespace {
+
+std::pair<gs::net::Socket, gs::net::Socket> connected() {
+    int ends[2] = {-1, -1};
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
+    return {gs::net::Socket(ends[0]), gs::net::Socket(ends[1])};
+}
+
+/// Two ends of a slow network.
+class SlowLink {
+public:
+    gs::net::Socket one, other;
+
+    SlowLink() {
+        auto [a, b] = connected();
+        auto [c, d] = connected();
+        one = std::move(a), other = std::move(d);
+        pump_ = std::thread([this, in = std::move(b), out = std::move(c)] {
+            const auto pass = [](const gs::net::Socket& from, const gs::net::Socket& to) {
+                std::byte bytes[16 * 1024];
+                ssize_t got = ::recv(from.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+                for (const std::byte* at = bytes; got > 0; std::this_thread::sleep_for(1ms))
+                    if (const ssize_t sent = ::send(to.get(), at, static_cast<std::size_t>(got), MSG_DONTWAIT | MSG_NOSIGNAL); sent > 0)
+                        at += sent, got -= sent;
+                    else if (errno != EAGAIN) return;
+            };
+            for (; !over_; std::this_thread::sleep_for(10ms)) pass(in, out), pass(out, in);
+        });
+    }
+    ~SlowLink() {
+        over_ = true;
+        pump_.join();
+    }
+
+private:
+    std::atomic<bool> over_ = false;
+    std::thread pump_;
+};
+
+}  // namespace
+
+TEST_CASE("a network that is slow holds up nobody for too long, not even a rank that waits for two others") {
+    SlowLink slow;
+    auto [zero, two] = connected();
+    auto [one, also_two] = connected();
+    gs::List<gs::net::Socket> ends[3] = {gs::List<gs::net::Socket>(3), gs::List<gs::net::Socket>(3), gs::List<gs::net::Socket>(3)};
+    ends[0][1] = std::move(slow.one), ends[1][0] = std::move(slow.other);
+    ends[0][2] = std::move(zero), ends[2][0] = std::move(two);
+    ends[1][2] = std::move(one), ends[2][1] = std::move(also_two);
+    std::vector<std::string> errors(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank)
+        threads.emplace_back([&, rank] {
+            try {
+                const auto own = engine(std::make_unique<mp::TcpTransport>(std::move(ends[rank]), rank), 400ms);
+                std::vector<float> sums(600'000, 1);  // 2.4 MB, of which the slow link takes a second or more
+                own->wait(own->start({.in = sums.data(),
+                                      .out = sums.data(),
+                                      .in_count = sums.size(),
+                                      .out_count = sums.size(),
+                                      .operation = Operation::all_reduce,
+                                      .dtype = gs::DType::f32}));
+                if (sums != std::vector<float>(sums.size(), 3)) errors[static_cast<std::size_t>(rank)] = "a wrong sum";
+            } catch (const std::exception& error) {
+                errors[static_cast<std::size_t>(rank)] = error.what();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& error : errors) CHECK(error == "");
 }

@@ -128,12 +128,16 @@ TEST_CASE("TcpTransport: a rank that reaches no other gives up in time, and ever
     const std::uint16_t port = gradsync_test::free_port();
     const auto reports = gradsync_test::forked(4, [&](int rank) -> std::string {
         Behind meeting({.rank = rank, .size = 4, .port = port}, {.timeout = 20s}, firewall);
-        (void)gradsync::message_passing::make_tcp_transport(meeting, 4s);
+        try {
+            (void)gradsync::message_passing::make_tcp_transport(meeting, 4s);
+        } catch (const gradsync::Error& error) {
+            return std::to_string(error.context().peer) + " is to blame: " + error.what();
+        }
         return "connected";
     });
     for (const auto& report : reports) {
         INFO(report.text);
-        CHECK(report.says("ranks 0 and 3 cannot reach one another over TCP within 2 s"));
+        CHECK(report.says("3 is to blame: ranks 0 and 3 cannot reach one another over TCP within 2 s"));
     }
 }
 

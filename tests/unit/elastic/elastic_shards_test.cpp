@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: BSL-1.0
+// ctest: COST 30
+// Ranks that come and go and have sharded state, in all stages, as processes that this test starts, kills and asks to leave. The state at the
+// end is compared with that of one process that does all of the work by itself.
+#include <gradsync/elastic/elastic_job.hpp>
+#include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/checkpoint.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
+#include <gradsync/shard/sharded_parameters.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "support/restarted_processes.hpp"
+#include "support/says.hpp"
+#include "support/temporary_directory.hpp"
+
+using namespace std::chrono_literals;
+using gradsync::BufferView;
+using gradsync::ElasticJob;
+using gradsync::Error;
+using gradsync::Job;
+using gradsync::Restored;
+using gradsync::TcpBackend;
+using gradsync_test::content_of;
+using gradsync_test::says;
+
+namespace {
+
+using Ranks = gradsync_test::ProcessesOf<ElasticJob>;
+constexpr std::size_t micro_batches = 12;
+
+/// Its step counts the steps before, so that their number is a part of the state.
+struct Momentum {
+    std::uint64_t* steps;
+    std::size_t state_count() const { return 2; }
+    void begin_step() { ++*steps; }
+    void step(const gradsync::OptimizerSlice<float>& slice) const {
+        for (std::size_t k = 0; k < slice.value.size(); ++k) {
+            const float gradient = slice.gradient[k] * static_cast<float>(slice.gradient_scale);
+            slice.state[0][k] = 0.9f * slice.state[0][k] + gradient;
+            slice.state[1][k] += gradient * gradient;
+            slice.value[k] -= (0.05f + 0.01f / static_cast<float>(*steps)) * slice.state[0][k] / (1 + slice.state[1][k]);
+        }
+    }
+};
+
+/// Parameter 2 is frozen; the processes begin with different weights.
+struct Model {
+    static constexpr std::size_t count = 4;
+    std::vector<std::vector<float>> weights{std::vector<float>(5, 1), std::vector<float>(70, 2), std::vector<float>(3, 3),
+                                            std::vector<float>(33, 4)},
+        gradients = weights;
+    explicit Model(float beginning = 0) {
+        for (auto& all : weights)
+            for (float& one : all) one += beginning;
+    }
+    std::vector<gradsync::ParameterView> parameters() {
+        std::vector<gradsync::ParameterView> views;
+        for (std::size_t i = 0; i < count; ++i)
+            views.push_back({.name = "p" + std::to_string(i),
+                             .value = gradsync::buffer(weights[i]),
+                             .gradient = gradsync::buffer(gradients[i]),
+                             .requires_grad = i != 2});
+        return views;
+    }
+};
+
+struct Stage1 {
+    static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
+        return gradsync::ShardedOptimizer(comm, model.parameters(), Momentum{&steps}, gradsync::Zero1{}, gradsync::SizeCappedBuckets{200},
+                                          gradsync::ShardingOptions{.reducer = {.gradients = gradsync::GradientStorage::in_buckets,
+                                                                                .accumulation = gradsync::Accumulation::in_buckets,
+                                                                                .micro_batches = micro_batches}});
+    }
+};
+struct Stage2 {
+    static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
+        return gradsync::ShardedOptimizer(comm, model.parameters(), Momentum{&steps}, gradsync::Zero2{}, gradsync::SizeCappedBuckets{200},
+                                          gradsync::OverlapForward{},
+                                          gradsync::ShardingOptions{.reducer = {.micro_batches = micro_batches}});
+    }
+};
+struct Stage3 {
+    static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
+        return gradsync::ShardedParameters(comm, model.parameters(), Momentum{&steps}, gradsync::Units({0, 0, 1, 1}),
+                                           gradsync::ShardedParametersOptions{.reducer = {.micro_batches = micro_batches}});
+    }
+};
+
+/// The gradients of a micro-batch follow from the weights.
+template <class Stage, class Sharded>
+void backward(Sharded& sharded, std::uint64_t step, std::size_t micro_batch) {
+    for (std::size_t i = 0; i < Model::count; ++i) {
+        if (i == 2) continue;
+        if constexpr (std::is_same_v<Stage, Stage2>) sharded.wait_parameter(i);
+        const float frozen = *static_cast<const float*>(sharded.parameters()[2].value.data);
+        const auto weights = sharded.parameter_value(i).template as<float>();
+        const auto gradient = sharded.acquire_gradient(i).template as<float>();
+        for (std::size_t k = 0; k < weights.size(); ++k)
+            gradient[k] = 0.013f * weights[k] + frozen / 100 + static_cast<float>((step * 31 + k + micro_batch * 7) % 13) / 30;
+        sharded.mark_ready(i);
+    }
+}
+template <class Stage, class Sharded>
+void compute(ElasticJob& job, Sharded& sharded) {
+    const auto with_weights = [&](std::size_t micro_batch) {
+        if constexpr (std::is_same_v<Stage, Stage3>) {
+            const auto first = sharded.gather(0), second = sharded.gather(1);
+            backward<Stage>(sharded, job.step(), micro_batch);
+        } else {
+            backward<Stage>(sharded, job.step(), micro_batch);
+        }
+    };
+    if constexpr (std::is_same_v<Stage, Stage1>) {
+        for (const std::size_t m : job.micro_batches()) {
+            std::optional<gradsync::NoSync> more;
+            if (m != job.micro_batches().back()) more.emplace(sharded.no_sync());
+            with_weights(m);
+        }
+        sharded.finish();
+    } else {
+        for (std::size_t turn = 0; turn < job.rounds(); ++turn) {
+            if (turn < job.micro_batches().size()) {
+                with_weights(job.micro_batches()[turn]);
+            } else {
+                (void)sharded.begin_step(false);
+                if constexpr (std::is_same_v<Stage, Stage3>) const auto first = sharded.gather(0), second = sharded.gather(1);
+            }
+            sharded.finish();
+        }
+    }
+}
+
+/// Of all weights and arrays of the optimizer. Collective.
+template <class Sharded>
+std::string digest(Sharded& sharded, std::uint64_t steps) {
+    std::uint64_t hash = steps;
+    sharded.collect_state([&](std::size_t i, std::size_t array, std::size_t first, gradsync::ConstBufferView piece) {
+        for (const std::size_t number : {i, array, first}) hash = gradsync::detail::fnv1a(&number, sizeof number, hash);
+        hash = gradsync::detail::fnv1a(piece.data, piece.bytes(), hash);
+    });
+    return std::to_string(hash);
+}
+
+struct Watching {
+    std::function<void(TcpBackend&, std::uint64_t)> at = [](TcpBackend&, std::uint64_t) {};
+    std::function<void(const Restored&, TcpBackend&)> on = [](const Restored&, TcpBackend&) {};
+    std::string folder = {};  // of checkpoints
+    std::uint64_t keep_every = 1;
+    float beginning = 0;
+};
+
+template <class Stage>
+std::string train(ElasticJob& job, std::uint64_t steps, const Watching& watch = {}) {
+    std::string end;
+    Model model(watch.beginning);
+    job.keep_every(watch.keep_every);
+    job.run(
+        [&](TcpBackend& comm) {
+            std::uint64_t optimizer_steps = 0;
+            auto sharded = Stage::make(comm, model, optimizer_steps);
+            const auto load = [&] {
+                if (watch.folder.empty() || !std::filesystem::exists(watch.folder + "/manifest.gradsync")) return std::uint64_t{0};
+                optimizer_steps = std::stoull(gradsync::load_shards(watch.folder, sharded));
+                return optimizer_steps;
+            };
+            watch.on(job.restore(sharded, {gradsync::buffer(std::span(&optimizer_steps, 1))}, load), comm);
+            while (job.step() < steps && job.goes_on()) {
+                compute<Stage>(job, sharded);
+                watch.at(comm, job.step());
+                const double norm = sharded.gradient_norm();
+                job.update([&] { sharded.step(gradsync::clip_factor(norm, 2)); });
+                if (!watch.folder.empty()) gradsync::save_shards(watch.folder, sharded, std::to_string(job.step()));
+            }
+            if (job.step() == steps) end = digest(sharded, optimizer_steps);
+        },
+        {.timeout = 2s});
+    return job.has_left() ? "left" : end;
+}
+template <class Stage>
+std::string expected(std::uint64_t steps) {
+    ElasticJob alone{Job{}};
+    return train<Stage>(alone, steps);
+}
+
+ElasticJob* leaving = nullptr;
+/// While it lives, SIGUSR1 asks this process to leave.
+class Listening {
+public:
+    explicit Listening(ElasticJob& job) {
+        leaving = &job;
+        std::signal(SIGUSR1, [](int) { leaving->request_leave(); });
+    }
+    Listening(const Listening&) = delete;
+    ~Listening() { std::signal(SIGUSR1, SIG_IGN); }
+};
+
+/// Writes down what happens, for the test.
+void note(const std::string& file, const std::string& line) { std::ofstream(file, std::ios::app) << line << "\n"; }
+std::size_t lines_in(const std::string& file) {
+    const std::string text = content_of(file);
+    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+template <class Condition>
+void await(Condition&& condition) {
+    while (!condition()) std::this_thread::sleep_for(1ms);
+}
+void nap(TcpBackend&, std::uint64_t) { std::this_thread::sleep_for(5ms); }
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("alone, a sharded job is a training like any other", Stage, Stage1, Stage2, Stage3) {
+    CHECK(expected<Stage>(20) == expected<Stage>(20));
+    CHECK(expected<Stage>(20) != expected<Stage>(21));
+    CHECK(expected<Stage>(20) == expected<Stage1>(20));
+}
+
+TEST_CASE_TEMPLATE("shards move when ranks come, are killed and leave, and the end has the bits of one rank", Stage, Stage1, Stage2,
+                   Stage3) {
+    const std::uint64_t steps = 300;
+    const std::string before = expected<Stage>(steps);
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string sizes = folder.file("sizes"), digests = folder.file("digests");
+    Ranks ranks(
+        2,
+        [&](ElasticJob& job, int start, const std::string&) {
+            const Listening listening(job);
+            Watching watch{.at = nap, .beginning = static_cast<float>(start - 1)};
+            watch.on = [&](const Restored& restored, TcpBackend& comm) {
+                if (comm.rank() != 0) return;
+                note(sizes, std::to_string(comm.size()) + " from " + std::to_string(restored.step));
+                if (restored.again > 1) note(folder.file("losses"), std::to_string(restored.again));
+            };
+            const std::string end = train<Stage>(job, steps, watch);
+            if (job.step() == steps) note(digests, end);
+        },
+        1, 4);
+    for (const int more : {2, 3}) ranks.start(more);
+    await([&] { return std::filesystem::exists(sizes); });
+    // One at a time: of two that keep their parts together, one is left.
+    std::mt19937 random(1);
+    for (int started = 4; !std::filesystem::exists(digests);) {
+        const std::size_t seen = lines_in(sizes);
+        const int which = static_cast<int>(random() % static_cast<unsigned>(started));
+        if (random() % 2 == 0) ranks.replace(which);
+        else ranks.send(which, SIGUSR1), ranks.start(started++);
+        const auto are_all_here = [&] {
+            const std::string text = content_of(sizes);
+            return lines_in(sizes) > seen && text.rfind("\n4 ") == text.rfind('\n', text.size() - 2);
+        };
+        for (int i = 0; i < 1000 && !are_all_here() && !std::filesystem::exists(digests); ++i) std::this_thread::sleep_for(1ms);
+    }
+    (void)ranks.ends();
+    const std::string ends = content_of(digests);
+    for (std::size_t at = 0; at < ends.size(); at += before.size() + 1) CHECK(ends.substr(at, before.size()) == before);
+    CHECK(lines_in(sizes) > 4);
+    CHECK(!std::filesystem::exists(folder.file("losses")));
+}
+
+TEST_CASE("a lost rank costs at most the steps since the last copy, and these are done again with the same bits") {
+    const std::uint64_t steps = 60;
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string losses = folder.file("losses"), digests = folder.file("digests");
+    Ranks ranks(
+        3,
+        [&](ElasticJob& job, int start, const std::string&) {
+            Watching watch{.keep_every = 10};
+            watch.at = [&](TcpBackend&, std::uint64_t step) {
+                if (start == 2 && step == 34) ::kill(::getpid(), SIGKILL);
+            };
+            watch.on = [&](const Restored& restored, TcpBackend& comm) {
+                if (comm.rank() == 0) note(losses, std::to_string(restored.step) + "+" + std::to_string(restored.again));
+            };
+            note(digests, train<Stage2>(job, steps, watch));
+        },
+        2, 3);
+    (void)ranks.ends();
+    CHECK(content_of(losses) == "0+0\n30+4\n");
+    const std::string before = expected<Stage2>(steps);
+    CHECK(content_of(digests) == before + "\n" + before + "\n");
+}
+
+TEST_CASE("three of four ranks that want to leave at once go in two changes, and no step is done again") {
+    const std::uint64_t steps = 60;
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string sizes = folder.file("sizes"), digests = folder.file("digests");
+    Ranks ranks(
+        4,
+        [&](ElasticJob& job, int start, const std::string&) {
+            Watching watch{.keep_every = 1000};
+            watch.at = [&](TcpBackend&, std::uint64_t step) {
+                if (start != 3 && step == 20) job.request_leave();
+            };
+            watch.on = [&](const Restored& restored, TcpBackend& comm) {
+                if (comm.rank() == 0) note(sizes, std::to_string(comm.size()) + " lost " + std::to_string(restored.again));
+            };
+            note(digests, train<Stage3>(job, steps, watch));
+        },
+        1, 4);
+    (void)ranks.ends();
+    // One may ask a step later than another.
+    const std::string text = content_of(sizes);
+    CHECK(text.starts_with("4 lost 0\n"));
+    CHECK(text.ends_with("\n1 lost 0\n"));
+    CHECK(text.find("lost 1") == std::string::npos);
+    const std::string ends = content_of(digests);
+    CHECK(ends.find(expected<Stage3>(steps)) != std::string::npos);
+}
+
+TEST_CASE("ranks that keep their parts together are lost at once: the job goes on from its checkpoint, or ends and says why") {
+    const std::uint64_t steps = 60;
+    for (const bool saves : {true, false}) {
+        CAPTURE(saves);
+        const gradsync_test::TemporaryDirectory folder;
+        const std::string sources = folder.file("sources"), digests = folder.file("digests");
+        Ranks ranks(
+            4,
+            [&](ElasticJob& job, int start, const std::string&) {
+                Watching watch;
+                if (saves) watch.folder = folder.file("checkpoint");
+                watch.at = [&](TcpBackend&, std::uint64_t step) {
+                    if (step == 30 && (start == 1 || start == 3)) ::kill(::getpid(), SIGKILL);
+                };
+                watch.on = [&](const Restored& restored, TcpBackend& comm) {
+                    if (comm.rank() == 0 && restored.from == Restored::From::checkpoint) note(sources, std::to_string(restored.step));
+                };
+                note(digests, train<Stage2>(job, steps, watch));
+            },
+            2, 4);
+        const std::vector<std::string> ends = ranks.ends();
+        if (saves) {
+            CHECK(content_of(sources) == "30\n");
+            const std::string before = expected<Stage2>(steps);
+            CHECK(content_of(digests) == before + "\n" + before + "\n");
+        } else {
+            CHECK(content_of(digests) == "");
+            CHECK(ends[1].find("all ranks that had the state of the training were lost, and there is no checkpoint") != std::string::npos);
+        }
+    }
+}
+
+TEST_CASE("a process with other parameters, or another state beside them, ends, and the others go on") {
+    const std::uint64_t steps = 60;
+    for (const bool more_parameters : {true, false}) {
+        const gradsync_test::TemporaryDirectory folder;
+        const std::string digests = folder.file("digests");
+        Ranks ranks(
+            2,
+            [&](ElasticJob& job, int start, const std::string&) {
+                const auto at = [&](TcpBackend& comm, std::uint64_t step) {
+                    nap(comm, step);
+                    if (step == 3 && start == 1) note(folder.file("trains"), "");
+                };
+                if (start <= 2) return note(digests, train<Stage1>(job, steps, {.at = at}));
+                Model model;
+                job.run([&](TcpBackend& comm) {
+                    std::uint64_t counts[2] = {};
+                    auto views = model.parameters();
+                    if (more_parameters) views.pop_back();
+                    gradsync::ShardedOptimizer sharded(
+                        comm, views, Momentum{&counts[0]}, gradsync::Zero1{}, gradsync::SizeCappedBuckets{200},
+                        gradsync::ShardingOptions{.reducer = {.gradients = gradsync::GradientStorage::in_buckets,
+                                                              .accumulation = gradsync::Accumulation::in_buckets,
+                                                              .micro_batches = micro_batches}});
+                    job.restore(sharded, {gradsync::buffer(counts)});
+                });
+            },
+            1, 3);
+        await([&] { return std::filesystem::exists(folder.file("trains")); });
+        ranks.start(2);
+        const std::vector<std::string> ends = ranks.ends();
+        CHECK(says(ends[2], more_parameters ? "the number of parameters differs" : "rank 2 has 16 bytes of state, rank 0 8"));
+        const std::string before = expected<Stage1>(steps);
+        CHECK(content_of(digests) == before + "\n" + before + "\n");
+    }
+}
+
+TEST_CASE("copies of the shards after no step are refused") {
+    ElasticJob job{Job{}};
+    CHECK_THROWS_WITH_AS(job.keep_every(0), doctest::Contains("keep_every: 0 steps; at least 1 lies between"), Error);
+}
