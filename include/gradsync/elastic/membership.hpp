@@ -391,11 +391,11 @@ private:
     std::uint32_t accused_ = 0;  ///< the generation whose members this process has accused; 0: none
     std::size_t looked_at_ = 0;
     bool answered_ = false;
-    Clock::time_point answers_at_ = {};      ///< not before
-    std::chrono::nanoseconds pause_ = {};    ///< when this process joins again
-    std::uint32_t asked_ = 0;                ///< the generations up to this one have not begun
-    bool has_begun_ = false;                 ///< an earlier one, or this one, has
-    bool gave_up_ = false;  ///< the last call of `meet` has
+    Clock::time_point answers_at_ = {};    ///< not before
+    std::chrono::nanoseconds pause_ = {};  ///< when this process joins again
+    std::uint32_t asked_ = 0;              ///< the generations up to this one have not begun
+    bool has_begun_ = false;               ///< an earlier one, or this one, has
+    bool gave_up_ = false;                 ///< the last call of `meet` has
     std::atomic<bool> leaves_ = false;
     bool noted_leaving_ = false;
     bool was_left_behind_ = false;
