@@ -49,8 +49,7 @@ private:
 class Generations {
 public:
     /// Those of a job on several hosts, in a store that all of them see.
-    explicit Generations(const std::string& address)
-        : address_{address}, store_{gradsync::AnyStore::open(address)}, is_on_hosts_{true} {}
+    explicit Generations(const std::string& address) : address_{address}, store_{gradsync::AnyStore::open(address)}, is_on_hosts_{true} {}
     /// Those of a job on this host. `folder`: to be made. `state`: what ranks find as kept; or none.
     Generations(const std::filesystem::path& folder, const std::optional<SavedState>& state)
         : address_{make(folder).string()}, store_{gradsync::AnyStore::open(address_)}, watch_{::inotify_init1(IN_CLOEXEC | IN_NONBLOCK)} {

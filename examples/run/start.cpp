@@ -278,7 +278,7 @@ private:
         if (asked_ && !again) return;
         start_no_more();
         if (!is_on_hosts()) tell_ranks("a signal has ended it");  // else the others go on
-        if (files_ && !asked_) save_beside();  // batch systems do not wait long
+        if (files_ && !asked_) save_beside();                     // batch systems do not wait long
         // After SIGTERM programs may have something to save. An interrupt is typed by somebody who waits, a second one by somebody who has
         // waited enough.
         if (!asked_) {
@@ -384,7 +384,7 @@ private:
             return true;
         }
         if (!refusal.empty()) {
-            if (is_on_hosts()) say("no rank of this host is left, so the others go on without this host");
+            if (is_on_hosts()) say("no rank of this host is left; the job goes on if the other hosts have enough");
             else tell_ranks(refusal);
             start_no_more();
             return false;
@@ -436,7 +436,8 @@ private:
         // Processes of this host that have joined before have ended, with an earlier launcher or with the host.
         for (const auto& member : generations_->take_joined())
             if (options_.process_of(member.place) && !is_alive_here(member)) generations_->note_gone(member.id);
-        if (generations_->ended_well()) say("the job in " + options_.store + " has ended well already; give another job a store of its own");
+        if (generations_->ended_well())
+            say("the job in " + options_.store + " has ended well already; give another job a store of its own");
         return !generations_->ended();
     }
     bool is_alive_here(const gradsync::elastic::Member& member) const {

@@ -101,7 +101,7 @@ public:
                 flat_->look(*met, deadline);
         };
         deadline.look(
-            timeout(), on_limit, [&] { met ? flat_->look_for_missing() : report_dead(); }, world().moved());
+            timeout(), on_limit, [&] { met ? flat_->look_for_missing() : report_dead(); }, world().moved);
     }
 
     /// Fails all engines, this one included, so that none of them touches buffers any more.
@@ -378,7 +378,8 @@ private:
         std::unique_lock lock(mutex_);
         if (started_.empty() || started_.oldest().stage == Stage::complete) return;
         if (flat_->consult([](auto& world, auto&) { return world.is_asked(); }))
-            flat_->consult([&, who = late(started_.oldest())](auto&, auto& detector) { detector.answer(who, timeout()); });
+            flat_->consult(
+                [&, who = late(started_.oldest())](auto&, auto& detector) { detector.answer(who, timeout()); });
         if (culprit < 0) return;
         const std::string what = collective::name_of(started_.oldest().call, started_.first());
         lock.unlock();

@@ -196,10 +196,10 @@ private:
     }
     /// There may be results of this generation from now on. Throws Error(peer_left) if a newer one counts on none.
     void begin() {
-        has_begun_ = records_.has_value();
         if (records_ && !says_begun(met_, "yes"))
             bootstrap::raise(Errc::peer_left, "the ranks have met again meanwhile, without this one",
                              {.operation = "restore", .rank = job_.rank});
+        has_begun_ = records_.has_value();
     }
     /// Does this generation say so, or has it said otherwise before?
     bool says_begun(std::uint32_t generation, std::string_view answer) {
@@ -341,7 +341,9 @@ private:
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
-        const std::size_t here = count_here();
+        std::size_t here = count_here();
+        const elastic::View known = machine().view(is_dead());
+        for (const elastic::Member& one : known.newest.members) here -= known.absent.contains(one.id);
         bootstrap::raise(
             Errc::timeout,
             bootstrap::text("rank ", job_.rank, " has waited ",
@@ -361,11 +363,11 @@ private:
     std::uint32_t accused_ = 0;  ///< the generation whose members this process has accused; 0: none
     std::size_t looked_at_ = 0;
     bool answered_ = false;
-    Clock::time_point answers_at_ = {};      ///< not before
-    std::chrono::nanoseconds pause_ = {};    ///< when this process joins again
-    std::uint32_t asked_ = 0;                ///< the generations up to this one have not begun
-    bool has_begun_ = false;                 ///< an earlier one, or this one, has
-    bool gave_up_ = false;  ///< the last call of `meet` has
+    Clock::time_point answers_at_ = {};    ///< not before
+    std::chrono::nanoseconds pause_ = {};  ///< when this process joins again
+    std::uint32_t asked_ = 0;              ///< the generations up to this one have not begun
+    bool has_begun_ = false;               ///< an earlier one, or this one, has
+    bool gave_up_ = false;                 ///< the last call of `meet` has
     std::atomic<bool> leaves_ = false;
     bool noted_leaving_ = false;
     bool was_left_behind_ = false;
