@@ -384,7 +384,7 @@ private:
             return true;
         }
         if (!refusal.empty()) {
-            if (is_on_hosts()) say("no rank of this host is left, so the others go on without this host");
+            if (is_on_hosts()) say("no rank of this host is left; the job goes on if the other hosts have enough");
             else tell_ranks(refusal);
             start_no_more();
             return false;

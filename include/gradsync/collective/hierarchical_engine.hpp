@@ -101,7 +101,7 @@ public:
                 flat_->look(*met, deadline);
         };
         deadline.look(
-            timeout(), on_limit, [&] { met ? flat_->look_for_missing() : report_dead(); }, world().moved());
+            timeout(), on_limit, [&] { met ? flat_->look_for_missing() : report_dead(); }, world().moved);
     }
 
     /// Fails all engines, this one included, so that none of them touches buffers any more.

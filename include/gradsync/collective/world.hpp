@@ -174,6 +174,7 @@ public:
     /// null if its communicators need none.
     World(int ranks, Shared<State> state, Shared<ProgressHooks> hooks = {}) noexcept
         : wait_queue(state->wait_queue),
+          moved(state->moved),
           cores_are_shared(ranks > cores),
           state_(std::move(state)),
           hooks_(std::move(hooks)) {}
@@ -211,10 +212,6 @@ public:
     /// Grows whenever messages arrive or have been sent. Waiting ranks stay awake while it grows.
     virtual std::uint64_t arrivals() const noexcept { return 0; }
 
-    /// Grows while data moves between a rank of this machine and those of others: then no rank here is stuck.
-    std::uint64_t moved() const noexcept { return state_->moved.load(std::memory_order_relaxed); }
-    void note_moved() noexcept { state_->moved.fetch_add(1, std::memory_order_relaxed); }
-
     /// The state, for another world that must fail with this one.
     const Shared<State>& shared_state() const noexcept { return state_; }
 
@@ -226,6 +223,7 @@ public:
     }
 
     WaitQueue& wait_queue;
+    std::atomic<std::uint64_t>& moved;  ///< grows while data moves between ranks of this machine and those of others
     const int cores = gradsync::detail::larger(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
     const bool cores_are_shared;  ///< more ranks than cores
 

@@ -236,10 +236,10 @@ private:
     }
     /// There may be results of this generation from now on. Throws Error(peer_left) if a newer one counts on none.
     void begin() {
-        has_begun_ = records_.has_value();
         if (records_ && !says_begun(met_, "yes"))
             bootstrap::raise(Errc::peer_left, "the ranks have met again meanwhile, without this one",
                              {.operation = "restore", .rank = job_.rank});
+        has_begun_ = records_.has_value();
     }
     /// Does this generation say so, or has it said otherwise before?
     bool says_begun(std::uint32_t generation, std::string_view answer) {
@@ -399,7 +399,9 @@ private:
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
-        const std::size_t here = count_here();
+        std::size_t here = count_here();
+        const elastic::View known = machine().view(is_dead());
+        for (const elastic::Member& one : known.newest.members) here -= known.absent.contains(one.id);
         bootstrap::raise(
             Errc::timeout,
             bootstrap::text("rank ", job_.rank, " has waited ",

@@ -219,6 +219,7 @@ struct Result {
 struct Script {
     std::uint64_t from = 0, depth = 12;  ///< events before the first choice, and with choices
     int kills = 1;
+    bool is_sharded = false;
     std::unordered_map<std::uint64_t, std::uint64_t>* seen = nullptr;  ///< states, and after how many events
     std::vector<int> choices = {}, widths = {};
     std::size_t at = 0;
@@ -246,7 +247,7 @@ struct Event {
 class World {
 public:
     World(std::uint64_t seed, Bug mistake, Script* script) : bug(mistake), script_(script), random_(mix(seed, 4711)) {
-        if (script_) job = {.ranks = 3, .least = 2, .last = 3};
+        if (script_) job = {.ranks = 3, .least = 2, .last = 3, .is_sharded = script_->is_sharded};
         else draw();
     }
     virtual ~World() = default;

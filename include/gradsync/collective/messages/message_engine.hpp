@@ -328,7 +328,7 @@ private:
                 detector_.report_timeout(oldest_open(), heard_ < pending_.next() ? &pending(heard_) : nullptr, by,
                                          timeout());
             },
-            [&] { report_missing(); }, world_->moved());
+            [&] { report_missing(); }, world_->moved);
     }
 
     [[gnu::cold]] void report_missing() {

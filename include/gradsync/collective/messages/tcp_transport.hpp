@@ -49,20 +49,6 @@ public:
         return peer.lost || ::ioctl(peer.socket.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
     }
 
-    /// What has arrived at other ranks' systems counts: there may be much in this one.
-    std::uint64_t moved() noexcept override {
-        const auto now = Clock::now();
-        if (now < counts_at_) return moved_;
-        counts_at_ = now + std::chrono::milliseconds(5);
-        std::uint64_t arrived = bytes_moved_;
-        for (const Peer& peer : peers_) {
-            int queued = 0;
-            if (!peer.lost && ::ioctl(peer.socket.get(), SIOCOUTQ, &queued) == 0)
-                arrived -= gradsync::detail::smaller(arrived, static_cast<std::uint64_t>(queued));
-        }
-        return moved_ = gradsync::detail::larger(moved_, arrived);
-    }
-
     Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool /*known*/ = false) override {
         Peer& peer = peers_[at(rank)];
         const Ticket ticket = tickets_.add(peer.lost);
@@ -100,6 +86,7 @@ public:
                 if (waiting_[r].revents & (POLLIN | POLLHUP | POLLERR) && !peers_[r].incoming.held_up)
                     pull(static_cast<int>(r));
             }
+        count_moved();
         return over_ != before;
     }
 
@@ -173,6 +160,20 @@ private:
     static constexpr std::chrono::milliseconds patience{1};
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
+
+    /// What is sent counts when it has arrived at another rank's system: there may be much in this one.
+    void count_moved() noexcept {
+        const auto now = Clock::now();
+        if (now < counts_at_) return;
+        counts_at_ = now + std::chrono::milliseconds(5);
+        std::uint64_t arrived = passed_;
+        for (const Peer& peer : peers_) {
+            int queued = 0;
+            if (!peer.lost && ::ioctl(peer.socket.get(), SIOCOUTQ, &queued) == 0)
+                arrived -= gradsync::detail::smaller(arrived, static_cast<std::uint64_t>(queued));
+        }
+        moved = gradsync::detail::larger(moved, arrived);
+    }
 
     void set_over(Ticket ticket) noexcept {
         ++over_;
@@ -270,7 +271,7 @@ private:
                 return stop_sending(peer);
             }
             front.moved += static_cast<std::size_t>(sent);
-            if (front.header.stream != control_stream) bytes_moved_ += static_cast<std::size_t>(sent);
+            if (front.header.stream != control_stream) passed_ += static_cast<std::size_t>(sent);
             if (front.moved < front.all()) continue;
             set_over(front.ticket);
             peer.outgoing.pop_front();
@@ -304,7 +305,7 @@ private:
                 return lose(peer);
             }
             incoming.moved += static_cast<std::size_t>(got);
-            if (!in_header && incoming.header.stream != control_stream) bytes_moved_ += static_cast<std::size_t>(got);
+            if (!in_header && incoming.header.stream != control_stream) passed_ += static_cast<std::size_t>(got);
             if (in_header && incoming.moved == header && !choose_place(rank, peer)) return;
             if (incoming.moved >= header && incoming.moved == incoming.all()) arrive(rank, incoming);
         }
@@ -365,7 +366,7 @@ private:
     SpareMemory<List<std::byte>, 16> spare_;  ///< of kept messages that were delivered
     List<pollfd> waiting_;                    ///< scratch
     std::uint64_t over_ = 0;
-    std::uint64_t bytes_moved_ = 0, moved_ = 0;  ///< as of now, with what waits in the system; see `moved`
+    std::uint64_t passed_ = 0;  ///< bytes of data that have passed through the sockets
     Clock::time_point counts_at_ = {};
 };
 

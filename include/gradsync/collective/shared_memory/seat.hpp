@@ -129,7 +129,7 @@ public:
         deadline.look(
             timeout(),
             [&](std::chrono::nanoseconds by) { detector_.report_timeout(unstarted, whole, deadline, by, timeout()); },
-            [&] { detector_.report_dead(unstarted, n, whole); }, board_->world().moved());
+            [&] { detector_.report_dead(unstarted, n, whole); }, board_->world().moved);
         detector_.report_leavers(unstarted, whole);
     }
 
@@ -342,7 +342,7 @@ private:
     [[gnu::cold]] void look_for_holders(std::uint64_t n, collective::Deadline& deadline) noexcept {
         deadline.look(
             timeout(), [&](std::chrono::nanoseconds) { detector_.report_holders(n, timeout()); },
-            [&] { detector_.report_holders(n, std::chrono::nanoseconds::zero()); }, board_->world().moved());
+            [&] { detector_.report_holders(n, std::chrono::nanoseconds::zero()); }, board_->world().moved);
     }
 
     /// After the world has failed: waits until no rank touches another rank's buffers. The wait is bounded, because the
