@@ -226,7 +226,7 @@ def cost_on_hosts():
         time.sleep(draw.uniform(2, 4))
         ranks, since = job.ranks(), time.time()
         os.kill(ranks[draw.choice(sorted(ranks))], signal.SIGKILL)
-        seconds.append((await_ranks(range(1, most), since) - since, await_ranks([most], since) - since))
+        seconds.append((await_ranks(range(1, most + 1), since) - since, await_ranks([most], since) - since))
     for host in range(job.hosts): job.kill_host(host)
     job.wait(10), job.folder.cleanup()
     for name, times in zip(("the others go on", "all ranks train again"), zip(*seconds)):
