@@ -2,8 +2,8 @@
 # gradsync_add_tests(PREFIX FILES FILE... DEFAULTS [the options below])
 #
 # doctest programs (with tests/main.cpp) of files below tests/PREFIX, and a ctest test for each file: unit/core/bfloat16_test.cpp
-# is unit.core.bfloat16. The files of a folder that are built in the same way make one program, and up to ten of them compile as one
-# unit: they include nearly the same and would instantiate the same templates (GRADSYNC_UNITY_TESTS). So names at namespace scope
+# is unit.core.bfloat16. The files of a folder that are built in the same way make one program, and all of them compile as one unit:
+# they include nearly the same and would instantiate the same templates (GRADSYNC_UNITY_TESTS). So names at namespace scope
 # are to be told apart within a folder. A file may state options of its own in a comment line:   // ctest: TIMEOUT 120 LABELS slow
 #
 #   LIBRARIES TARGET...  left out if one of them is no target, as its package is not installed. A test states every package whose headers it
@@ -21,6 +21,7 @@
 #   COST SECONDS    about what it takes, if it is more than 10 s: ctest starts the longest tests first
 #   SERIAL          no other test runs at the same time (for what measures time)
 #   NIGHTLY         left out without GRADSYNC_NIGHTLY_TESTS
+#   SANITIZED       the same, except in builds with a sanitizer: those run it for CI
 #   LABELS LABEL...
 #
 # The label quick marks the tests that scripts/test runs: those that need no package but what it installs (MPI and Boost.MPI), so that they are
@@ -76,6 +77,8 @@ function(gradsync_is_left_out result prefix file)
     set(sanitizer address)
   endif()
   if(sanitizer AND (test_MPI OR sanitizer IN_LIST test_NOT_WITH))
+    return()
+  elseif(test_SANITIZED AND NOT sanitizer AND NOT GRADSYNC_NIGHTLY_TESTS)
     return()
   endif()
   set(missing ${test_LIBRARIES})
@@ -147,7 +150,7 @@ macro(gradsync_parse_test file)
   string(REGEX REPLACE "// ctest: " "" options "${options}")
   separate_arguments(options)
   # The file's options come last; where a keyword with one value stands twice, the last one counts, and lists grow.
-  cmake_parse_arguments(test "SERIAL;MPI;ALONE;NIGHTLY" "TIMEOUT;TYPE;COST" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS;NOT_WITH"
+  cmake_parse_arguments(test "SERIAL;MPI;ALONE;NIGHTLY;SANITIZED" "TIMEOUT;TYPE;COST" "RANKS;LABELS;LIBRARIES;COMPILE_OPTIONS;NOT_WITH"
                         ${ARGN} ${options})
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "${file}: not understood: '${test_UNPARSED_ARGUMENTS}'; cmake/GradsyncTest.cmake says what a test can state")
@@ -189,7 +192,7 @@ function(gradsync_add_test_program prefix)
   target_link_libraries(${target} PRIVATE gradsync_test_main gradsync_test_support gradsync_warnings ${test_LIBRARIES})
   target_compile_options(${target} PRIVATE ${test_COMPILE_OPTIONS})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/bin
-                                             UNITY_BUILD ${GRADSYNC_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 10)
+                                             UNITY_BUILD ${GRADSYNC_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 0)
   foreach(file IN LISTS arg_FILES)
     gradsync_register_test(${target} ${prefix} ${file} ${arg_DEFAULTS})
   endforeach()

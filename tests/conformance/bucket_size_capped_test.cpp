@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: NOT_WITH thread
 #include <gradsync/bucket/size_capped.hpp>
 
 #include "conformance/bucket_policy.hpp"

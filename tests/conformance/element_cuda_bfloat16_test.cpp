@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TYPE __nv_bfloat16 LIBRARIES CUDA::toolkit
+// ctest: TYPE __nv_bfloat16 LIBRARIES CUDA::toolkit NOT_WITH thread
 #include <cuda_bf16.h>
 
 #include "conformance/element.hpp"

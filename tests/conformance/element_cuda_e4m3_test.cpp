@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TYPE __nv_fp8_e4m3 LIBRARIES CUDA::toolkit
+// ctest: TYPE __nv_fp8_e4m3 LIBRARIES CUDA::toolkit NOT_WITH thread
 #include <cuda_fp8.h>
 
 #include "conformance/element.hpp"

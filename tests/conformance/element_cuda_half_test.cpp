@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TYPE __half LIBRARIES CUDA::toolkit
+// ctest: TYPE __half LIBRARIES CUDA::toolkit NOT_WITH thread
 #include <cuda_fp16.h>
 
 #include "conformance/element.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TYPE Eigen::half LIBRARIES Eigen3::Eigen
+// ctest: TYPE Eigen::half LIBRARIES Eigen3::Eigen NOT_WITH thread
 #include <Eigen/Core>
 
 #include "conformance/element.hpp"

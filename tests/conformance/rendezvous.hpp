@@ -26,6 +26,7 @@
 #include <gradsync/bootstrap/rendezvous.hpp>
 
 #include "support/forked.hpp"
+#include "support/slow_build.hpp"
 
 namespace gradsync_test {
 
@@ -92,7 +93,7 @@ template <class Meeting>
 void check_rendezvous() {
     using namespace std::chrono_literals;
     SUBCASE("threads") {
-        for (int size = 1; size <= 4; ++size) {
+        for (const int size : rank_counts()) {
             Meeting meeting(size);
             for (const std::string& text : on_threads(size, [&](int rank) {
                      auto rendezvous = meeting.join(rank, 60s);
@@ -102,7 +103,7 @@ void check_rendezvous() {
         }
     }
     SUBCASE("processes") {
-        for (int size = 1; size <= 4; ++size) {
+        for (const int size : rank_counts()) {
             Meeting meeting(size);
             for (const Report& report : forked(size, [&](int rank) {
                      auto rendezvous = meeting.join(rank, 60s);

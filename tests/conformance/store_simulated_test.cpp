@@ -5,7 +5,7 @@
 
 namespace {
 
-struct Simulated {
+struct SimulatedStores {
     gradsync_test::SimulatedStore::Shared shared = std::make_shared<gradsync_test::SimulatedStore::State>();
     double lost = 0, late = 0;
 
@@ -14,7 +14,7 @@ struct Simulated {
 
 }  // namespace
 
-TEST_CASE("a simulated store is a store") { gradsync_test::check_store(Simulated()); }
+TEST_CASE("a simulated store is a store") { gradsync_test::check_store(SimulatedStores()); }
 TEST_CASE("a simulated store that loses answers, repeats requests and is late is a store") {
-    gradsync_test::check_store(Simulated{.lost = 0.3, .late = 0.5});
+    gradsync_test::check_store(SimulatedStores{.lost = 0.3, .late = 0.5});
 }

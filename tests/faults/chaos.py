@@ -9,7 +9,7 @@ usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none
 Each job is a training of 4 ranks and a spare one, in which some 12 faults happen, drawn from seed S, S + 1, ...: a rank is killed or stopped,
 at any moment: when it starts, while the ranks meet, get their state or step, two at once, the first rank, or one right after another. Ends
 with 1 if a job hangs, ends with other bits, loses a step, fails a rank that had no fault, or leaves a process or a folder behind. Its last
-line but one names the seeds, the last one has the counts.
+line but one names the seeds, the last one has the counts, and the longest time between two lines about steps.
 
 Whatever a stopped rank holds up, it does for the time limit of 2 s.
 
@@ -56,9 +56,19 @@ class Job:
                    *kind, "--data", TEXT.name, "--json", results]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
-        self.lines, self.stores = [], set()
-        self.reader = threading.Thread(target=lambda: self.lines.extend(line.rstrip() for line in self.process.stdout))
+        self.lines, self.stores, self.longest_pause = [], set(), 0.0
+        self.reader = threading.Thread(target=self.read)
         self.reader.start()
+
+    def read(self):
+        """The trainer says a line for every twentieth of the steps that a generation of ranks has before it."""
+        last = None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if re.match(r"\[\d+\] step +\d+/", line):
+                said = time.monotonic()
+                self.longest_pause = max(self.longest_pause, said - (last or said))
+                last = said
 
     def ranks(self):
         """The processes of the ranks, by number, from the processes that the supervisor has started."""
@@ -97,7 +107,7 @@ def children(process):
 
 def disturb(job, draw):
     """Injects faults while the job lasts. Returns for each rank how many it had, and descriptions."""
-    hits, done = {}, []
+    hits, done, gone = {}, [], {}
     for _ in range(FAULTS):
         time.sleep(draw.choice([draw.uniform(0, 0.005), draw.uniform(0, 0.03), draw.uniform(0.03, 0.6), draw.uniform(0.3, 1.2)]))
         for _ in range(draw.choice([1, 1, 1, 2])):
@@ -105,12 +115,14 @@ def disturb(job, draw):
             if job.process.poll() is not None or len(ranks) < 2: continue
             whom = min(ranks) if draw.random() < 0.25 else draw.choice(sorted(ranks))
             fault = draw.choice(["kill"] * 11 + ["stop"])
+            if gone.get(ranks[whom]) == "kill": continue  # it may take some time to end
             # Somebody has to be left who has the state: two that have been there for a while, as one of them may be a spare one.
-            if len([rank for rank, process in ranks.items() if rank != whom and is_old(process)]) < 2: continue
+            if len([rank for rank, process in ranks.items() if rank != whom and process not in gone and is_old(process)]) < 2: continue
             try:
                 os.kill(ranks[whom], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
             except ProcessLookupError:
                 continue
+            gone[ranks[whom]] = fault
             hits[whom] = hits.get(whom, 0) + 1
             done.append(f"{fault} {whom}")
     return hits, done
@@ -135,7 +147,7 @@ def sizes_of(job):
 
 
 def run(seed, kind, expected):
-    """Returns counts, and what is wrong."""
+    """Returns counts, the longest time without a step, and what is wrong."""
     draw = random.Random(seed)
     job = Job(RANKS, SPARES, kind)
     hits, done = disturb(job, draw)
@@ -152,10 +164,10 @@ def run(seed, kind, expected):
     if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
     job.folder.cleanup()
     if left := [store for store in job.stores if os.path.exists(store)]: wrong.append(f"left behind: {left}")
-    if OPTIONS.verbose or wrong: print(f"seed {seed}: {', '.join(done)}; sizes {sizes}", flush=True)
+    if OPTIONS.verbose or wrong: print(f"seed {seed}: {', '.join(done)}; sizes {sizes}; longest pause {job.longest_pause:.2f} s", flush=True)
     for what in wrong: print(f"   {what}", flush=True)
     if wrong: print("      " + "\n      ".join(line[:220] for line in job.lines if not re.match(r"\[\d\] (step|  step|$)", line)), flush=True)
-    return len(done), joins, wrong
+    return len(done), joins, job.longest_pause, wrong
 
 
 def on_hosts(kind, least=1):
@@ -271,17 +283,19 @@ def main():
         undisturbed = Job(1, 0, kind)
         if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
         expected.append(undisturbed.digest())
-    kills = joins = jobs = equal = hangs = wrong_culprits = other = 0
+    kills = joins = jobs = equal = hangs = wrong_culprits = other = longest_pause = 0
     while kills < OPTIONS.kills:
         seed = OPTIONS.seed + jobs
-        faults, joined, wrong = run(seed, KINDS[seed % 3 == 2], expected[seed % 3 == 2])
+        faults, joined, pause, wrong = run(seed, KINDS[seed % 3 == 2], expected[seed % 3 == 2])
+        longest_pause = max(longest_pause, pause)
         kills, joins, jobs = kills + faults, joins + joined, jobs + 1
         equal += not any("digest" in what or "status" in what or "hang" in what for what in wrong)
         hangs += any("hang" in what for what in wrong)
         wrong_culprits += any("failed" in what for what in wrong)
         other += any("lost" in what or "left" in what for what in wrong)
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
-    print(f"{jobs} jobs, {kills} kills, {joins} joins, {equal} equal digests, {hangs} hangs, {wrong_culprits} wrong culprits, {other} others")
+    print(f"{jobs} jobs, {kills} kills, {joins} joins, {equal} equal digests, {hangs} hangs, {wrong_culprits} wrong culprits, {other} others, "
+          f"{longest_pause * 1000:.0f} ms longest pause")
     return 0 if equal == jobs and hangs + wrong_culprits + other == 0 else 1
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes
+// ctest: SANITIZED LIBRARIES gradsync_fake_nccl gradsync_fake_passes
 // What NcclBackend does beside what every backend does: streams, events, time limits of the device's time, NCCL's own failures,
 // adopted communicators, memory of NCCL's own, and that nothing is left behind. Over the fakes of support/fake; groups have a file of their
 // own.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes
+// ctest: SANITIZED LIBRARIES gradsync_fake_nccl gradsync_fake_passes
 // Collectives that leave together as one launch of NCCL's, and failures in them. Over the fakes of support/fake.
 #include <gradsync/backend/nccl.hpp>
 

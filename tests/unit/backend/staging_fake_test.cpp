@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_fake_nccl gradsync_fake_passes
+// ctest: SANITIZED LIBRARIES gradsync_fake_nccl gradsync_fake_passes
 // StagingBackend beside a stream that stalls, over the CUDA runtime of support/fake; the conformance suite shows the rest.
 #include <gradsync/backend/staging.hpp>
 #include <gradsync/backend/thread_backend.hpp>

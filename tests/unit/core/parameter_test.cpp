@@ -34,7 +34,7 @@ struct Handle {
 struct Unsupported {};
 
 /// As Armadillo's matrices: pointers as iterators, and no `data()`.
-struct Matrix {
+struct ParameterMatrix {
     std::vector<float> elements = std::vector<float>(6);
 
     float* memptr() { return elements.data(); }
@@ -167,8 +167,8 @@ TEST_CASE("parameter_view: contiguous ranges are gradients without a name") {
 }
 
 TEST_CASE("parameter_view: a contiguous range without data() is a gradient, and a part of a parameter") {
-    Matrix value, gradient;
-    static_assert(Parameter<Matrix> && Parameter<Matrix*>);
+    ParameterMatrix value, gradient;
+    static_assert(Parameter<ParameterMatrix> && Parameter<ParameterMatrix*>);
     CHECK(parameter_view(gradient).gradient == BufferView{gradient.memptr(), 6, DType::f32, MemorySpace::host});
     const ParameterView view = parameter("w", value, tracked(gradient), {2, 3});
     CHECK(view.value == buffer(value));

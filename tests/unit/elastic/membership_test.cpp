@@ -59,6 +59,25 @@ void run(Membership& job, const std::string& folder, int steps, At&& at) {
         }
 }
 
+/// Each rank says in `folder` when it begins.
+void step_for_a_second(Membership& job, const gradsync_test::TemporaryDirectory& folder) {
+    for (bool again = true; again;) try {
+            TcpBackend comm = job.connect({.timeout = 2s});
+            std::ofstream(folder.path() / ("here-" + std::to_string(comm.rank())));
+            for (int step = 0; step < 200; ++step) {
+                std::this_thread::sleep_for(5ms);
+                comm.barrier().wait();
+            }
+            again = false;
+        } catch (const Error& error) {
+            if (!job.goes_on(error)) throw;
+        }
+}
+void until_both_step(const gradsync_test::TemporaryDirectory& folder) {
+    for (const char* const name : {"here-0", "here-1"})
+        while (!std::filesystem::exists(folder.file(name))) std::this_thread::sleep_for(1ms);
+}
+
 }  // namespace
 
 TEST_CASE("a rank that is killed and started again meets the others, which have not ended") {
@@ -119,21 +138,8 @@ TEST_CASE("a rank that dies while the others meet is replaced in the next meetin
 
 TEST_CASE("who does not answer in time is named in the store, for the one that started it") {
     const gradsync_test::TemporaryDirectory folder;
-    Processes ranks(2, [&](Membership& job, int, const std::string&) {
-        for (bool again = true; again;) try {
-                TcpBackend comm = job.connect({.timeout = 2s});
-                std::ofstream(folder.path() / ("here-" + std::to_string(comm.rank())));
-                for (int step = 0; step < 200; ++step) {
-                    std::this_thread::sleep_for(5ms);
-                    comm.barrier().wait();
-                }
-                again = false;
-            } catch (const Error& error) {
-                if (!job.goes_on(error)) throw;
-            }
-    });
-    for (const char* const name : {"here-0", "here-1"})
-        while (!std::filesystem::exists(folder.file(name))) std::this_thread::sleep_for(1ms);
+    Processes ranks(2, [&](Membership& job, int, const std::string&) { step_for_a_second(job, folder); });
+    until_both_step(folder);
     ranks.send(1, SIGSTOP);
     gradsync::FileStore store_of_job(ranks.job(0).store);
     while (store_of_job.names("out/").empty()) std::this_thread::sleep_for(1ms);
@@ -144,21 +150,8 @@ TEST_CASE("who does not answer in time is named in the store, for the one that s
 
 TEST_CASE("who is stopped while it waits for a lost rank is named by the new one, which waits on") {
     const gradsync_test::TemporaryDirectory folder;
-    Processes ranks(2, [&](Membership& job, int, const std::string&) {
-        for (bool again = true; again;) try {
-                TcpBackend comm = job.connect({.timeout = 2s});
-                std::ofstream(folder.path() / ("here-" + std::to_string(comm.rank())));
-                for (int step = 0; step < 100; ++step) {
-                    std::this_thread::sleep_for(5ms);
-                    comm.barrier().wait();
-                }
-                again = false;
-            } catch (const Error& error) {
-                if (!job.goes_on(error)) throw;
-            }
-    });
-    for (const char* const name : {"here-0", "here-1"})
-        while (!std::filesystem::exists(folder.file(name))) std::this_thread::sleep_for(1ms);
+    Processes ranks(2, [&](Membership& job, int, const std::string&) { step_for_a_second(job, folder); });
+    until_both_step(folder);
     gradsync::FileStore store_of_job(ranks.job(0).store);
     ranks.send(1, SIGKILL);
     while (store_of_job.names("back/1-").empty()) std::this_thread::sleep_for(1ms);

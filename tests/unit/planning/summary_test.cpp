@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
+// ctest: NOT_WITH thread
 #include <doctest/doctest.h>
 
 #include <array>

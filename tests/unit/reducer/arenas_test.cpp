@@ -28,13 +28,13 @@ namespace gs = gradsync;
 
 namespace {
 
-constexpr std::size_t parts = 6, count = 100;
+constexpr std::size_t parts = 6, part_size = 100;
 
 double value(std::size_t element, int rank) { return static_cast<double>(element % 17) + rank; }
 
 std::vector<gs::ParameterView> views(float* arena, const std::vector<std::size_t>& order) {
     std::vector<gs::ParameterView> parameters;
-    for (const std::size_t place : order) parameters.push_back({.gradient = {arena + place * count, count, gs::DType::f32}});
+    for (const std::size_t place : order) parameters.push_back({.gradient = {arena + place * part_size, part_size, gs::DType::f32}});
     return parameters;
 }
 
@@ -50,7 +50,7 @@ std::string wrong_step(Sync& sync, float* arena, std::size_t elements, int rank,
     return "";
 }
 
-const std::vector<std::size_t> in_order{0, 1, 2, 3, 4, 5}, mixed{3, 0, 5, 1, 4, 2};
+const std::vector<std::size_t> ascending{0, 1, 2, 3, 4, 5}, mixed{3, 0, 5, 1, 4, 2};
 
 template <class F>
 std::vector<gradsync_test::Report> on_processes(int size, gs::TcpOptions options, F&& f) {
@@ -65,17 +65,17 @@ std::vector<gradsync_test::Report> on_processes(int size, gs::TcpOptions options
 }  // namespace
 
 TEST_CASE("arenas: gradients side by side are buckets where they are, in any order, with the right means") {
-    for (const auto& order : {in_order, mixed})
+    for (const auto& order : {ascending, mixed})
         for (const int size : gradsync_test::rank_counts(2)) {
             std::vector<std::string> found(static_cast<std::size_t>(size));
             gs::run_threads(size, [&](gs::ThreadBackend comm) {
-                std::vector<float> arena(parts * count + 1, -1.0f);
+                std::vector<float> arena(parts * part_size + 1, -1.0f);
                 gs::Reducer sync(comm, views(arena.data(), order));
                 std::string& said = found[static_cast<std::size_t>(comm.rank())];
                 if (sync.plan().size() != 1) said = "there are several buckets";
                 if (sync.bytes() != 0) said = std::to_string(sync.bytes()) + " bytes for what is not copied";
                 for (int step = 0; step < 2 && said.empty(); ++step)
-                    said = wrong_step(sync, arena.data(), parts * count, comm.rank(), size);
+                    said = wrong_step(sync, arena.data(), parts * part_size, comm.rank(), size);
                 if (arena.back() != -1.0f) said = "it wrote behind the arena";
             });
             for (const std::string& said : found) CHECK(said == "");
@@ -85,8 +85,8 @@ TEST_CASE("arenas: gradients side by side are buckets where they are, in any ord
 TEST_CASE("arenas: where the gradients of one rank lie otherwise, all ranks copy them") {
     std::vector<std::string> found(3);
     gs::run_threads(3, [&](gs::ThreadBackend comm) {
-        std::vector<float> arena(parts * count);
-        gs::Reducer sync(comm, views(arena.data(), comm.rank() == 1 ? in_order : mixed));
+        std::vector<float> arena(parts * part_size);
+        gs::Reducer sync(comm, views(arena.data(), comm.rank() == 1 ? ascending : mixed));
         for (std::size_t k = 0; k < arena.size(); ++k) arena[k] = static_cast<float>(comm.rank());
         for (std::size_t i = parts; i-- > 0;) sync.mark_ready(i);
         sync.finish();
@@ -100,7 +100,7 @@ TEST_CASE("arenas: where the gradients of one rank lie otherwise, all ranks copy
 TEST_CASE("arenas: an empty gradient without an address is nowhere, and keeps no arena from being a bucket") {
     std::vector<std::string> found(2);
     gs::run_threads(2, [&](gs::ThreadBackend comm) {
-        std::vector<float> arena(parts * count);
+        std::vector<float> arena(parts * part_size);
         for (const std::size_t place : {std::size_t{0}, std::size_t{2}, parts}) {
             std::vector<gs::ParameterView> parameters = views(arena.data(), mixed);
             parameters.insert(parameters.begin() + static_cast<std::ptrdiff_t>(place),
@@ -117,15 +117,15 @@ TEST_CASE("arenas: an empty gradient without an address is nowhere, and keeps no
 TEST_CASE("arenas: a gap between gradients is not touched") {
     std::vector<std::string> found(2);
     gs::run_threads(2, [&](gs::ThreadBackend comm) {
-        std::vector<float> arena(3 * count, 7.0f);
+        std::vector<float> arena(3 * part_size, 7.0f);
         std::vector<gs::ParameterView> parameters = views(arena.data(), {0, 2});
         gs::Reducer sync(comm, parameters);
         for (std::size_t k = 0; k < arena.size(); ++k)
-            if (k / count != 1) arena[k] = static_cast<float>(comm.rank());
+            if (k / part_size != 1) arena[k] = static_cast<float>(comm.rank());
         for (std::size_t i = 2; i-- > 0;) sync.mark_ready(i);
         sync.finish();
         for (std::size_t k = 0; k < arena.size(); ++k)
-            if (arena[k] != (k / count == 1 ? 7.0f : 0.5f)) found[static_cast<std::size_t>(comm.rank())] = std::to_string(k);
+            if (arena[k] != (k / part_size == 1 ? 7.0f : 0.5f)) found[static_cast<std::size_t>(comm.rank())] = std::to_string(k);
     });
     for (const std::string& said : found) CHECK(said == "");
 }
@@ -133,19 +133,19 @@ TEST_CASE("arenas: a gap between gradients is not touched") {
 TEST_CASE("arenas: a gradient may leave its arena") {
     std::vector<std::string> found(2);
     gs::run_threads(2, [&](gs::ThreadBackend comm) {
-        std::vector<float> arena(parts * count), elsewhere(count);
-        gs::Reducer sync(comm, views(arena.data(), in_order));
+        std::vector<float> arena(parts * part_size), elsewhere(part_size);
+        gs::Reducer sync(comm, views(arena.data(), ascending));
         std::string& said = found[static_cast<std::size_t>(comm.rank())];
         said = wrong_step(sync, arena.data(), arena.size(), comm.rank(), 2);
-        if (comm.rank() == 0) sync.rebind_gradient(2, {elsewhere.data(), count, gs::DType::f32});  // on one rank only
+        if (comm.rank() == 0) sync.rebind_gradient(2, {elsewhere.data(), part_size, gs::DType::f32});  // on one rank only
         for (int step = 0; step < 2; ++step) {
             for (float& x : elsewhere) x = static_cast<float>(comm.rank());
             for (float& x : arena) x = static_cast<float>(comm.rank());
             for (std::size_t i = parts; i-- > 0;) sync.mark_ready(i);
             sync.finish();
             for (std::size_t k = 0; k < arena.size(); ++k) {
-                const bool left = comm.rank() == 0 && k / count == 2;
-                if ((left ? elsewhere[k - 2 * count] : arena[k]) != 0.5f) said = "wrong at " + std::to_string(k);
+                const bool left = comm.rank() == 0 && k / part_size == 2;
+                if ((left ? elsewhere[k - 2 * part_size] : arena[k]) != 0.5f) said = "wrong at " + std::to_string(k);
             }
         }
     });
@@ -156,23 +156,23 @@ TEST_CASE("arenas: a gradient may be in another arena in each step, of which the
     std::vector<std::string> found(2);
     gs::run_threads(2, [&](gs::ThreadBackend comm) {
         std::string& said = found[static_cast<std::size_t>(comm.rank())];
-        auto arena = std::make_unique<std::vector<float>>(parts * count);
-        gs::Reducer sync(comm, views(arena->data(), in_order));
+        auto arena = std::make_unique<std::vector<float>>(parts * part_size);
+        gs::Reducer sync(comm, views(arena->data(), ascending));
         for (int step = 0; step < 3; ++step) {
             const bool moves = step != 1 || comm.rank() == 0;  // on one rank only, or on both
-            auto other = std::make_unique<std::vector<float>>(parts * count, static_cast<float>(comm.rank()));
+            auto other = std::make_unique<std::vector<float>>(parts * part_size, static_cast<float>(comm.rank()));
             if (moves) arena = std::move(other);
-            else arena->assign(parts * count, static_cast<float>(comm.rank()));
+            else arena->assign(parts * part_size, static_cast<float>(comm.rank()));
             for (std::size_t i = parts; i-- > 0;) {
-                if (moves) sync.mark_ready(i, gs::BufferView(arena->data() + i * count, count));
+                if (moves) sync.mark_ready(i, gs::BufferView(arena->data() + i * part_size, part_size));
                 else sync.mark_ready(i);
             }
             sync.finish();
-            if (*arena != std::vector<float>(parts * count, 0.5f)) said = "no mean in step " + std::to_string(step);
+            if (*arena != std::vector<float>(parts * part_size, 0.5f)) said = "no mean in step " + std::to_string(step);
         }
         const auto error = [&] {
             try {
-                sync.mark_ready(0, gs::BufferView(static_cast<float*>(nullptr), count));
+                sync.mark_ready(0, gs::BufferView(static_cast<float*>(nullptr), part_size));
             } catch (const gs::Error& refused) {
                 return std::string(refused.what());
             }
@@ -186,11 +186,11 @@ TEST_CASE("arenas: a gradient may be in another arena in each step, of which the
 TEST_CASE("arenas: memory of allocate() is reduced where it is, between processes too") {
     for (const bool shared : {true, false}) {
         const auto reports = on_processes(3, {.shared_memory = shared}, [&](gs::TcpBackend& comm) -> std::string {
-            const auto memory = comm.allocate(parts * count * sizeof(float));
+            const auto memory = comm.allocate(parts * part_size * sizeof(float));
             auto* const arena = static_cast<float*>(memory.data());
             gs::Reducer sync(comm, views(arena, mixed));
             if (shared != (sync.bytes() == 0)) return std::to_string(sync.bytes()) + " bytes of buckets";  // small messages are copied
-            return wrong_step(sync, arena, parts * count, comm.rank(), 3);
+            return wrong_step(sync, arena, parts * part_size, comm.rank(), 3);
         });
         for (const auto& report : reports) CHECK(report.text == "");
     }

@@ -42,7 +42,7 @@ void marks(Sync& sync, std::vector<Tensor>& model, int rank, int batch, std::siz
     if (late != nobody && after_all) change();
 }
 
-const std::string told = "the gradient of 'p1' was written after its mark; mark it when its last contribution is in";
+const std::string written_late = "the gradient of 'p1' was written after its mark; mark it when its last contribution is in";
 
 }  // namespace
 
@@ -57,7 +57,7 @@ TEST_CASE("a gradient that is written after its mark is named on every rank, whe
             marks(sync, model, comm.rank(), 1, comm.rank() == ranks - 1 ? 1 : nobody, at, after_all);
             (void)sync.finish();
         });
-        for (const Outcome& outcome : seen) CHECK_MESSAGE(outcome.says(told), outcome.text);
+        for (const Outcome& outcome : seen) CHECK_MESSAGE(outcome.says(written_late), outcome.text);
         CHECK(seen.back().is(Errc::invalid_argument));
         CHECK(seen.back().error.value().context().parameter == "p1");
         return seen.back().text;
@@ -92,7 +92,7 @@ TEST_CASE("the environment asks for the checks, too, and only with GRADSYNC_CHEC
         });
         const bool wrong = value == "true" || value == "2";
         CHECK((said.find("GRADSYNC_CHECKS=" + value + " is neither 1 nor 0; set it to 1") != std::string::npos) == wrong);
-        CHECK(seen[1].says(told) == (value == "1"));
+        CHECK(seen[1].says(written_late) == (value == "1"));
         CHECK(seen[1].text.empty() == (value != "1"));
     }
 }
@@ -114,7 +114,7 @@ TEST_CASE("sharded gradients are checked, too") {
                 sharded.step();
             }
         });
-        for (const Outcome& outcome : seen) CHECK_MESSAGE(outcome.says(told), outcome.text);
+        for (const Outcome& outcome : seen) CHECK_MESSAGE(outcome.says(written_late), outcome.text);
     };
     check(Zero1{});
     check(Zero2{});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
+// ctest: SANITIZED LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
 // The Reducer's gradients in device memory, over the fakes of support/fake: their types, where they lie, when they are ready.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>

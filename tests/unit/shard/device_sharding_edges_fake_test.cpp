@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes COST 11
+// ctest: SANITIZED LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes COST 11
 // Sharded training in device memory, over the fakes of support/fake: sizes at the edge, ranks that throw, what is refused.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes COST 20
+// ctest: SANITIZED ALONE LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes COST 20
 // Sharded training in device memory, over the fakes of support/fake: what it does on ThreadBackend, it does there.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>

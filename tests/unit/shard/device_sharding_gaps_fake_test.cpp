@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
+// ctest: SANITIZED LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
 // Sharded training in device memory, over the fakes of support/fake, in which ranks leave out layers or have no batch.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/backend/staging.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
+// ctest: SANITIZED ALONE LIBRARIES gradsync_device_support gradsync_fake_nccl gradsync_fake_passes
 // Sharded training in device memory, over the fakes of support/fake, with several micro-batches a step.
 #include <gradsync/backend/nccl.hpp>
 #include <gradsync/cuda/optimizers.hpp>

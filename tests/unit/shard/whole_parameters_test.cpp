@@ -25,6 +25,7 @@
 #include <gradsync/shard/sharded_parameters.hpp>
 
 #include "support/sharding.hpp"
+#include "support/slow_build.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace gradsync;
@@ -245,7 +246,7 @@ std::string difference(const Model& model, int ranks, const std::vector<Bytes>& 
 
 TEST_CASE("an optimizer of matrices gives the same weights on every number of ranks, in every stage") {
     std::mt19937_64 random(60);
-    for (int repeat = 0; repeat < 40; ++repeat) {
+    for (std::size_t repeat = 0; repeat < gradsync_test::number_of_cases(40); ++repeat) {
         const Model model = random_model(random, repeat % 4 == 3 ? DType::f64 : DType::f32);
         const auto expected = weights_of_one(model);
         for (const int ranks : {1, 2, 3, 4, 6}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE
+// ctest: ALONE NOT_WITH thread
 // Calls of the system that fail for a moment are no deaths: sendmsg() and recv() are this program's own.
 #include <gradsync/collective/messages/tcp_transport.hpp>
 
