@@ -10,7 +10,7 @@
 - A block ```sh is valid for bash, the project's files that it names exist, and so do the options that it gives to the project's programs
   and scripts.
 - A table has at most 6 columns; code of README.md and docs/index.md has at most 95, so that nobody has to scroll.
-- Without the lines of docs/api/ that only name something, README.md and docs/ have at most 39,000 words, and a page 1,800, except the lab notes.
+- Without the lines of docs/api/ that only name something, README.md and docs/ have at most 39,400 words, and a page 1,800, except the lab notes.
 
     check_pages.py PAGE...      paths of files in the blocks start at the project's folder
 """
@@ -23,7 +23,7 @@ import sys
 from pages import ROOT, blocks, prose
 
 LINK = re.compile(r"\]\((?![a-z]+:)([^()\s#]*)(?:#([^()\s]*))?\)")
-MOST_WORDS, MOST_WORDS_OF_A_PAGE, UNLIMITED = 39_000, 1_800, "lab-notes.md"
+MOST_WORDS, MOST_WORDS_OF_A_PAGE, UNLIMITED = 39_400, 1_800, "lab-notes.md"
 MOST_COLUMNS, MOST_CHARACTERS, SEEN_FIRST = 6, 95, ("README.md", "index.md")
 PROGRAMS = {  # the sources that define their options
     "gradsync_train": "examples/*.?pp examples/cuda/*.?pp",
