@@ -13,6 +13,9 @@ line but one names the seeds, the last one has the counts, and the longest time 
 
 Whatever a stopped rank holds up, it does for the time limit of 2 s.
 
+--stage: the trainings shard their state. Two faults at once may take a part along; then the job goes on from its checkpoint, and the last line counts
+that. Steps that are done again otherwise must not be more than the faults.
+
 --hosts: the ranks are on emulated hosts (root), so many on each. Some 24 faults a job, N in all: ranks are killed ("kill"), stopped ("stop") and
 stopped for a while ("pause"); a host's link is down for a while ("cut"); what hosts of one half send to the other half is lost ("part"), or what
 one host sends to another ("lose"); all processes of a host are killed, and its launcher starts again ("host"), also with the link down ("power").
@@ -35,7 +38,7 @@ import tempfile
 import threading
 import time
 
-from emulated_hosts import CLUSTER, Disturbance, HostsJob
+from emulated_hosts import CLUSTER, Disturbance, HostsJob, await_checkpoint, with_checkpoints
 
 RANKS, SPARES, FAULTS, LIMIT = 4, 1, 12, 180
 HOSTS_FAULTS, HOSTS_LIMIT = 24, 400
@@ -52,6 +55,8 @@ class Job:
     def __init__(self, ranks, spares, kind, least=1):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         results = os.path.join(self.folder.name, "results")
+        kind = with_checkpoints(kind, self.folder.name)
+        if "--checkpoint" in kind: os.makedirs(self.folder.name + "/checkpoint")
         command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--min-ranks", str(least), "--restarts", "100000", "--grace", "5", "--", OPTIONS.gradsync_train,
                    *kind, "--data", TEXT.name, "--json", results]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -69,6 +74,8 @@ class Job:
                 said = time.monotonic()
                 self.longest_pause = max(self.longest_pause, said - (last or said))
                 last = said
+
+    def await_checkpoint(self): await_checkpoint(self.folder.name, lambda: self.process.poll() is None)
 
     def ranks(self):
         """The processes of the ranks, by number, from the processes that the supervisor has started."""
@@ -108,6 +115,7 @@ def children(process):
 def disturb(job, draw):
     """Injects faults while the job lasts. Returns for each rank how many it had, and descriptions."""
     hits, done, gone = {}, [], {}
+    job.await_checkpoint()
     for _ in range(FAULTS):
         time.sleep(draw.choice([draw.uniform(0, 0.005), draw.uniform(0, 0.03), draw.uniform(0.03, 0.6), draw.uniform(0.3, 1.2)]))
         for _ in range(draw.choice([1, 1, 1, 2])):
@@ -142,6 +150,16 @@ def failures_of(job):
     return {rank: failures.count(rank) for rank in set(failures)}
 
 
+def losses_of(job, faults):
+    """What is wrong with what was lost. A lost rank takes a part of a sharded state along, and at most the step that it has just done."""
+    again = sum(int(match[1]) for line in job.lines if (match := re.search(r"and (\d+) that lost ranks had done are done again", line)))
+    from_checkpoints = sum("from the checkpoint" in line for line in job.lines)
+    LOST["again"] += again
+    LOST["from checkpoints"] += from_checkpoints
+    if OPTIONS.stage != "none": return [f"lost steps: {again} of {faults} faults"] if again > faults else []
+    return ["lost the state"] if again or from_checkpoints or any("were lost" in line for line in job.lines) else []
+
+
 def sizes_of(job):
     return [int(match[1]) for line in job.lines if (match := re.search(r"gradsync_train: (\d) ranks? goe?s? on", line))]
 
@@ -160,7 +178,7 @@ def run(seed, kind, expected):
         if failures > hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures} times, with {hits.get(rank, 0)} faults")
     sizes = sizes_of(job)
     joins = sum(max(0, after - before) for before, after in zip([RANKS, *sizes], sizes))
-    if any("from the checkpoint" in line or "were lost" in line for line in job.lines): wrong.append("lost the state")
+    wrong += losses_of(job, len(done))
     if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
     job.folder.cleanup()
     if left := [store for store in job.stores if os.path.exists(store)]: wrong.append(f"left behind: {left}")
@@ -187,7 +205,7 @@ def run_on_hosts(seed, faults, expected):
     elif job.digest() != expected: wrong.append(f"another digest: {job.digest()}")
     for rank, failures in failures_of(job).items():
         if failures > disturbance.hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures} times, with {disturbance.hits.get(rank, 0)} faults")
-    if any("from the checkpoint" in line or "were lost" in line for line in job.lines): wrong.append("lost the state")
+    wrong += losses_of(job, len(disturbance.done))
     if split := job.split(): wrong.append(f"split: {split}")
     if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
     sizes = sizes_of(job)
@@ -215,7 +233,7 @@ def main_on_hosts():
         for what in wrong: bad[next((kind for kind in bad if kind in what.split(":")[0]), "others")] += 1
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
     print(f"{jobs} jobs, {sum(counts.values())} faults, {', '.join(f'{count} {kind}' for kind, count in counts.items())}, {bad['digest']} other digests, "
-          f"{bad['hang']} hangs, {bad['split']} splits, {bad['failed']} wrong culprits, {bad['others']} others")
+          f"{bad['hang']} hangs, {bad['split']} splits, {bad['failed']} wrong culprits, {bad['others']} others{lost()}")
     return 1 if any(bad.values()) else 0
 
 
@@ -267,6 +285,9 @@ def cost():
     return 0 if digests[0] == digests[1] else 1
 
 
+def lost(): return "" if OPTIONS.stage == "none" else "; " + ", ".join(f"{count} {what}" for what, count in LOST.items())
+
+
 def text():
     """A file for the training; the project's own sources may change."""
     draw = random.Random(0)
@@ -295,7 +316,7 @@ def main():
         other += any("lost" in what or "left" in what for what in wrong)
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
     print(f"{jobs} jobs, {kills} kills, {joins} joins, {equal} equal digests, {hangs} hangs, {wrong_culprits} wrong culprits, {other} others, "
-          f"{longest_pause * 1000:.0f} ms longest pause")
+          f"{longest_pause * 1000:.0f} ms longest pause{lost()}")
     return 0 if equal == jobs and hangs + wrong_culprits + other == 0 else 1
 
 
@@ -309,6 +330,7 @@ parser.add_argument("--store")
 parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
 OPTIONS = parser.parse_args()
 for kind in HOSTS_KIND, *KINDS: kind += ["--shard", OPTIONS.stage]
+LOST = {"again": 0, "from checkpoints": 0}  # steps, and times
 if OPTIONS.quick: HOSTS_KIND[HOSTS_KIND.index("--steps") + 1] = "200"
 TEXT = text()
 sys.exit((cost_on_hosts() if OPTIONS.hosts else cost()) if OPTIONS.cost else main_on_hosts() if OPTIONS.hosts else main())

@@ -21,6 +21,17 @@ while read -r order <&3; do
 done"""
 
 
+def with_checkpoints(program, folder):
+    """A sharded training writes checkpoints."""
+    if "--shard" not in program or program[program.index("--shard") + 1] == "none": return program
+    return [*program, "--checkpoint", folder + "/checkpoint", "--checkpoint-every", "20", "--resume"]
+
+
+def await_checkpoint(folder, is_running):
+    """The first one of a job that writes some."""
+    while is_running() and os.path.isdir(folder + "/checkpoint") and not os.path.exists(folder + "/checkpoint/checkpoint.gradsync"): time.sleep(0.01)
+
+
 class HostsJob:
     """A running job, and what it prints. `ranks_on`: the number of ranks by host."""
 
@@ -32,6 +43,8 @@ class HostsJob:
         self.control = os.path.join(self.folder.name, "control")
         self.store = f"{store}/{random.getrandbits(64):x}" if store else os.path.join(self.folder.name, "store")
         if "://" not in self.store: os.makedirs(self.store, 0o700)
+        program = with_checkpoints(program, self.folder.name)
+        if "--checkpoint" in program: os.makedirs(self.folder.name + "/checkpoint")
         for name in "control", *(f"orders{host}" for host in range(self.hosts)): os.mkfifo(os.path.join(self.folder.name, name))
         launcher = [run, "-n", ",".join(map(str, ranks_on)), "--hosts", str(self.hosts), "--store", self.store, "--min-ranks", str(least),
                     "--spares", str(spares), "--restarts", "100000", "--grace", "5"]
@@ -155,6 +168,7 @@ class Disturbance:
         self.begin = time.monotonic()
 
     def run(self, faults, seconds):
+        await_checkpoint(self.job.folder.name, lambda: any(self.job.is_running))
         while len(self.done) < faults and time.monotonic() - self.begin < seconds and any(self.job.is_running):
             self.rest(self.draw.choice([self.draw.uniform(0, 0.02), self.draw.uniform(0, 0.3), self.draw.uniform(0.3, 2), self.draw.uniform(0.5, 4)]))
             kind = self.draw.choices(list(self.KINDS), list(self.KINDS.values()))[0]
