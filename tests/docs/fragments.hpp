@@ -10,9 +10,11 @@
 #include <vector>
 
 #include <gradsync/compress/power_sgd.hpp>
+#include <gradsync/elastic/elastic_job.hpp>
 #include <gradsync/gradsync.hpp>
 #include <gradsync/interop/pointer.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/checkpoint.hpp>
 #include <gradsync/shard/sharded_optimizer.hpp>
 
 namespace gs = gradsync;
