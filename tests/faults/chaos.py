@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """Kills ranks of an elastic training (gradsync_run --spares, gradsync_train --elastic), and compares its weights with an undisturbed run's.
 
-usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none] [--verbose]
+usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none] [--etcd] [--verbose]
        chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --hosts 1,1,2,2 [--store ADDRESS] [--kills N] [--seed S] [--stage none] [--verbose]
        chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --cost FAULTS [--steps N] [--hosts 1,1]
 
@@ -15,6 +15,8 @@ Whatever a stopped rank holds up, it does for the time limit of 2 s.
 
 --stage: the trainings shard their state. Two faults at once may take a part along; then the job goes on from its checkpoint, and the last line counts
 that. Steps that are done again otherwise must not be more than the faults.
+
+--etcd: the ranks meet in etcd, one of whose three members is killed and started again all the time.
 
 --hosts: the ranks are on emulated hosts (root), so many on each. Some 24 faults a job, N in all: ranks are killed ("kill"), stopped ("stop") and
 stopped for a while ("pause"); a host's link is down for a while ("cut"); what hosts of one half send to the other half is lost ("part"), or what
@@ -32,6 +34,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -57,7 +60,8 @@ class Job:
         results = os.path.join(self.folder.name, "results")
         kind = with_checkpoints(kind, self.folder.name)
         if "--checkpoint" in kind: os.makedirs(self.folder.name + "/checkpoint")
-        command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--min-ranks", str(least), "--restarts", "100000", "--grace", "5", "--", OPTIONS.gradsync_train,
+        store = ["--store", ETCD.new_store()] if ETCD else []
+        command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--min-ranks", str(least), "--restarts", "100000", "--grace", "5", *store, "--", OPTIONS.gradsync_train,
                    *kind, "--data", TEXT.name, "--json", results]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
@@ -86,7 +90,7 @@ class Job:
                     with contextlib.suppress(OSError, StopIteration):
                         variables = open(f"/proc/{process}/environ", "rb").read().split(b"\0")
                         found[next(int(v[5:]) for v in variables if v.startswith(b"RANK="))] = process
-                        self.stores.update(os.path.dirname(v[15:].decode()) for v in variables if v.startswith(b"GRADSYNC_STORE="))
+                        self.stores.update(os.path.dirname(v[15:].decode()) for v in variables if v.startswith(b"GRADSYNC_STORE=/"))
         return found
 
     def wait(self, seconds):
@@ -106,6 +110,49 @@ class Job:
             if not left: return []
             time.sleep(0.05)
         return left
+
+
+class Etcd:
+    """Three members, of which one is away for half of the time."""
+
+    def __init__(self):
+        self.folder, self.jobs = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None), 0
+        self.ports = [(free_port(), free_port()) for _ in range(3)]
+        self.members = [self.start(m) for m in range(3)]
+        self.kills, self.ends = 0, threading.Event()
+        self.thread = threading.Thread(target=self.disturb)
+        self.thread.start()
+
+    def start(self, m):
+        client, peer = (f"http://127.0.0.1:{port}" for port in self.ports[m])
+        cluster = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, (_, port) in enumerate(self.ports))
+        return subprocess.Popen(["etcd", "--name", f"m{m}", "--data-dir", f"{self.folder.name}/m{m}", "--listen-client-urls", client, "--advertise-client-urls", client,
+                                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def disturb(self):
+        m = 0
+        while not self.ends.wait(3):
+            self.members[m].kill(), self.members[m].wait()
+            self.kills += 1
+            self.ends.wait(3)
+            self.members[m] = self.start(m)
+            m = (m + 1) % 3
+
+    def new_store(self):
+        self.jobs += 1
+        return "etcd://" + ",".join(f"127.0.0.1:{client}" for client, _ in self.ports) + f"/job{self.jobs}"
+
+    def end(self):
+        self.ends.set(), self.thread.join()
+        for member in self.members: member.kill(), member.wait()
+        self.folder.cleanup()
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def children(process):
@@ -316,7 +363,7 @@ def main():
         other += any("lost" in what or "left" in what for what in wrong)
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
     print(f"{jobs} jobs, {kills} kills, {joins} joins, {equal} equal digests, {hangs} hangs, {wrong_culprits} wrong culprits, {other} others, "
-          f"{longest_pause * 1000:.0f} ms longest pause{lost()}")
+          f"{longest_pause * 1000:.0f} ms longest pause{lost()}" + (f"; {ETCD.kills} kills of etcd" if ETCD else ""))
     return 0 if equal == jobs and hangs + wrong_culprits + other == 0 else 1
 
 
@@ -324,7 +371,7 @@ parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
 for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 400), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
-for name in "verbose", "quick": parser.add_argument("--" + name, action="store_true")
+for name in "verbose", "quick", "etcd": parser.add_argument("--" + name, action="store_true")
 parser.add_argument("--hosts", type=lambda words: [int(word) for word in words.split(",")])
 parser.add_argument("--store")
 parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
@@ -333,4 +380,9 @@ for kind in HOSTS_KIND, *KINDS: kind += ["--shard", OPTIONS.stage]
 LOST = {"again": 0, "from checkpoints": 0}  # steps, and times
 if OPTIONS.quick: HOSTS_KIND[HOSTS_KIND.index("--steps") + 1] = "200"
 TEXT = text()
-sys.exit((cost_on_hosts() if OPTIONS.hosts else cost()) if OPTIONS.cost else main_on_hosts() if OPTIONS.hosts else main())
+ETCD = Etcd() if OPTIONS.etcd else None
+try:
+    status = (cost_on_hosts() if OPTIONS.hosts else cost()) if OPTIONS.cost else main_on_hosts() if OPTIONS.hosts else main()
+finally:
+    if ETCD: ETCD.end()
+sys.exit(status)

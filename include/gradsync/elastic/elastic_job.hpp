@@ -87,7 +87,8 @@ public:
     /// `Membership::meet` throws. Collective.
     template <class Body>
     void run(Body&& body, const TcpOptions& options = {}) {
-        if (generation() != 0 && is_over()) refuse("run", "the job has ended; a process takes part in a job once");
+        if (membership_.has_taken_part() && is_over())
+            refuse("run", "the job has ended; a process takes part in a job once, also with another ElasticJob");
         while (!is_over()) try {
                 TcpBackend comm = connect(options);
                 body(comm);

@@ -92,6 +92,7 @@ public:
             } else if (next.step == elastic::Step::meet) {
                 if (auto ranks = meet_newest(options.timeout)) {
                     met_ = newest().number;
+                    last_store_ = job_.store;
                     return *std::move(ranks);
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
@@ -212,6 +213,8 @@ private:
     /// Has this process left for good?
     bool has_left() const noexcept { return has_left_; }
     bool has_store() const noexcept { return records_.has_value(); }
+    /// Has this process been a rank of the job, perhaps with another object?
+    bool has_taken_part() const noexcept { return met_ != 0 || (records_ && last_store_ == job_.store); }
     /// Returns for each rank a number of its host: those of one machine, and of one container in it, stand together.
     [[gnu::cold]] List<std::uint64_t> hosts() const {
         List<std::uint64_t> hosts;
@@ -411,6 +414,8 @@ private:
                             " there; look at the output of those that are missing"),
             {.operation = "connect", .rank = job_.rank});
     }
+
+    inline static std::string last_store_;  ///< of this process's last meeting
 
     Job job_;
     std::optional<elastic::Records> records_;  ///< none without a store

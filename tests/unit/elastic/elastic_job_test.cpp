@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "support/restarted_processes.hpp"
+#include "support/elastic_ranks.hpp"
 #include "support/says.hpp"
 #include "support/slow_build.hpp"
 #include "support/temporary_directory.hpp"
@@ -38,12 +38,17 @@ using gradsync::Error;
 using gradsync::Job;
 using gradsync::Restored;
 using gradsync::TcpBackend;
+using gradsync_test::await;
 using gradsync_test::content_of;
+using gradsync_test::lines_in;
+using gradsync_test::Listening;
+using gradsync_test::nap;
+using gradsync_test::note;
 using gradsync_test::says;
 
 namespace {
 
-using Ranks = gradsync_test::ProcessesOf<ElasticJob>;
+using Ranks = gradsync_test::ElasticRanks;
 constexpr std::size_t micro_batches = 12;
 
 /// A model with a frozen parameter, one that some steps do not use, and momentum.
@@ -124,31 +129,6 @@ std::string train(ElasticJob& job, std::uint64_t steps, At&& at) {
 std::string expected(std::uint64_t steps) {
     ElasticJob alone{Job{}};
     return train(alone, steps, [](TcpBackend&, std::uint64_t) {});
-}
-
-void nap(TcpBackend&, std::uint64_t) { std::this_thread::sleep_for(5ms); }
-
-ElasticJob* leaving = nullptr;
-/// While it lives, SIGUSR1 asks this process to leave.
-class Listening {
-public:
-    explicit Listening(ElasticJob& job) {
-        leaving = &job;
-        std::signal(SIGUSR1, [](int) { leaving->request_leave(); });
-    }
-    Listening(const Listening&) = delete;
-    ~Listening() { std::signal(SIGUSR1, SIG_IGN); }
-};
-
-/// Writes down what happens, for the test.
-void note(const std::string& file, const std::string& line) { std::ofstream(file, std::ios::app) << line << "\n"; }
-std::size_t lines_in(const std::string& file) {
-    const std::string text = content_of(file);
-    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-}
-template <class Condition>
-void await(Condition&& condition) {
-    while (!condition()) std::this_thread::sleep_for(1ms);
 }
 
 }  // namespace
@@ -609,6 +589,19 @@ TEST_CASE("a process whose own error has ended run() may run again, and the othe
         CHECK(std::chrono::steady_clock::now() - begin < 15s);  // nobody has waited for the time limit
         CHECK(gradsync::FileStore(ranks.job(0).store).names("out/").empty());
     }
+}
+
+TEST_CASE("a second job of a process in the same store is refused when the first has ended") {
+    const gradsync_test::TemporaryDirectory folder;
+    Ranks ranks(
+        1,
+        [&](ElasticJob& job, int, const std::string& store) {
+            (void)train(job, 5, [](TcpBackend&, std::uint64_t) {});
+            ElasticJob second({.rank = 0, .size = 1, .address = "127.0.0.1", .store = store});
+            (void)train(second, 5, [](TcpBackend&, std::uint64_t) {});
+        },
+        1, 1);
+    CHECK(says(ranks.ends()[0], "run: the job has ended; a process takes part in a job once, also with another ElasticJob"));
 }
 
 TEST_CASE("a process with another model that comes later ends, and the others go on") {

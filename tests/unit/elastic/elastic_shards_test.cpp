@@ -25,7 +25,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "support/restarted_processes.hpp"
+#include "support/elastic_ranks.hpp"
 #include "support/says.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -36,13 +36,15 @@ using gradsync::Error;
 using gradsync::Job;
 using gradsync::Restored;
 using gradsync::TcpBackend;
+using gradsync_test::await;
 using gradsync_test::content_of;
+using gradsync_test::lines_in;
+using gradsync_test::Listening;
+using gradsync_test::nap;
+using gradsync_test::note;
 using gradsync_test::says;
 
 namespace {
-
-using Ranks = gradsync_test::ProcessesOf<ElasticJob>;
-constexpr std::size_t micro_batches = 12;
 
 /// Its step counts the steps before, so that their number is a part of the state.
 struct Momentum {
@@ -60,12 +62,12 @@ struct Momentum {
 };
 
 /// Parameter 2 is frozen; the processes begin with different weights.
-struct Model {
+struct ShardedModel {
     static constexpr std::size_t count = 4;
     std::vector<std::vector<float>> weights{std::vector<float>(5, 1), std::vector<float>(70, 2), std::vector<float>(3, 3),
                                             std::vector<float>(33, 4)},
         gradients = weights;
-    explicit Model(float beginning = 0) {
+    explicit ShardedModel(float beginning = 0) {
         for (auto& all : weights)
             for (float& one : all) one += beginning;
     }
@@ -81,31 +83,30 @@ struct Model {
 };
 
 struct Stage1 {
-    static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
+    static auto make(TcpBackend& comm, ShardedModel& model, std::uint64_t& steps) {
         return gradsync::ShardedOptimizer(comm, model.parameters(), Momentum{&steps}, gradsync::Zero1{}, gradsync::SizeCappedBuckets{200},
                                           gradsync::ShardingOptions{.reducer = {.gradients = gradsync::GradientStorage::in_buckets,
                                                                                 .accumulation = gradsync::Accumulation::in_buckets,
-                                                                                .micro_batches = micro_batches}});
+                                                                                .micro_batches = 12}});
     }
 };
 struct Stage2 {
-    static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
+    static auto make(TcpBackend& comm, ShardedModel& model, std::uint64_t& steps) {
         return gradsync::ShardedOptimizer(comm, model.parameters(), Momentum{&steps}, gradsync::Zero2{}, gradsync::SizeCappedBuckets{200},
-                                          gradsync::OverlapForward{},
-                                          gradsync::ShardingOptions{.reducer = {.micro_batches = micro_batches}});
+                                          gradsync::OverlapForward{}, gradsync::ShardingOptions{.reducer = {.micro_batches = 12}});
     }
 };
 struct Stage3 {
-    static auto make(TcpBackend& comm, Model& model, std::uint64_t& steps) {
+    static auto make(TcpBackend& comm, ShardedModel& model, std::uint64_t& steps) {
         return gradsync::ShardedParameters(comm, model.parameters(), Momentum{&steps}, gradsync::Units({0, 0, 1, 1}),
-                                           gradsync::ShardedParametersOptions{.reducer = {.micro_batches = micro_batches}});
+                                           gradsync::ShardedParametersOptions{.reducer = {.micro_batches = 12}});
     }
 };
 
 /// The gradients of a micro-batch follow from the weights.
 template <class Stage, class Sharded>
-void backward(Sharded& sharded, std::uint64_t step, std::size_t micro_batch) {
-    for (std::size_t i = 0; i < Model::count; ++i) {
+void compute_gradients(Sharded& sharded, std::uint64_t step, std::size_t micro_batch) {
+    for (std::size_t i = 0; i < ShardedModel::count; ++i) {
         if (i == 2) continue;
         if constexpr (std::is_same_v<Stage, Stage2>) sharded.wait_parameter(i);
         const float frozen = *static_cast<const float*>(sharded.parameters()[2].value.data);
@@ -121,9 +122,9 @@ void compute(ElasticJob& job, Sharded& sharded) {
     const auto with_weights = [&](std::size_t micro_batch) {
         if constexpr (std::is_same_v<Stage, Stage3>) {
             const auto first = sharded.gather(0), second = sharded.gather(1);
-            backward<Stage>(sharded, job.step(), micro_batch);
+            compute_gradients<Stage>(sharded, job.step(), micro_batch);
         } else {
-            backward<Stage>(sharded, job.step(), micro_batch);
+            compute_gradients<Stage>(sharded, job.step(), micro_batch);
         }
     };
     if constexpr (std::is_same_v<Stage, Stage1>) {
@@ -148,7 +149,7 @@ void compute(ElasticJob& job, Sharded& sharded) {
 
 /// Of all weights and arrays of the optimizer. Collective.
 template <class Sharded>
-std::string digest(Sharded& sharded, std::uint64_t steps) {
+std::string digest_of(Sharded& sharded, std::uint64_t steps) {
     std::uint64_t hash = steps;
     sharded.collect_state([&](std::size_t i, std::size_t array, std::size_t first, gradsync::ConstBufferView piece) {
         for (const std::size_t number : {i, array, first}) hash = gradsync::detail::fnv1a(&number, sizeof number, hash);
@@ -166,9 +167,9 @@ struct Watching {
 };
 
 template <class Stage>
-std::string train(ElasticJob& job, std::uint64_t steps, const Watching& watch = {}) {
+std::string train_sharded(ElasticJob& job, std::uint64_t steps, const Watching& watch = {}) {
     std::string end;
-    Model model(watch.beginning);
+    ShardedModel model(watch.beginning);
     job.keep_every(watch.keep_every);
     job.run(
         [&](TcpBackend& comm) {
@@ -187,56 +188,32 @@ std::string train(ElasticJob& job, std::uint64_t steps, const Watching& watch = 
                 job.update([&] { sharded.step(gradsync::clip_factor(norm, 2)); });
                 if (!watch.folder.empty()) gradsync::save_shards(watch.folder, sharded, std::to_string(job.step()));
             }
-            if (job.step() == steps) end = digest(sharded, optimizer_steps);
+            if (job.step() == steps) end = digest_of(sharded, optimizer_steps);
         },
         {.timeout = 2s});
     return job.has_left() ? "left" : end;
 }
 template <class Stage>
-std::string expected(std::uint64_t steps) {
+std::string expected_of(std::uint64_t steps) {
     ElasticJob alone{Job{}};
-    return train<Stage>(alone, steps);
+    return train_sharded<Stage>(alone, steps);
 }
-
-ElasticJob* leaving = nullptr;
-/// While it lives, SIGUSR1 asks this process to leave.
-class Listening {
-public:
-    explicit Listening(ElasticJob& job) {
-        leaving = &job;
-        std::signal(SIGUSR1, [](int) { leaving->request_leave(); });
-    }
-    Listening(const Listening&) = delete;
-    ~Listening() { std::signal(SIGUSR1, SIG_IGN); }
-};
-
-/// Writes down what happens, for the test.
-void note(const std::string& file, const std::string& line) { std::ofstream(file, std::ios::app) << line << "\n"; }
-std::size_t lines_in(const std::string& file) {
-    const std::string text = content_of(file);
-    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-}
-template <class Condition>
-void await(Condition&& condition) {
-    while (!condition()) std::this_thread::sleep_for(1ms);
-}
-void nap(TcpBackend&, std::uint64_t) { std::this_thread::sleep_for(5ms); }
 
 }  // namespace
 
 TEST_CASE_TEMPLATE("alone, a sharded job is a training like any other", Stage, Stage1, Stage2, Stage3) {
-    CHECK(expected<Stage>(20) == expected<Stage>(20));
-    CHECK(expected<Stage>(20) != expected<Stage>(21));
-    CHECK(expected<Stage>(20) == expected<Stage1>(20));
+    CHECK(expected_of<Stage>(20) == expected_of<Stage>(20));
+    CHECK(expected_of<Stage>(20) != expected_of<Stage>(21));
+    CHECK(expected_of<Stage>(20) == expected_of<Stage1>(20));
 }
 
 TEST_CASE_TEMPLATE("shards move when ranks come, are killed and leave, and the end has the bits of one rank", Stage, Stage1, Stage2,
                    Stage3) {
     const std::uint64_t steps = 300;
-    const std::string before = expected<Stage>(steps);
+    const std::string before = expected_of<Stage>(steps);
     const gradsync_test::TemporaryDirectory folder;
     const std::string sizes = folder.file("sizes"), digests = folder.file("digests");
-    Ranks ranks(
+    gradsync_test::ElasticRanks ranks(
         2,
         [&](ElasticJob& job, int start, const std::string&) {
             const Listening listening(job);
@@ -246,7 +223,7 @@ TEST_CASE_TEMPLATE("shards move when ranks come, are killed and leave, and the e
                 note(sizes, std::to_string(comm.size()) + " from " + std::to_string(restored.step));
                 if (restored.again > 1) note(folder.file("losses"), std::to_string(restored.again));
             };
-            const std::string end = train<Stage>(job, steps, watch);
+            const std::string end = train_sharded<Stage>(job, steps, watch);
             if (job.step() == steps) note(digests, end);
         },
         1, 4);
@@ -276,7 +253,7 @@ TEST_CASE("a lost rank costs at most the steps since the last copy, and these ar
     const std::uint64_t steps = 60;
     const gradsync_test::TemporaryDirectory folder;
     const std::string losses = folder.file("losses"), digests = folder.file("digests");
-    Ranks ranks(
+    gradsync_test::ElasticRanks ranks(
         3,
         [&](ElasticJob& job, int start, const std::string&) {
             Watching watch{.keep_every = 10};
@@ -286,12 +263,12 @@ TEST_CASE("a lost rank costs at most the steps since the last copy, and these ar
             watch.on = [&](const Restored& restored, TcpBackend& comm) {
                 if (comm.rank() == 0) note(losses, std::to_string(restored.step) + "+" + std::to_string(restored.again));
             };
-            note(digests, train<Stage2>(job, steps, watch));
+            note(digests, train_sharded<Stage2>(job, steps, watch));
         },
         2, 3);
     (void)ranks.ends();
     CHECK(content_of(losses) == "0+0\n30+4\n");
-    const std::string before = expected<Stage2>(steps);
+    const std::string before = expected_of<Stage2>(steps);
     CHECK(content_of(digests) == before + "\n" + before + "\n");
 }
 
@@ -299,7 +276,7 @@ TEST_CASE("three of four ranks that want to leave at once go in two changes, and
     const std::uint64_t steps = 60;
     const gradsync_test::TemporaryDirectory folder;
     const std::string sizes = folder.file("sizes"), digests = folder.file("digests");
-    Ranks ranks(
+    gradsync_test::ElasticRanks ranks(
         4,
         [&](ElasticJob& job, int start, const std::string&) {
             Watching watch{.keep_every = 1000};
@@ -309,7 +286,7 @@ TEST_CASE("three of four ranks that want to leave at once go in two changes, and
             watch.on = [&](const Restored& restored, TcpBackend& comm) {
                 if (comm.rank() == 0) note(sizes, std::to_string(comm.size()) + " lost " + std::to_string(restored.again));
             };
-            note(digests, train<Stage3>(job, steps, watch));
+            note(digests, train_sharded<Stage3>(job, steps, watch));
         },
         1, 4);
     (void)ranks.ends();
@@ -319,7 +296,7 @@ TEST_CASE("three of four ranks that want to leave at once go in two changes, and
     CHECK(text.ends_with("\n1 lost 0\n"));
     CHECK(text.find("lost 1") == std::string::npos);
     const std::string ends = content_of(digests);
-    CHECK(ends.find(expected<Stage3>(steps)) != std::string::npos);
+    CHECK(ends.find(expected_of<Stage3>(steps)) != std::string::npos);
 }
 
 TEST_CASE("ranks that keep their parts together are lost at once: the job goes on from its checkpoint, or ends and says why") {
@@ -328,7 +305,7 @@ TEST_CASE("ranks that keep their parts together are lost at once: the job goes o
         CAPTURE(saves);
         const gradsync_test::TemporaryDirectory folder;
         const std::string sources = folder.file("sources"), digests = folder.file("digests");
-        Ranks ranks(
+        gradsync_test::ElasticRanks ranks(
             4,
             [&](ElasticJob& job, int start, const std::string&) {
                 Watching watch;
@@ -339,13 +316,13 @@ TEST_CASE("ranks that keep their parts together are lost at once: the job goes o
                 watch.on = [&](const Restored& restored, TcpBackend& comm) {
                     if (comm.rank() == 0 && restored.from == Restored::From::checkpoint) note(sources, std::to_string(restored.step));
                 };
-                note(digests, train<Stage2>(job, steps, watch));
+                note(digests, train_sharded<Stage2>(job, steps, watch));
             },
             2, 4);
         const std::vector<std::string> ends = ranks.ends();
         if (saves) {
             CHECK(content_of(sources) == "30\n");
-            const std::string before = expected<Stage2>(steps);
+            const std::string before = expected_of<Stage2>(steps);
             CHECK(content_of(digests) == before + "\n" + before + "\n");
         } else {
             CHECK(content_of(digests) == "");
@@ -359,15 +336,15 @@ TEST_CASE("a process with other parameters, or another state beside them, ends, 
     for (const bool more_parameters : {true, false}) {
         const gradsync_test::TemporaryDirectory folder;
         const std::string digests = folder.file("digests");
-        Ranks ranks(
+        gradsync_test::ElasticRanks ranks(
             2,
             [&](ElasticJob& job, int start, const std::string&) {
                 const auto at = [&](TcpBackend& comm, std::uint64_t step) {
                     nap(comm, step);
                     if (step == 3 && start == 1) note(folder.file("trains"), "");
                 };
-                if (start <= 2) return note(digests, train<Stage1>(job, steps, {.at = at}));
-                Model model;
+                if (start <= 2) return note(digests, train_sharded<Stage1>(job, steps, {.at = at}));
+                ShardedModel model;
                 job.run([&](TcpBackend& comm) {
                     std::uint64_t counts[2] = {};
                     auto views = model.parameters();
@@ -376,7 +353,7 @@ TEST_CASE("a process with other parameters, or another state beside them, ends, 
                         comm, views, Momentum{&counts[0]}, gradsync::Zero1{}, gradsync::SizeCappedBuckets{200},
                         gradsync::ShardingOptions{.reducer = {.gradients = gradsync::GradientStorage::in_buckets,
                                                               .accumulation = gradsync::Accumulation::in_buckets,
-                                                              .micro_batches = micro_batches}});
+                                                              .micro_batches = 12}});
                     job.restore(sharded, {gradsync::buffer(counts)});
                 });
             },
@@ -385,7 +362,7 @@ TEST_CASE("a process with other parameters, or another state beside them, ends, 
         ranks.start(2);
         const std::vector<std::string> ends = ranks.ends();
         CHECK(says(ends[2], more_parameters ? "the number of parameters differs" : "rank 2 has 16 bytes of state, rank 0 8"));
-        const std::string before = expected<Stage1>(steps);
+        const std::string before = expected_of<Stage1>(steps);
         CHECK(content_of(digests) == before + "\n" + before + "\n");
     }
 }
