@@ -214,7 +214,11 @@ private:
     bool has_left() const noexcept { return has_left_; }
     bool has_store() const noexcept { return records_.has_value(); }
     /// Has this process been a rank of the job, perhaps with another object?
-    bool has_taken_part() const noexcept { return met_ != 0 || (records_ && last_store_ == job_.store); }
+    bool has_taken_part() {
+        if (!records_ || last_store_ != job_.store) return met_ != 0;
+        records_->refresh();
+        return true;
+    }
     /// Returns for each rank a number of its host: those of one machine, and of one container in it, stand together.
     [[gnu::cold]] List<std::uint64_t> hosts() const {
         List<std::uint64_t> hosts;

@@ -363,7 +363,7 @@ TEST_CASE("members on other hosts: their launchers say that they have ended, and
         std::thread launcher([&] {
             gradsync::FileStore same(folder.path().string());
             await([&] { return same.read("gen/0000000001"); });
-            for (const std::uint64_t id : {1, 2, 3}) same.create(gradsync::elastic::name_of("gone/", id), {});
+            for (const std::uint64_t id : {1u, 2u, 3u}) same.create(gradsync::elastic::name_of("gone/", id), {});
         });
         ElasticJob job(alone_in(folder, 4));
         CHECK(train(job, 5, nap) == expected(5));
