@@ -29,7 +29,7 @@ struct Holding {
 /// The states of one member, as it tells the others. Plain bytes.
 struct Row {
     static constexpr int memory = 0;  ///< the place of a replicated state in which the training computes
-    static constexpr int most = 3;
+    static constexpr int most = 5;    ///< two in turns; more while changes are interrupted again and again
     Holding holdings[most] = {};
     std::uint64_t top = 0;  ///< the newest state that some member is known to have had
 };

@@ -194,6 +194,7 @@ public:
         shards_.emplace(shards);
         votes_.emplace(comm.duplicate());
         keep_for(List<std::uint64_t>(all.size()), &plan);
+        votes_->barrier().wait();  // all have kept it: what they had before is no longer needed
         parts_.go_on();
         start();
         return restored;
@@ -210,7 +211,7 @@ public:
     std::size_t rounds() const noexcept { return rounds_; }
 
     /// Call it before each step. Returns false, on all ranks, if the ranks change now: then return from the body. Waits
-    /// for no other rank, as what it returns was agreed during the step before. Throws what a wait of the backend
+    /// for no other rank unless they change, as what it returns was agreed during the step before. Throws what a wait of the backend
     /// throws; Error(invalid_argument) if `update` was not called since the last call; and Error(parameter_mismatch) if
     /// the states of the ranks differed one step ago. Collective.
     [[nodiscard]] bool goes_on() {
@@ -222,6 +223,7 @@ public:
             return true;
         }
         if (shards_) keep_for_change();
+        votes_->barrier().wait();  // all have done the step: who leaves now does not take the only whole state along
         return false;
     }
 
@@ -392,14 +394,13 @@ private:
         if (mates_) parts_.keep(*mates_, mate_ranks_, votes_->size(), *shards_, step_ + 1);
         kept_ = step_;
     }
-    /// The same with other mates: see `elastic::mates_of`. All ranks have kept the state when it returns.
+    /// The same with other mates: see `elastic::mates_of`.
     [[gnu::cold]] void keep_for(const List<std::uint64_t>& goes, const elastic::Plan* plan) {
         kept_ = step_;
         if (!membership_.has_store()) return;
         mate_ranks_ = elastic::mates_of(static_cast<std::uint32_t>(votes_->rank()), membership_.hosts(), goes);
         mates_.emplace(votes_->split(static_cast<int>(mate_ranks_[0]), votes_->rank()));
         parts_.keep(*mates_, mate_ranks_, votes_->size(), *shards_, step_ + 1, plan);
-        votes_->barrier().wait();
     }
     /// The ranks change as agreed: what is done now is kept, and those that leave have their parts with one that stays.
     [[gnu::cold]] void keep_for_change() {

@@ -87,9 +87,9 @@ private:
         std::vector<int> others;
         for (const int one : all_processes()) {
             const Process& other = process(one);
-            if (other.generation != 0) return;  // it is about to have the same state
-            if (one != p.index && !other.dead && !other.leaves && other.self.id != 0 && p.machine.knows(other.self.id))
-                others.push_back(one);
+            if (other.generation != 0) return;                                                    // it is about to have the same state
+            const bool is_leaving = other.leaves && find(Name::leave, other.self.id) != nullptr;  // else it stays for another generation
+            if (one != p.index && !other.dead && !is_leaving && other.self.id != 0 && p.machine.knows(other.self.id)) others.push_back(one);
         }
         if (others.empty() || newest_state(others) != 0) return;
         if (newest_state({p.index}) != 0) violate("5: a process leaves with the only state, and another one could have it");
@@ -458,7 +458,7 @@ private:
             if (c.newest != no_state && c.newest != plan.base.number)
                 violate("5: the members do not go on from the newest state that they have");
             result.losses += plan.lost;
-            const bool may_lose = was_disturbed() || job.lag != 0 || job.fails_updates != 0 || result.kills > 1;
+            const bool may_lose = was_disturbed() || job.lag != 0 || result.failures != 0 || result.kills > 1;
             if (!may_lose && plan.base.number != 0 && plan.lost > (result.kills == 0 ? 0 : job.keep_every))
                 violate("5: steps are lost that were kept");
         }
@@ -580,6 +580,7 @@ private:
                 if (says_change(c, *vote)) {
                     const bool agreed = leave_as_agreed(p, c, number);
                     if (job.is_sharded && !co_await keep_for_change(p, c, number)) co_return 0;
+                    if (!co_await exchange(p, c, Topic::kept, 0, nothing)) co_return 0;
                     co_return agreed;
                 }
             }
@@ -631,6 +632,7 @@ private:
         co_await sleep(p, ms / 5, 2 * ms);
         if (chance(static_cast<std::uint64_t>(job.fails_updates))) {  // the user's function has thrown
             p.has_failed = job.changes && coin();
+            ++result.failures;
             co_return 0;
         }
         if (p.has_parts) {
@@ -692,9 +694,8 @@ private:
             any = any || goes[r] != 0;
         }
         if (!any && p.kept == number) co_return 1;
-        if (!co_await keep(p, c, 1, p.holdings.place_for_next(), goes)) co_return 0;
-        const std::uint64_t all_have = co_await exchange(p, c, Topic::kept, 0, nothing);
-        co_return all_have;
+        const std::uint64_t has_kept = co_await keep(p, c, 1, p.holdings.place_for_next(), goes);
+        co_return has_kept;
     }
     Task save(Process& p) {
         const std::uint64_t number = p.memory.label.number;

@@ -210,7 +210,7 @@ struct Settings {
 struct Result {
     std::string violation = {};
     bool ended_well = false, lost = false;
-    std::uint64_t kills = 0, stops = 0, cuts = 0, generations = 0, commits = 0, losses = 0;
+    std::uint64_t kills = 0, stops = 0, cuts = 0, failures = 0, generations = 0, commits = 0, losses = 0;
     Time calm = 0;  ///< how long the job has gone on after the last fault
 };
 
@@ -547,7 +547,7 @@ private:
         p.at = p.task.handle();
         push({now, 0, What::timer, p.index, 0, p.ticket});
     }
-    int places() const { return job.is_sharded && bug != Bug::two_places ? 3 : 2; }
+    int places() const { return job.is_sharded && bug != Bug::two_places ? Row::most : 2; }
     void kill(Process& p) {
         if (p.dead) return;
         say(p, "ends");
@@ -586,7 +586,7 @@ private:
             if (!reaches_store(*one)) return;
             say(*one, "loses the store for ", lasts / ms), store_away_[one->slot] = now, ++lasting_, ++result.cuts;
             push({now + lasts, 0, What::reach_store, one->slot});
-        } else if (kind < 85) one->leaves = job.changes;
+        } else if (kind < 85) say(*one, "wants to leave"), one->leaves = job.changes;
         else if (kind < 90) start_another();
         else if (!job.one_host && one->slot != other->slot) {
             ++result.cuts;
