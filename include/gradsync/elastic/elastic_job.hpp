@@ -211,9 +211,9 @@ public:
     std::size_t rounds() const noexcept { return rounds_; }
 
     /// Call it before each step. Returns false, on all ranks, if the ranks change now: then return from the body. Waits
-    /// for no other rank unless they change, as what it returns was agreed during the step before. Throws what a wait of the backend
-    /// throws; Error(invalid_argument) if `update` was not called since the last call; and Error(parameter_mismatch) if
-    /// the states of the ranks differed one step ago. Collective.
+    /// for no other rank unless they change, as what it returns was agreed during the step before. Throws what a wait
+    /// of the backend throws; Error(invalid_argument) if `update` was not called since the last call; and
+    /// Error(parameter_mismatch) if the states of the ranks differed one step ago. Collective.
     [[nodiscard]] bool goes_on() {
         if (!votes_) refuse("goes_on", "call restore() first, each time when the body of run() is called");
         if (vote_ && voted_ == step_)
