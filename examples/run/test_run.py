@@ -747,6 +747,7 @@ class OverEtcd(ElasticTest):
         time.sleep(1.5)
         self.start_etcd()
         self.assertTrue(until(lambda: len(self.output.read_text().splitlines()) > 1), "the ranks do not meet again")
+        self.assertTrue(until(lambda: len(self.ranks_of(launcher)) == 3), "the lost rank is not started again")
         self.etcd.send_signal(signal.SIGSTOP)
         os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)
         time.sleep(1.5)

@@ -250,7 +250,8 @@ private:
     }
     /// Does this generation say so, or has it said otherwise before?
     bool says_begun(std::uint32_t generation, std::string_view answer) {
-        const Blob said = store().create(bootstrap::text("begun/", generation), std::as_bytes(std::span(answer)));
+        const Blob said = store().create(bootstrap::text("begun/", generation),
+                                         std::as_bytes(std::span(answer.data(), answer.size())));
         return bootstrap::text_of(said) == answer;
     }
     /// Ends the job: nobody is left who has its state.
