@@ -87,8 +87,9 @@ private:
         std::vector<int> others;
         for (const int one : all_processes()) {
             const Process& other = process(one);
-            if (other.generation != 0) return;                                                    // it is about to have the same state
-            const bool is_leaving = other.leaves && find(Name::leave, other.self.id) != nullptr;  // else it stays for another generation
+            if (other.generation != 0) return;  // it is about to have the same state
+            // A member that has not said so yet stays for another generation.
+            const bool is_leaving = other.leaves && (!is_in_last_generation(other) || find(Name::leave, other.self.id) != nullptr);
             if (one != p.index && !other.dead && !is_leaving && other.self.id != 0 && p.machine.knows(other.self.id)) others.push_back(one);
         }
         if (others.empty() || newest_state(others) != 0) return;
