@@ -190,7 +190,7 @@ std::string train_sharded(ElasticJob& job, std::uint64_t steps, const Watching& 
             }
             if (job.step() == steps) end = digest_of(sharded, optimizer_steps);
         },
-        {.timeout = 2s});
+        {.timeout = 20s});
     return job.has_left() ? "left" : end;
 }
 template <class Stage>
