@@ -123,7 +123,7 @@ struct View {
     Generation newest = {};     ///< without members that are certainly dead, or leave
     std::size_t was = 0;        ///< number of members of `newest`, with those
     MemberSet absent = {};      ///< members of `newest` that this process has missed in a meeting
-    MemberSet leaving = {};     ///< members that want to leave
+    MemberSet leaving = {};     ///< members that leave the newest generation, or all if all want to
     List<Member> waiting = {};  ///< those that no generation has listed, and that may be alive
     bool ended = false;         ///< the job has
     std::size_t ranks = 1;      ///< that the job should have
@@ -137,14 +137,10 @@ struct View {
             if (!leaving.contains(one.id)) return false;
         return true;
     }
-    /// The members of the newest generation that belong to the next one. No more leave at a time than stay, as each
-    /// hands its part of a sharded state to another one.
+    /// The members of the newest generation that belong to the next one.
     Generation staying() const {
-        std::size_t may_leave = 0;
-        for (const Member& one : newest.members) may_leave += !leaving.contains(one.id);
         Generation next = newest;
-        next.members.erase_if(
-            [&](const Member& one) { return leaving.contains(one.id) && may_leave != 0 && may_leave-- != 0; });
+        if (!is_deserted()) next.members.erase_if([&](const Member& one) { return leaving.contains(one.id); });
         return next;
     }
     /// Does this process wait for a job that goes on without it? It may have to wait for long.
@@ -260,7 +256,7 @@ public:
                    .newest = newest_,
                    .was = newest_.members.size(),
                    .absent = absent_,
-                   .leaving = leaving_,
+                   .leaving = those_that_leave(),
                    .waiting = waiting_,
                    .ended = ended_,
                    .ranks = ranks_,
@@ -286,6 +282,18 @@ public:
         const View known = view(is_dead);
         const bool somebody_leaves = known.staying().members.size() < known.newest.members.size();
         return somebody_leaves || (!known.waiting.empty() && newest_.members.size() < known.room());
+    }
+
+    /// The members that want to leave, in the order of their ranks, but no more than stay: each hands its part of a
+    /// sharded state to another one. The same whoever has gone already.
+    MemberSet those_that_leave() const {
+        std::size_t may_leave = 0;
+        for (const Member& one : newest_.members) may_leave += !leaving_.contains(one.id);
+        if (may_leave == 0) return leaving_;
+        MemberSet leave;
+        for (const Member& one : newest_.members)
+            if (leaving_.contains(one.id) && may_leave != 0) leave.insert(one.id), --may_leave;
+        return leave;
     }
 
     const Generation& newest() const noexcept { return newest_; }
