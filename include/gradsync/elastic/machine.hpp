@@ -284,6 +284,14 @@ public:
         return somebody_leaves || (!known.waiting.empty() && newest_.members.size() < known.room());
     }
 
+    const Generation& newest() const noexcept { return newest_; }
+    std::uint32_t left() const noexcept { return left_; }
+    const List<Member>& waiting() const noexcept { return waiting_; }
+    std::size_t ranks() const noexcept { return ranks_; }
+    std::size_t least() const noexcept { return least_; }
+    bool changes() const noexcept { return changes_; }
+
+private:
     /// The members that want to leave, in the order of their ranks, but no more than stay: each hands its part of a
     /// sharded state to another one. The same whoever has gone already.
     MemberSet those_that_leave() const {
@@ -296,14 +304,6 @@ public:
         return leave;
     }
 
-    const Generation& newest() const noexcept { return newest_; }
-    std::uint32_t left() const noexcept { return left_; }
-    const List<Member>& waiting() const noexcept { return waiting_; }
-    std::size_t ranks() const noexcept { return ranks_; }
-    std::size_t least() const noexcept { return least_; }
-    bool changes() const noexcept { return changes_; }
-
-private:
     std::size_t ranks_, least_;
     bool changes_;
     Member self_;
