@@ -146,6 +146,12 @@ def check_tcp_job(file, documents, trainer):
     # The pods' processes, here: only rank 0's address and port are others.
     values = {name: variable["value"] for name, variable in env.items() if "value" in variable}
     values |= {"MASTER_ADDR": own_name(), "MASTER_PORT": str(free_port()), "GRADSYNC_JOB_TOKEN": os.urandom(16).hex()}
+    outputs = run_pods(file, trainer, container, values, ranks)
+    expect(f"{ranks} processes" in outputs[0], f"{file}: {outputs}")
+
+
+def run_pods(file, trainer, container, values, ranks):
+    """Runs the processes of the pods with these variables, and returns what they print."""
     started = [subprocess.Popen([trainer, *container["args"], *train()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 env={**without_launchers(), **values, "RANK": str(rank)}) for rank in range(ranks)]
     try:
@@ -153,8 +159,9 @@ def check_tcp_job(file, documents, trainer):
     finally:
         for process in started:
             process.kill()
-    expect([process.returncode for process in started] == ranks * [0] and f"{ranks} processes" in outputs[0], f"{file}: {outputs}")
+    expect([process.returncode for process in started] == ranks * [0], f"{file}: {outputs}")
     print(f"{file.name} trained on {ranks} ranks")
+    return outputs
 
 
 def check_elastic_job(file, documents, trainer):
@@ -183,15 +190,7 @@ def check_elastic_job(file, documents, trainer):
     with tempfile.TemporaryDirectory() as folder:
         values = {name: variable["value"] for name, variable in env.items() if "value" in variable}
         values |= {"MASTER_ADDR": own_name(), "GRADSYNC_STORE": folder, "GRADSYNC_JOB_TOKEN": os.urandom(16).hex()}
-        started = [subprocess.Popen([trainer, *container["args"], *train()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                    env={**without_launchers(), **values, "RANK": str(rank)}) for rank in range(ranks)]
-        try:
-            outputs = [process.communicate(timeout=60)[0] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-        expect([process.returncode for process in started] == ranks * [0], f"{file}: {outputs}")
-    print(f"{file.name} trained on {ranks} ranks")
+        run_pods(file, trainer, container, values, ranks)
 
 
 def check_mpi_job(file, documents):

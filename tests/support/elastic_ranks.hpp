@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-/// What tests of elastic jobs share: their processes, who leave when they are asked to, and what they write down for the test.
+/// Tools for tests of elastic jobs: processes that leave when they are asked to, and files in which they write down events for the test.
 
 #include <algorithm>
 #include <chrono>

@@ -107,7 +107,7 @@ public:
     }
 
 private:
-    /// What begins a part, followed by its slices, the state that all ranks have, and the elements of the slices.
+    /// The beginning of a part. Its slices follow, then the state that all ranks have, then the elements of the slices.
     struct Head {
         std::uint64_t number = 0, slices = 0, state = 0;  ///< `state`: in bytes
     };

@@ -81,7 +81,7 @@ public:
 private:
     static constexpr int copy = 1;  ///< the place of a state beside the training's memory
 
-    /// Sends the state from its owner. Who has it already compares.
+    /// The owner sends the state. A rank that already has it compares both.
     [[gnu::cold]] void receive(TcpBackend& comm, const Plan& plan) {
         const int root = static_cast<int>(plan.owners[0]), there = holdings_.place_of(plan.base);
         const int place = there >= 0 ? there : holdings_.place_for(plan, static_cast<std::uint32_t>(comm.rank()));

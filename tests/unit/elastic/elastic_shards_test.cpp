@@ -147,7 +147,7 @@ void compute(ElasticJob& job, Sharded& sharded) {
     }
 }
 
-/// Of all weights and arrays of the optimizer. Collective.
+/// Returns a hash of all weights and arrays of the optimizer. Collective.
 template <class Sharded>
 std::string digest_of(Sharded& sharded, std::uint64_t steps) {
     std::uint64_t hash = steps;

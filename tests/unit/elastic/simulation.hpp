@@ -473,7 +473,7 @@ private:
         now = event.at;
         while (next_fault_ < faults_.size() && steps_ >= faults_[next_fault_]) ++next_fault_, strike();
         if (handle(event)) ++steps_;
-        // Who cannot be reached over a link that stays cut costs the others a time limit, again and again; but they do steps.
+        // A process behind a link that stays cut costs the others a time limit each time it joins, but they do steps in between.
         if (is_calm() && (now > calm_at_ + 200 * limit || now > gradsync::detail::larger(calm_at_, stepped_at) + 20 * limit))
             violate("8: the job does not go on");
         return true;

@@ -49,7 +49,7 @@ inline std::optional<std::string> from_base64(std::string_view text) {
     return bytes;
 }
 
-/// What this library asks for in an answer.
+/// The parts of an answer that this library uses.
 struct Answer {
     struct Entry {
         std::string key = {}, value = {};

@@ -161,7 +161,7 @@ private:
 
     static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
-    /// What is sent counts when it has arrived at another rank's system: there may be much in this one.
+    /// Counts sent bytes when they have arrived at the other rank's system: this one may hold many that have not.
     void count_moved() noexcept {
         const auto now = Clock::now();
         if (now < counts_at_) return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: LIBRARIES gradsync::etcd NOT_WITH thread COST 20
-// What an EtcdStore does when members of etcd go, answers are lost or wrong, and etcd asks who one is. The conformance suite shows the rest.
+// An EtcdStore keeps its promises when members of etcd die, answers are lost or wrong, and etcd asks for a user. The conformance suite tests the
+// rest.
 #include <gradsync/bootstrap/store/etcd_store.hpp>
 
 #include <doctest/doctest.h>
