@@ -54,9 +54,9 @@ public:
         shards.publish();
     }
 
-    /// Keeps the state `number`: first the state before, then this one, is what the ranks could go on from. `mates`: a
-    /// communicator of those that keep their parts together, whose ranks among all are `ranks`. `plan`: what the
-    /// members go on from; without one, the last state that was kept. Throws what the backend throws. Collective.
+    /// Keeps the state `number` in a place of its own, so that the one before stays until this one is whole on all ranks.
+    /// `mates`: a communicator of those that keep their parts together, whose ranks among all are `ranks`. `plan`: what
+    /// the members go on from; without one, the last state that was kept. Throws what the backend throws. Collective.
     void keep(TcpBackend& mates, const List<std::uint32_t>& ranks, int size, const AnyShards& shards,
               std::uint64_t number, const Plan* plan = nullptr) {
         List<Slice> slices;
