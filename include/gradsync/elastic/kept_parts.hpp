@@ -54,7 +54,7 @@ public:
         shards.publish();
     }
 
-    /// Keeps the state `number` in a place of its own, so that the one before stays until this one is whole on all ranks.
+    /// Keeps the state `number` in a place of its own: the one before stays until this one is whole on all ranks.
     /// `mates`: a communicator of those that keep their parts together, whose ranks among all are `ranks`. `plan`: what
     /// the members go on from; without one, the last state that was kept. Throws what the backend throws. Collective.
     void keep(TcpBackend& mates, const List<std::uint32_t>& ranks, int size, const AnyShards& shards,
