@@ -59,17 +59,15 @@ public:
     /// the members go on from; without one, the last state that was kept. Throws what the backend throws. Collective.
     void keep(TcpBackend& mates, const List<std::uint32_t>& ranks, int size, const AnyShards& shards,
               std::uint64_t number, const Plan* plan = nullptr) {
-        List<Slice> slices;
+        slices_.clear();
         std::size_t bytes = sizeof(Head);
         shards.for_each([&](std::size_t i, std::size_t a, std::size_t first, BufferView view) {
-            slices.push_back({i, a, first, view.count, static_cast<std::uint64_t>(view.dtype)});
+            slices_.push_back({i, a, first, view.count, static_cast<std::uint64_t>(view.dtype)});
             bytes += sizeof(Slice) + view.bytes();
         });
         for (const Piece& piece : state_) bytes += piece.bytes;
-        const std::uint64_t own[] = {bytes};
-        std::size_t room = 0;
-        for (const std::uint64_t one : gradsync::detail::gather_values(mates, own))
-            room = gradsync::detail::larger<std::size_t>(room, one);
+        std::uint64_t room = bytes;  // the largest part's
+        mates.all_reduce(BufferView(&room, 1), ReduceOp::max).wait();
 
         const auto self = static_cast<std::size_t>(mates.rank());
         const int place = plan != nullptr ? holdings_.place_for(*plan, ranks[self]) : holdings_.place_for_next();
@@ -78,13 +76,15 @@ public:
         Place& to = places_[place];
         to.bytes.resize(room * ranks.size());
         to.room = room;
-        pack(to.bytes.data() + self * room, number, slices, shards);
-        List<decltype(mates.broadcast(BufferView(), 0))> works;
-        for (std::size_t m = 0; m < ranks.size(); ++m)
-            in_chunks(to.bytes.data() + m * room, room, [&](std::size_t, BufferView chunk) {
-                works.push_back(mates.broadcast(chunk, static_cast<int>(m)));
-            });
-        for (auto& work : works) work.wait();
+        pack(to.bytes.data() + self * room, number, shards);
+        in_chunks(to.bytes.data(), room, [&](std::size_t done, BufferView chunk) {
+            decltype(mates.broadcast(chunk, 0)) works[Holding::most];  // at the same time
+            for (std::size_t m = 0; m < ranks.size(); ++m) {
+                chunk.data = to.bytes.data() + m * room + done;
+                works[m] = mates.broadcast(chunk, static_cast<int>(m));
+            }
+            for (auto& work : works) work.wait();
+        });
         Holding state{.number = number, .division = shards.division(), .parts = static_cast<std::uint32_t>(size)};
         for (std::size_t m = 0; m < Holding::most; ++m) state.part[m] = m < ranks.size() ? ranks[m] : Holding::none;
         holdings_.fill(place, state);
@@ -138,15 +138,15 @@ private:
     }
 
     /// Writes this rank's part.
-    void pack(std::byte* to, std::uint64_t number, const List<Slice>& slices, const AnyShards& shards) const {
-        Head head{.number = number, .slices = slices.size()};
+    void pack(std::byte* to, std::uint64_t number, const AnyShards& shards) const {
+        Head head{.number = number, .slices = slices_.size()};
         for (const Piece& piece : state_) head.state += piece.bytes;
         const auto put = [&](const void* from, std::size_t bytes) {
             if (bytes != 0) std::memcpy(to, from, bytes);
             to += bytes;
         };
         put(&head, sizeof head);
-        put(slices.data(), slices.size() * sizeof(Slice));
+        put(slices_.data(), slices_.size() * sizeof(Slice));
         for (const Piece& piece : state_) put(piece.data, piece.bytes);
         shards.for_each([&](std::size_t, std::size_t, std::size_t, BufferView view) { put(view.data, view.bytes()); });
     }
@@ -230,6 +230,7 @@ private:
     Place places_[Row::most];
     int newest_ = 0;  ///< the place of the last state that was kept
     List<Piece> state_;
+    List<Slice> slices_;  ///< of this rank's part
 };
 
 }  // namespace gradsync::inline v0_2::elastic
