@@ -10,11 +10,12 @@ import sys
 from . import BadInput, charts, docs, machine, page
 from . import plan as planning
 from .compare import compare
-from .results import Results
+from .results import Pool, Results
 from .run import Runner, say
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / "build/release"
+RUNS = ROOT / "bench/results"
 MINUTES, PEERS_MINUTES, QUICK_MINUTES = 20, 20, 4.5
 PARTS = "\n".join(f"  {name:12} {what}" for name, (what, _) in planning.PARTS.items())
 DESCRIPTION = f"""Measures the library against the machine's limits and against its peers.
@@ -38,13 +39,15 @@ def arguments():
     add("--rounds", metavar="N", type=int, default=3, help="rounds, if there is time for them [3]; without --only, some programs take part in "
         f"{planning.BESIDES} only")
     add("--minutes", metavar="M", type=float, help="no round is begun that would end later, and none goes on")
-    add("--render", metavar="RESULTS.json", type=pathlib.Path, help="measure nothing, draw these")
-    add("--docs", action="store_true", help="write figures and charts into README.md and docs/, and bench/results.json")
-    add("--compare", metavar="OLD.json", type=pathlib.Path, help="what became slower since OLD, in this run or in what --render gives?")
+    add("--pool", metavar="RESULTS.json", type=pathlib.Path, nargs="+", help="measure nothing; draw these runs: of several, the medians, and the "
+        "least and the greatest")
+    add("--docs", action="store_true", help=f"add this run to {RUNS.relative_to(ROOT)}/, and write figures and charts of all runs there into README.md and "
+        "docs/")
+    add("--compare", metavar="OLD.json", type=pathlib.Path, help="what became slower since OLD, in this run or in what --pool gives?")
     options = parser.parse_args()
     if options.rounds < 1 or not (options.minutes is None or options.minutes > 0): parser.error("--rounds and --minutes must be positive")
     part = options.only or options.quick
-    if options.docs and not options.render and part: parser.error("--docs needs a whole run; leave out --only and --quick")
+    if options.docs and not options.pool and part: parser.error("--docs needs a whole run; leave out --only and --quick")
     if "torch" in (options.only or []) and not options.peers: parser.error("--only torch needs --peers")
     return options
 
@@ -73,6 +76,13 @@ def measure(options):
     return results
 
 
+def published(results):
+    """The runs of the main branch, with this one."""
+    m = results.machine
+    results.save(RUNS / f"{m['date'].partition(' ')[0]}-{m['commit'][:8]}.json")
+    return Pool.load(RUNS.glob("*.json"))
+
+
 def render(results, options):
     drawn = charts.drawn(results)
     (options.out / "charts").mkdir(parents=True, exist_ok=True)
@@ -87,11 +97,11 @@ def main():
     try:
         old = Results.load(options.compare) if options.compare else None
         options.out.mkdir(parents=True, exist_ok=True)
-        results = Results.load(options.render) if options.render else measure(options)
-        render(results, options)
+        results = Pool.load(options.pool) if options.pool else measure(options)
+        render(published(results) if options.docs and not options.pool else results, options)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may have seen enough
         same = compare(old, results, sys.stdout) if old else True
-        return 0 if same and (options.render or not results.errors) else 1
+        return 0 if same and (options.pool or not results.errors) else 1
     except OSError as e:
         said, code = f"{e.filename}: {e.strerror}", 2
     except BadInput as e:

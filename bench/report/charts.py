@@ -7,13 +7,13 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts/lib"))
 import dark_svg
 
 from . import names, tables
-from .estimates import efficiency_of
+from .estimates import efficiency_of, exposed_of
 from .text import ranks_of, seconds, size
 
 INK = "#1f2328"
@@ -35,8 +35,9 @@ def finished(figure, results):
     """With one legend above all panels, each label once, and the machine and the date below."""
     entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(entries.values(), entries.keys(), loc="lower center", bbox_to_anchor=(0.5, 1), ncol=3)
-    m = results.machine
-    figure.supxlabel(f"{m.get('cores')} cores, {m.get('cpu')}; {m.get('date')}", x=0.01, ha="left", fontsize=7)
+    machines = dict.fromkeys(f"{run.machine.get('cores')} cores, {run.machine.get('cpu')}" for run in results.runs)
+    dates = [run.machine.get("date", "") for run in results.runs]
+    figure.supxlabel(f"{' and '.join(machines)}; {' and '.join(dict.fromkeys((dates[0], dates[-1])))}", x=0.01, ha="left", fontsize=7)
     return figure
 
 
@@ -60,24 +61,26 @@ def all_reduce_time(results):
     return finished(figure, results)
 
 
-def step_time(results, model):
-    """A row a strategy, a mark a backend; the limit is the step of copies that do not synchronise."""
+def exposed(results, model):
+    """A row a strategy, a mark a backend: what synchronisation adds to the step, and the interval."""
     found = tables.steps(results).query("model == @model and ranks == 2")
+    found = found.assign(estimate=[exposed_of(b) for b in found.benchmark]).dropna(subset="estimate")
     if found.empty: return None
     labels = list(dict.fromkeys(names.STRATEGIES[strategy] for strategy in names.STRATEGIES if strategy in set(found.strategy)))
-    figure, axis = plt.subplots(figsize=(9, 1.4 + 0.27 * len(labels)))
+    figure, axis = plt.subplots(figsize=(9, 1.4 + 0.36 * len(labels)))
+    backends = list(found.backend.unique())
     for backend, steps in found.groupby("backend", observed=True):
-        look = names.BACKENDS[backend]
-        axis.semilogx([b.time * 1e3 for b in steps.benchmark], [labels.index(names.STRATEGIES[strategy]) for strategy in steps.strategy],
-                      color=look.colour, marker=look.marker, linestyle="", markersize=8 if look.ours else 6, label=look.label)
-    for who, label in (("independent", "no synchronisation (limit)"), ("torch_independent", "no synchronisation, PyTorch")):
-        alone = found[found.strategy == who]
-        width = 1.6 if who == "independent" else 0.8
-        if len(alone): axis.axvline(min(b.time for b in alone.benchmark) * 1e3, label=label, **{**LIMIT, "linewidth": width})
+        look, apart = names.BACKENDS[backend], 0.7 * (backends.index(backend) / len(backends) - 0.4)
+        for place, estimate in zip([labels.index(names.STRATEGIES[strategy]) for strategy in steps.strategy], steps.estimate):
+            least, most = estimate.between or (estimate.value, estimate.value)
+            axis.plot([least * 1e3, most * 1e3], [place + apart] * 2, color=look.colour, linewidth=1.6)
+            axis.plot(estimate.value * 1e3, place + apart, color=look.colour, marker=look.marker, linestyle="", markersize=6, label=look.label)
+    axis.axvline(0, label="no synchronisation", **LIMIT)
     axis.set_yticks(range(len(labels)), labels)
     axis.invert_yaxis()
-    axis.set(title=f"{model}, 2 ranks", xlabel="ms per step, median")
-    axis.xaxis.set_major_locator(MaxNLocator(7))
+    axis.set_xscale("symlog", linthresh=10)
+    axis.set(title=f"{model}, 2 ranks", xlabel="ms added to a step without synchronisation")
+    axis.xaxis.set_major_locator(FixedLocator([-10, -5, 0, 5, 10, 20, 50, 100, 200, 500]))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
     return finished(figure, results)
@@ -94,7 +97,10 @@ def scaling(results):
         for backend, line in steps.groupby("backend", observed=True):
             style = names.BACKENDS[backend].style()
             speed.loglog(line.ranks, [b.counter("samples_per_second") for b in line.benchmark], **style)
-            efficiency.semilogx(line.ranks, [found.value if (found := efficiency_of(b)) else None for b in line.benchmark], **style)
+            found = [efficiency_of(b) for b in line.benchmark]
+            efficiency.semilogx(line.ranks, [estimate and estimate.value for estimate in found], **style)
+            between = [(ranks, estimate.between) for ranks, estimate in zip(line.ranks, found) if estimate and estimate.between]
+            for ranks, ends in between: efficiency.plot([ranks] * 2, ends, color=style["color"], linewidth=1)
         efficiency.axhline(1, label="copies that do not synchronise (limit)", **LIMIT)
         every = sorted(steps.ranks.unique())
         efficiency.set(xlabel="ranks", xticks=every, xticklabels=map(str, every), ylim=(0, None))
@@ -109,8 +115,8 @@ def scaling(results):
 
 def drawn(results):
     """{name: (figure, what it shows)} of all that the results have something for."""
-    what = "time of a step by strategy and backend"
-    steps = {f"step_time_{model}": (step_time(results, model), f"{model.capitalize()}: {what}") for model in names.MODELS}
+    what = "what synchronisation adds to a step, by strategy and backend"
+    steps = {f"exposed_{model}": (exposed(results, model), f"{model.capitalize()}: {what}") for model in names.MODELS}
     every = {"all_reduce_time": (all_reduce_time(results), "All-reduce: time over size, by backend and ranks"), **steps,
              "scaling": (scaling(results), "Samples per second and efficiency over ranks")}
     return {name: shown for name, shown in every.items() if shown[0]}

@@ -4,7 +4,7 @@
     <!-- bench: NAME -->
     <!-- end of bench: NAME -->
 
-is written from results.json, and only from there. A block chart_NAME shows the chart of that name."""
+is written from bench/results/, and only from there. A block chart_NAME shows the chart of that name."""
 import re
 
 import pandas
@@ -19,18 +19,22 @@ PAGES = ("README.md", "docs/background/performance.md", "docs/background/method.
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- end of bench: \2 -->)", re.DOTALL)
 # Two ranks, by the memory that is reduced: threads reach all of it, processes only what `allocate` gave them.
 SUMMARY = {"limit": "bare loop: the limit", "threads": "gradsync, threads", "mpi": "gradsync, processes: buckets and `allocate()`",
-           "mpi_borrowed": "gradsync, processes: other memory", "deepspeed_shm": "DeepSpeed, shared memory", "mpi_library": "MPI_Allreduce", "gloo": "Gloo"}
+           "mpi_borrowed": "gradsync, processes: other memory", "deepspeed_shm": "DeepSpeed, shared memory", "mpi_library": "MPI_Allreduce", "tcp_messages": "gradsync, sockets", "gloo": "Gloo, sockets"}
 
 
 def conditions(results):
-    m, (others, warning), handoff = results.machine, results.others(), results.handoff()
+    """A row for each run, and what the newest ran beside."""
+    rows, states = [], tables.rounds(results)
+    for run in results.runs:
+        own = states[states.run == tables.name_of(run)]
+        bad = [f"{row.round} ({row.state})" for row in own.itertuples() if row.state != "good"]
+        rows.append({"run": tables.name_of(run), "processor": f"{run.machine.get('cores')} cores of {run.machine.get('cpu')}",
+                     "rounds": str(len(own)), "copy": ", ".join(filter(None, own["copy"])), "core to core": ", ".join(filter(None, own["core to core"])),
+                     "bad rounds": ", ".join(bad) or "none"})
+    m = results.machine
     missing = "; ".join(f"{name} ({text})" for name, text in sorted(results.errors.items()))
-    commit = f"commit {m.get('commit', '')[:12]}{'' if m.get('clean') else ' with changes'}"
-    state = f"{handoff:.0f} ns from core to core" if handoff else ""
-    measured = [m.get("date"), commit, f"up to {results.run.get('rounds', 0)} rounds", state, others]
-    return (f"{m.get('cores')} cores of {'a virtual machine' if m.get('virtual') else 'a machine'} ({m.get('cpu')}), {m.get('compiler')}, "
-            f"`{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}. {', '.join(filter(None, measured))}."
-            + f" **{warning}**" * bool(warning) + f"\n\nNot measured: {missing}." * bool(missing))
+    return (f"{markdown(pandas.DataFrame(rows))}\n\n{m.get('compiler')}, `{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}."
+            + "".join(f" **{run.others()[1]}**" for run in results.runs if run.others()[1]) + f"\n\nNot measured: {missing}." * bool(missing))
 
 
 def all_reduce_of(results, ranks, whos, counts):
@@ -54,29 +58,27 @@ def all_reduce(results):
     return "\n\n".join(filter(None, (all_reduce_of(results, ranks, whos, (4096, MIB, 25 * MIB)) for ranks in (2, 4))))
 
 
-def exposed_briefly(benchmark):
-    """Milliseconds that synchronisation adds to a step; the interval's upper end if it includes zero."""
-    found = exposed_of(benchmark)
-    if not found: return ""
-    least, most = found.between or (found.value, found.value)
-    return milliseconds(found.value) if least > 0 else f"at most {milliseconds(most)}"
-
-
 def summary_steps(results):
-    rows = []
+    rows, adds = [], lambda benchmark: or_blank(lambda found: found.text(milliseconds, briefly=True), exposed_of(benchmark))
     for model in tables.steps(results).model.unique():
         own = {backend: step(results, model, names.DEFAULT, backend) for backend in ("threads", "mpi")}
         alone = step(results, model, "independent", "threads")
         rows.append({"ms per step": {"mlp": "MLP"}.get(model, model), "alone": or_blank(lambda b: milliseconds(b.time), alone),
-                     "gradsync adds, threads": exposed_briefly(own["threads"]), "gradsync adds, processes": exposed_briefly(own["mpi"]),
-                     "PyTorch DDP over Gloo adds": exposed_briefly(step(results, model, names.PEER_DEFAULT, "gloo"))})
+                     "gradsync adds, threads": adds(own["threads"]), "gradsync adds, processes": adds(own["mpi"]),
+                     "gradsync in PyTorch adds": adds(step(results, model, names.IN_TORCH, "tcp")),
+                     "PyTorch DDP over Gloo adds": adds(step(results, model, names.PEER_DEFAULT, "gloo"))})
     return markdown(pandas.DataFrame(rows))
 
 
 def train_step(results):
     """A table for each model, of those strategies that a user chooses between."""
-    of_models = tables.steps(results).query("ranks == 2").groupby("model", observed=True)
-    return "\n\n".join(f"{model}, 2 ranks: ms per step (exposed):\n\n{markdown(tables.steps_briefly(found))}" for model, found in of_models)
+    said = []
+    for model, found in tables.steps(results).query("ranks == 2").groupby("model", observed=True):
+        alone, torch = step(results, model, "independent", "threads"), step(results, model, "torch_independent", "gloo")
+        takes = f", which takes {milliseconds(alone.time)} ms without synchronisation" if alone else ""
+        if takes and torch: takes += f" ({milliseconds(torch.time)} in PyTorch)"
+        said.append(f"{model}, 2 ranks: ms added to a step{takes}:\n\n{markdown(tables.steps_briefly(found))}")
+    return "\n\n".join(said)
 
 
 def goals_not_met(results):
@@ -102,11 +104,10 @@ def rewritten(page, text, results, drawn):
 
 
 def write(root, results, drawn):
-    """Figures, the charts that the pages show, and the results of the main branch, all from one run; returns the paths."""
+    """Figures and the charts that the pages show; returns the paths."""
     pages = {root / page: rewritten(page, (root / page).read_text(), results, drawn) for page in PAGES}
     every = "".join(pages.values())
     shown = {root / f"docs/charts/{name}.svg": figure for name, (figure, _) in drawn.items() if f"<!-- bench: chart_{name} -->" in every}
     for path, text in pages.items(): path.write_text(text)
     for path, figure in shown.items(): charts.save(figure, path)
-    results.save(root / "bench/results.json")
-    return [*pages, *shown, root / "bench/results.json"]
+    return [*pages, *shown]

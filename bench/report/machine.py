@@ -7,6 +7,9 @@ import platform
 import re
 import subprocess
 import time
+import timeit
+
+import numpy
 
 
 def answer(*command, folder=None):
@@ -41,12 +44,28 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
-def busy_seconds(root="/"):
-    """Of the cores that this process was given, since the system began: what they did not idle, what a hypervisor gave to others included. The
-    load average is no measure of now: it remembers minutes."""
+def seconds_of_cores(root="/"):
+    """Of the cores that this process was given, since the system began: what they did not idle, what a hypervisor gave to others included, and that
+    alone. The load average is no measure of now: it remembers minutes."""
     found = re.findall(r"^cpu(\d+) +(.*)", pathlib.Path(root, "proc/stat").read_text(), re.MULTILINE)
     ticks = [list(map(int, ticks.split()[:8])) for core, ticks in found if int(core) in os.sched_getaffinity(0)]
-    return sum(sum(of_core) - of_core[3] - of_core[4] for of_core in ticks) / os.sysconf("SC_CLK_TCK")
+    busy, stolen = sum(sum(of_core) - of_core[3] - of_core[4] for of_core in ticks), sum(of_core[7] for of_core in ticks)
+    return busy / os.sysconf("SC_CLK_TCK"), stolen / os.sysconf("SC_CLK_TCK")
+
+
+class Round:
+    """The state of the machine in a round, from now on."""
+
+    def __init__(self):
+        source = numpy.ones(2 ** 25)
+        target = numpy.zeros_like(source)
+        self.copied = source.nbytes / min(timeit.repeat(lambda: numpy.copyto(target, source), number=1, repeat=5))
+        self.begun, self.stolen = time.monotonic(), seconds_of_cores()[1]
+
+    def state(self):
+        """Bytes a second of a copy on one core, and the share of the cores that a hypervisor gave to others."""
+        stolen = seconds_of_cores()[1] - self.stolen
+        return {"copy": float(f"{self.copied:.3g}"), "steal": round(stolen / cores() / (time.monotonic() - self.begun), 4)}
 
 
 class Others:
@@ -56,7 +75,7 @@ class Others:
         self.then = self.state()
 
     def state(self):
-        return busy_seconds() - sum(os.times()[:4]), time.monotonic()
+        return seconds_of_cores()[0] - sum(os.times()[:4]), time.monotonic()
 
     def cores(self):
         """On average."""

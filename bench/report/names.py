@@ -34,13 +34,15 @@ WHO = {  # by the names of bench_all_reduce
     "mpi_library": Look("MPI_Allreduce", "#56B4E9", "v"),
     "mpi_library_nonblocking": Look("MPI_Iallreduce", "#56B4E9", "v", ":"),
     "open_mpi": Look("Open MPI 5", "#56B4E9", "h", "--"),
+    "open_mpi_tcp": Look("Open MPI 5, sockets", "#56B4E9", "H", ":"),
     "mpich": Look("MPICH 5", "#8A8A8A", "p"),
     "oneccl": Look("oneCCL", "#999933", ">"),
     "gloo": Look("Gloo", "#009E73", "X"),
     "torch_gloo": Look("PyTorch, Gloo", "#009E73", "X", ":"),
 }
 BRIEFLY_REDUCED = ("limit", "threads", "mpi", "mpi_borrowed", "mpi_messages", "tcp_messages", "deepspeed_shm", "mpi_library", "gloo")  # docs show
-SEND_MESSAGES = ("mpi_library", "mpi_library_nonblocking", "open_mpi", "mpich", "gloo", "torch_gloo")  # peers of our messages
+# Peers of our messages: MPI's go through shared memory on one host, others through sockets.
+SEND_MESSAGES = {"mpi_messages": ("mpi_library", "mpi_library_nonblocking", "open_mpi", "mpich"), "tcp_messages": ("gloo", "torch_gloo", "open_mpi_tcp")}
 # By the names of bench_train_step and torch_train_step.py.
 BACKENDS = {**{backend: WHO[backend] for backend in ("threads", "mpi", "mpi_messages")}, "tcp": Look("gradsync in PyTorch", "#E69F00", "D"),
             "gloo": Look("PyTorch, Gloo", "#009E73", "X")}
@@ -70,6 +72,6 @@ STRATEGIES = {
     "torch_gradsync_zero1": ZERO1,
     "torch_gradsync_fsdp": ZERO3,
 }
-BRIEFLY = [name for name, label in STRATEGIES.items() if label in (STRATEGIES["independent"], OVERLAP, ZERO1, STRATEGIES["fused"], ZERO3)]  # in docs
+BRIEFLY = [name for name, label in STRATEGIES.items() if label in (OVERLAP, ZERO1, STRATEGIES["fused"], ZERO3)]  # in docs
 WATCHED = "timeline"  # the default with a Timeline, paired with the default: what watching costs
 DEFAULT, PEER_DEFAULT, IN_TORCH = "buckets_25MB", "torch_ddp", "torch_gradsync"  # what a user gets who chooses nothing

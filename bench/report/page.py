@@ -15,12 +15,12 @@ th, td { padding: 0.2rem 0.7rem; text-align: left; vertical-align: top; border-b
 """
 # Title, explanation, charts, tables. docs/background/method.md explains more.
 SECTIONS = [
-    ("Machine", "Compare columns of one run: machines change their state.", [], [tables.machine]),
-    ("Goals", "For two cores. In brackets: the 95 % interval, or the least and the greatest round.", [], [goals]),
+    ("Machine", "Compare columns of one run: machines change their state.", [], [tables.machine, tables.rounds]),
+    ("Goals", "For two cores. In brackets: the 95 % interval, or the least and the greatest round or run.", [], [goals]),
     ("All-reduce", "A float sum in place: time until the slowest rank has the result.", ["all_reduce_time"],
      [tables.all_reduce, lambda results: tables.figures(results, "bench_all_reduce", "bench_nccl")]),
     ("Training step", "Exposed and efficiency: against copies that do not synchronise. In brackets: the 95 % interval.",
-     ["step_time_transformer", "step_time_mlp", "scaling"], [tables.step_figures]),
+     ["exposed_transformer", "exposed_mlp", "scaling"], [tables.step_figures]),
     ("Memory", "What a rank holds by the library's account, and what its process used at most, in 10^6 bytes.", [], [tables.memory]),
     ("Others", "Ratios are other things' times over this one's, measured in turns.", [],
      [lambda results: tables.figures(results, "bench_reducer", "bench_convert", "bench_overlap")])]

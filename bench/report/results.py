@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSL-1.0
-"""results.json: what one run of scripts/bench found.
+"""results.json: what one run of scripts/bench found; and several of them, pooled.
 
     {"format": 1, "machine": {...},                         see machine.py
      "run": {...},                                           how it was run: see run.py
@@ -24,19 +24,29 @@ OTHERS = 0.5  # cores busy with others, on average, above which figures say litt
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-class Benchmark:
-    """All rounds of one benchmark."""
+def median(values):
+    """None of none."""
+    return statistics.median(values) if values else None
 
-    def __init__(self, name, columns):
-        self.name, self.columns, self.program = name, columns, columns.get("program", "")
-        self.time, self.samples = statistics.median(columns["time"]), int(sum(self.rounds("samples")))
+
+class Benchmark:
+    """One benchmark: its columns in one run, or in several."""
+
+    def __init__(self, name, *columns):
+        self.name, self.columns, self.program = name, columns, columns[0].get("program", "")
+        self.time, self.samples = self.counter("time"), int(sum(self.rounds("samples")))
+
+    @property
+    def runs(self):
+        return [self] if len(self.columns) == 1 else [Benchmark(self.name, columns) for columns in self.columns]
 
     def rounds(self, counter):
-        return self.columns.get(counter, [])
+        """Of all runs."""
+        return [value for columns in self.columns for value in columns.get(counter, [])]
 
     def counter(self, counter):
-        """Median over the rounds; None where it was not measured."""
-        return statistics.median(self.rounds(counter)) if self.rounds(counter) else None
+        """The median over the runs of the median over the rounds; None where it was not measured."""
+        return median([statistics.median(columns[counter]) for columns in self.columns if columns.get(counter)])
 
 
 class Results:
@@ -59,10 +69,20 @@ class Results:
         found = pandas.DataFrame(rows, columns=[*pattern.groupindex, "benchmark"])
         return found.astype({column: int for column in ("ranks", "bytes") if column in found})
 
+    @property
+    def runs(self):
+        return [self]
+
+    def states(self):
+        """The state of the machine, a dictionary a round: nanoseconds from core to core, and what machine.Round found."""
+        found = [dict(state) for state in self.run.get("states", [{}] * self.run.get("rounds", 0))]
+        handoffs = [columns["handoff_ns"] for columns in self.columns.values() if len(columns.get("handoff_ns", [])) == len(found)]
+        for state, *values in zip(found, *handoffs): state["handoff_ns"] = median([value for value in values if value > 0])
+        return found
+
     def handoff(self):
-        """Nanoseconds from core to core, the median over all benchmarks: the state of the machine. None: unknown."""
-        values = [value for columns in self.columns.values() for value in columns.get("handoff_ns", []) if value > 0]
-        return statistics.median(values) if values else None
+        """Nanoseconds from core to core, the median over the rounds. None: unknown."""
+        return median([state["handoff_ns"] for state in self.states() if state.get("handoff_ns")])
 
     def others(self):
         """(sentence, warning): how much of the machine others used while a program ran, at most; and the programs whose figures therefore say
@@ -103,6 +123,34 @@ class Results:
         except (ValueError, LookupError, TypeError) as e:
             raise BadInput(f"{path} holds no results; give a results.json that scripts/bench has written") from e
         return results
+
+
+class Pool(Results):
+    """Several runs, the newest last. Its machine, peers and memory are the newest's."""
+
+    def __init__(self, runs):
+        newest = runs[-1]
+        super().__init__(newest.machine, newest.run)
+        self.of, self.memory = runs, newest.memory
+        self.columns = {name: None for run in runs for name in run.columns}  # the names only
+        self.errors = {name: why for run in runs for name, why in run.errors.items() if name in newest.errors and name not in self.columns}
+
+    @property
+    def runs(self):
+        return self.of
+
+    def get(self, name):
+        measured = [run.columns[name] for run in self.of if run.columns.get(name, {}).get("time")]
+        return Benchmark(name, *measured) if measured else None
+
+    def handoff(self):
+        return median([handoff for run in self.of if (handoff := run.handoff())])
+
+    @staticmethod
+    def load(paths):
+        """One run if there is one."""
+        runs = sorted(map(Results.load, paths), key=lambda run: run.machine.get("date", ""))
+        return Pool(runs) if len(runs) > 1 else runs[0]
 
 
 def pairs_of(entry):

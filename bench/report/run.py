@@ -36,6 +36,7 @@ class Runner:
             if done > 0 and self.spent() + sum(self.took.get(task.label, 0) for task in tasks) > self.limit:
                 say(f"no more rounds: another would end after {self.limit / 60:g} minutes")
                 break
+            state = machine.Round()
             first = done * len(tasks) // self.rounds  # each task comes early in one round and late in another
             for place, task in enumerate(tasks[first:] + tasks[:first], 1):
                 if self.limit - self.spent() < 1: break
@@ -44,6 +45,7 @@ class Runner:
                 self.do(task)
             self.results.errors.update((task.label, "no time was left for it; see --minutes") for task in tasks if task.label not in self.took)
             self.results.run.update(rounds=done + 1, minutes=round(self.spent() / 60, 1))
+            self.results.run.setdefault("states", []).append(state.state())
             self.results.save(self.folder / "results.json")
 
     def spent(self):

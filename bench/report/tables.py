@@ -4,6 +4,7 @@ import pandas
 
 from . import names
 from .estimates import efficiency_of, exposed_of
+from .results import median
 from .text import bandwidth, efficiency, milliseconds, or_blank, ratio, ranks_of, seconds, significant, size
 
 COLLECTIVE = r"(?P<who>\w+)/(?P<collective>\w+)/(?P<dtype>\w+)/ranks:(?P<ranks>\d+)/bytes:(?P<bytes>\d+)"
@@ -20,6 +21,30 @@ def labels(results, whos=names.WHO):
 def machine(results):
     said = {**results.machine, **{key: results.run[key] for key in ("mode", "rounds", "minutes") if key in results.run}}
     return pandas.DataFrame([(key.replace("_", " "), str(value)) for key, value in said.items()], columns=["machine", ""])
+
+
+def name_of(run):
+    m = run.machine
+    return f"{m.get('date', '').partition(' ')[0]}, {m.get('commit', '')[:8]}{'' if m.get('clean') else ' with changes'}"
+
+
+SLOW_COPY, SLOW_HANDOFF, STOLEN = 0.8, 1.5, 0.02  # of the median of the same processor's rounds; of all cores
+
+
+def rounds(results):
+    """The state of the machine in every round, and what was bad about it."""
+    every = [(run, number, state) for run in results.runs for number, state in enumerate(run.states(), 1)]
+    usual = lambda what, cpu: median([state[what] for run, _, state in every if run.machine.get("cpu") == cpu and state.get(what)]) or 0
+    rows = []
+    for run, number, state in every:
+        cpu = run.machine.get("cpu", "")
+        copy, handoff, steal = (state.get(what) for what in ("copy", "handoff_ns", "steal"))
+        bad = [what for what, is_so in (("slow copy", copy and copy < SLOW_COPY * usual("copy", cpu)),
+                                        ("slow handoff", handoff and handoff > SLOW_HANDOFF * usual("handoff_ns", cpu)),
+                                        ("stolen time", steal and steal > STOLEN)) if is_so]
+        rows.append({"run": name_of(run), "processor": cpu, "round": str(number), "copy": or_blank(bandwidth, copy),
+                     "core to core": or_blank("{:.0f} ns".format, handoff), "stolen": or_blank("{:.1%}".format, steal), "state": ", ".join(bad) or "good"})
+    return pandas.DataFrame(rows)
 
 
 def all_reduces(results, whos=names.WHO):
@@ -59,12 +84,11 @@ def step_figures(results):
 
 
 def steps_briefly(found):
-    """Steps of one model and number of ranks: a row for each strategy of names.BRIEFLY, a column a backend: step (exposed)."""
+    """What synchronisation adds to a step of one model and number of ranks: a row for each strategy of names.BRIEFLY, a column a backend."""
     found = found[found.strategy.isin(names.BRIEFLY)]
-    exposed = [f" ({milliseconds(e.value)})" if (e := exposed_of(b)) else "" for b in found.benchmark]
     figures = pandas.DataFrame({"strategy": [names.STRATEGIES[strategy] for strategy in found.strategy],
                                 "backend": [names.BACKENDS[backend].label for backend in found.backend],
-                                "cell": [milliseconds(b.time) + text for b, text in zip(found.benchmark, exposed)]})
+                                "cell": [or_blank(lambda e: e.text(milliseconds, briefly=True), exposed_of(b)) for b in found.benchmark]})
     table = figures.pivot(index="strategy", columns="backend", values="cell").fillna("")
     return table.reindex(index=figures.strategy.unique(), columns=figures.backend.unique()).reset_index()
 

@@ -22,7 +22,8 @@ bandwidth = scaled((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 
 def milliseconds(value):
     value *= 1e3
-    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # no minus before a zero
 
 
 def ratio(value):

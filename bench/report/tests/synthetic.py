@@ -7,7 +7,7 @@ from report.results import Results
 
 SLOWNESS = {"limit": 1.0, "threads": 1.05, "mpi": 1.2, "mpi_adopted": 1.3, "mpi_borrowed": 4.0, "mpi_messages": 6.0, "tcp_messages": 9.0,
             "mpi_library": 5.0, "mpi_library_nonblocking": 7.0, "gloo": 12.0}
-PEERS = {"deepspeed_shm": 4.5, "torch_gloo": 20.0, "open_mpi": 4.8, "mpich": 5.5, "oneccl": 5.2}
+PEERS = {"deepspeed_shm": 4.5, "torch_gloo": 20.0, "open_mpi": 4.8, "open_mpi_tcp": 30.0, "mpich": 5.5, "oneccl": 5.2}
 BESIDE = {"mpi": {"threads": "threads", "mpi_library": "mpi_library"}, "tcp_messages": {"gloo": "gloo"}}
 SIZES = [2 ** 12, 2 ** 16, 2 ** 20, 10 * 2 ** 20, 25 * 2 ** 20, 100 * 2 ** 20]
 STRATEGIES = {"independent": 0.0, "naive": 1.0, "flat": 0.9, "overlap_per_parameter": 0.5, "buckets_1MB": 0.4, "buckets_10MB": 0.35, "buckets_25MB": 0.3,
