@@ -1444,6 +1444,38 @@ class Cluster(Processes):
         run = [*TRANSFORMER, "--global-batch", 14]
         self.assertEqual(self.train_hosts(2, "3,1", *run)["params_digest"], self.digest(*run, "--ranks", 1))
 
+    def between_hosts(self, flags, client):
+        """What `client` prints on host0; host1 sends back every datagram."""
+        program = f"""import os, socket, time
+line = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+line.bind(("", 7777))
+line.settimeout(2)
+if os.environ["RANK"] == "1":
+    while (said := line.recvfrom(100))[0] != b"end": line.sendto(*said)
+    raise SystemExit
+def ask(said):
+    line.sendto(said, ("host1", 7777))
+    try: return line.recvfrom(100)[0] == said
+    except TimeoutError: return False
+while not ask(b"are you there?"): pass
+{client}
+for _ in range(50): line.sendto(b"end", ("host1", 7777))
+"""
+        done = subprocess.run([self.SCRIPT, "2", "100mbit", "--no-mpi", *flags, "--", "python3", "-c", program], capture_output=True, text=True, timeout=60)
+        if "tun" in done.stderr and done.returncode == 2: self.skipTest(done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return float(done.stdout)
+
+    def test_links_take_time_and_lose_packets(self):
+        fastest = """def timed():
+    begun = time.monotonic()
+    ask(b"x")
+    return time.monotonic() - begun
+print(min(timed() for _ in range(3)))"""
+        self.assertGreaterEqual(self.between_hosts(["--delay", "40"], fastest), 0.08)
+        losses = "line.settimeout(0.02)\nprint(sum(not ask(b'%d' % i) for i in range(300)))"
+        self.assertTrue(60 < self.between_hosts(["--loss", "20"], losses) < 160)  # 108 are expected: a datagram or its answer
+
     def test_without_mpi(self):
         """Sockets of our own between the same hosts; mpirun starts the processes, no more."""
         for hosts, ranks_per_host, ranks, sent in ((2, 1, 2, "send messages over TCP (one on each machine)"),
