@@ -15,7 +15,7 @@ using gradsync::AnyBuckets;
 
 TEST_CASE("AnyBuckets is a bucket policy") {
     gradsync_test::check_bucket_policy(AnyBuckets(gradsync::Flat{}));
-    gradsync_test::check_bucket_policy(AnyBuckets(gradsync::SizeCappedBuckets{1000, 100}));
+    gradsync_test::check_bucket_policy(AnyBuckets(gradsync::SizeCappedBuckets{1000, 100}), {.spares_copies = true}, {gradsync::Flat{}});
 }
 
 TEST_CASE("AnyBuckets passes every call on to the policy that it holds") {

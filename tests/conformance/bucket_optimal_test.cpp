@@ -22,7 +22,8 @@ struct Profiled {
 }  // namespace
 
 TEST_CASE("OptimalBuckets is a bucket policy, before it has been told times") {
-    gradsync_test::check_bucket_policy(gradsync::OptimalBuckets({1e-5, 1e-9}));
+    gradsync_test::check_bucket_policy(gradsync::OptimalBuckets({1e-5, 1e-9}), {.spares_copies = true},
+                                       {gradsync::OptimalBuckets({2e-5, 1e-9}), gradsync::OptimalBuckets({1e-5, 2e-9})});
 }
 TEST_CASE("OptimalBuckets is a bucket policy, where calls are dear") { gradsync_test::check_bucket_policy(Profiled{{1e-4, 1e-10}}); }
 TEST_CASE("OptimalBuckets is a bucket policy, where bytes are dear") { gradsync_test::check_bucket_policy(Profiled{{1e-7, 2e-9}}); }

@@ -4,4 +4,4 @@
 
 #include "conformance/bucket_policy.hpp"
 
-TEST_CASE("PerParameter is a bucket policy") { gradsync_test::check_bucket_policy(gradsync::PerParameter{}); }
+TEST_CASE("PerParameter is a bucket policy") { gradsync_test::check_bucket_policy(gradsync::PerParameter{}, {.spares_copies = true}); }

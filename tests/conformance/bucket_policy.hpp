@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 #include <limits>
 #include <random>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <gradsync/core/bucket_plan.hpp>
@@ -16,7 +18,7 @@
 /// What every bucket policy promises, on random parameters. A new policy needs one file:
 ///
 ///     TEST_CASE("MyBuckets is a bucket policy") {
-///         gradsync_test::check_bucket_policy(MyBuckets{...});
+///         gradsync_test::check_bucket_policy(MyBuckets{...}, {.spares_copies = true}, {MyBuckets{...}});
 ///     }
 
 namespace gradsync_test {
@@ -25,6 +27,13 @@ namespace gradsync_test {
 /// is cheaper alone are not counted. By default a policy has no such limit.
 using BucketCap = std::size_t (*)(std::size_t k);
 inline std::size_t no_cap(std::size_t) { return std::numeric_limits<std::size_t>::max(); }
+
+/// What one policy promises beyond the concept.
+struct BucketPromises {
+    BucketCap cap = no_cap;
+    /// It gives each parameter that is `cheaper_alone` a bucket of its own. If false, its plan must not depend on that hint.
+    bool spares_copies = false;
+};
 
 struct PlanningCase {
     std::vector<gradsync::ParameterInfo> parameters;
@@ -61,7 +70,7 @@ inline PlanningCase random_planning_case(std::mt19937_64& random, std::size_t co
 }
 
 /// Checks one plan. Says what is broken, and fails only once, so that a broken policy does not drown the reader.
-inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketPlan& plan, BucketCap cap) {
+inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketPlan& plan, const BucketPromises& promises) {
     using namespace gradsync;
     constexpr auto nowhere = std::numeric_limits<std::size_t>::max();
     std::vector<std::size_t> place(c.parameters.size(), nowhere);
@@ -85,6 +94,8 @@ inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketP
             if (own.value_dtype != first.value_dtype) return name + " mixes dtypes of values";
             if (own.space != first.space) return name + " mixes memory spaces";
             if (own.kind() != first.kind()) return name + " mixes kinds";
+            if (promises.spares_copies && own.cheaper_alone && bucket.size() > 1)
+                return name + " holds parameter " + std::to_string(i) + ", which is cheaper alone, and others";
             if (i != bucket[0] && place[i] < previous) return name + " does not keep the order";
             previous = place[i];
             last = std::max(last, place[i]);
@@ -104,32 +115,57 @@ inline std::string plan_violation(const PlanningCase& c, const gradsync::BucketP
         const std::size_t k = opened[c.parameters[bucket[0]].kind()]++;
         std::size_t bytes = 0;
         for (const std::size_t i : bucket) bytes += c.parameters[i].bytes();
-        if (bucket.size() > 1 && bytes > cap(k))
+        if (bucket.size() > 1 && bytes > promises.cap(k))
             return "bucket " + std::to_string(b) + " holds " + std::to_string(bytes) + " bytes, above its cap";
     }
     return {};
 }
 
+/// The case without the hint `cheaper_alone`.
+inline PlanningCase without_hints(PlanningCase c) {
+    for (gradsync::ParameterInfo& info : c.parameters) info.cheaper_alone = false;
+    return c;
+}
+
 template <gradsync::BucketPolicy Policy>
-void check_bucket_policy(const Policy& policy, BucketCap cap = no_cap) {
+void check_plan(const Policy& policy, const PlanningCase& c, const BucketPromises& promises) {
+    const gradsync::BucketPlan plan = policy.plan(c.parameters, c.order);
+    REQUIRE(plan_violation(c, plan, promises) == "");
+    REQUIRE(policy.plan(c.parameters, c.order) == plan);  // a pure function: so do copies, on other ranks
+    REQUIRE(Policy(policy).plan(c.parameters, c.order) == plan);
+}
+
+/// `others`: the same policy with other settings. `describe()` must tell them apart, because the ranks compare it.
+template <gradsync::BucketPolicy Policy>
+void check_bucket_policy(const Policy& policy, const BucketPromises& promises = {},
+                         std::initializer_list<std::type_identity_t<Policy>> others = {}) {
     std::mt19937_64 random(20240229);
     for (const std::size_t count : {0u, 1u, 2u, 3u, 10u, 100u, 1000u})
         for (int repeat = 0; repeat < (count < 1000 ? 50 : 10); ++repeat) {
             const PlanningCase c = random_planning_case(random, count);
-            const gradsync::BucketPlan plan = policy.plan(c.parameters, c.order);
-            REQUIRE(plan_violation(c, plan, cap) == "");
-            REQUIRE(policy.plan(c.parameters, c.order) == plan);  // a pure function: so do copies, on other ranks
-            REQUIRE(Policy(policy).plan(c.parameters, c.order) == plan);
+            check_plan(policy, c, promises);
+            INFO("the plan depends on cheaper_alone; if that is meant, promise spares_copies");
+            if (!promises.spares_copies) REQUIRE(policy.plan(without_hints(c).parameters, c.order) == policy.plan(c.parameters, c.order));
         }
     CHECK(policy.plan({}, {}).empty());
     CHECK(!std::string(policy.describe()).empty());
     CHECK(std::string(policy.describe()) == std::string(Policy(policy).describe()));
+    for (const Policy& other : others) CHECK(std::string(policy.describe()) != std::string(other.describe()));
 
     SUBCASE("a hundred thousand parameters") {
         // Time may grow with the number of kinds, but not with the square of the number of parameters.
         const PlanningCase c = random_planning_case(random, 100'000, true);
-        CHECK(plan_violation(c, policy.plan(c.parameters, c.order), cap) == "");
+        CHECK(plan_violation(c, policy.plan(c.parameters, c.order), promises) == "");
     }
+    if constexpr (gradsync::TimedBucketPolicy<Policy>)
+        for (const std::size_t count : {0u, 1u, 2u, 10u, 60u}) {
+            const PlanningCase c = random_planning_case(random, count, true);
+            std::vector<double> times(count);
+            for (double& time : times) time = static_cast<double>(random() % 1000) * 1e-5;
+            Policy timed = policy;
+            timed.set_ready_seconds(times);
+            check_plan(timed, c, {.cap = promises.cap});  // times may matter more than copies
+        }
 }
 
 }  // namespace gradsync_test

@@ -7,17 +7,23 @@
 using gradsync::SizeCappedBuckets;
 
 TEST_CASE("SizeCappedBuckets is a bucket policy, with its defaults") {
-    gradsync_test::check_bucket_policy(SizeCappedBuckets{},
-                                       [](std::size_t k) { return k == 0 ? std::size_t{1} << 20 : std::size_t{25} << 20; });
+    gradsync_test::check_bucket_policy(
+        SizeCappedBuckets{},
+        {.cap = [](std::size_t k) { return k == 0 ? std::size_t{1} << 20 : std::size_t{25} << 20; }, .spares_copies = true});
 }
 
 TEST_CASE("SizeCappedBuckets is a bucket policy, with small caps") {
-    gradsync_test::check_bucket_policy(SizeCappedBuckets(4096, 512), [](std::size_t k) -> std::size_t { return k == 0 ? 512 : 4096; });
-    gradsync_test::check_bucket_policy(SizeCappedBuckets(1), [](std::size_t) -> std::size_t { return 1; });
+    gradsync_test::check_bucket_policy(SizeCappedBuckets(4096, 512),
+                                       {.cap = [](std::size_t k) -> std::size_t { return k == 0 ? 512 : 4096; }, .spares_copies = true},
+                                       {SizeCappedBuckets(4096, 511), SizeCappedBuckets(4097, 512)});
+    gradsync_test::check_bucket_policy(SizeCappedBuckets(1), {.cap = [](std::size_t) -> std::size_t { return 1; }, .spares_copies = true});
 }
 
 TEST_CASE("SizeCappedBuckets is a bucket policy, with a list of caps") {
-    gradsync_test::check_bucket_policy(SizeCappedBuckets::with_caps({1000, 100'000, 10'000}), [](std::size_t k) -> std::size_t {
-        return k == 0 ? 1000 : k == 1 ? 100'000 : 10'000;
-    });
+    gradsync_test::check_bucket_policy(
+        SizeCappedBuckets::with_caps({1000, 100'000, 10'000}),
+        {.cap = [](std::size_t k) -> std::size_t { return k == 0   ? 1000
+                                                          : k == 1 ? 100'000
+                                                                   : 10'000; }, .spares_copies = true},
+        {SizeCappedBuckets::with_caps({1000, 100'001, 10'000})});
 }

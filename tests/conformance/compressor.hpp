@@ -7,11 +7,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,10 +30,11 @@
 /// What every compressor promises. A new one needs one file:
 ///
 ///     TEST_CASE("MyCompressor is a compressor") {
-///         gradsync_test::check_compressor(gradsync::MyCompressor{.start_step = 0}, gradsync::MyCompressor{.start_step = 2});
+///         gradsync_test::check_compressor(gradsync::MyCompressor{.start_step = 0}, gradsync::MyCompressor{.start_step = 2},
+///                                         {gradsync::MyCompressor{.bits = 0}});
 ///     }
 ///
-/// Two of them that differ in when they start to compress only.
+/// The first two differ only in when they start to compress. The list holds bad settings, if there are any.
 
 namespace gradsync_test {
 
@@ -322,16 +325,29 @@ std::vector<Bytes> state_of(Exchange& exchange, std::size_t parameters) {
     return state;
 }
 
-/// `compressor` compresses from the first step on, `late` from step 2 on.
+/// `compressor` compresses from the first step on, `late` from step 2 on. `bad`: settings that a Reducer must refuse.
 template <class X>
     requires gradsync::Compressor<X, gradsync::ThreadBackend>
-void check_compressor(const X& compressor, const X& late) {
+void check_compressor(const X& compressor, const X& late, std::initializer_list<std::type_identity_t<X>> bad = {}) {
     using namespace gradsync;
 
     SUBCASE("it has a name that tells its options") {
         using Exchange = ExchangeOver<X, ThreadBackend>;
         CHECK(Exchange(compressor).describe() == Exchange(X(compressor)).describe());
         CHECK(Exchange(compressor).describe() != Exchange(late).describe());
+    }
+    SUBCASE("bad settings throw when the Reducer is made") {
+        for (const X& settings : bad) {
+            CAPTURE(settings.describe());
+            Errc code{};
+            try {
+                run_threads(
+                    2, [&](ThreadBackend comm) { Trainee<NoOverlap, X>(comm, Script{}, settings); }, patient);
+            } catch (const Error& error) {
+                code = error.errc();
+            }
+            CHECK(code == Errc::invalid_argument);
+        }
     }
     SUBCASE("nothing is lost, all ranks have the same bits, and what is not compressed is that of AllReduce") {
         for (const int ranks : rank_counts(2))
@@ -509,18 +525,20 @@ void check_compressor(const X& compressor, const X& late) {
     SUBCASE("a step without weights is 0 and loses nothing, nor does a rank without weight, which brings nothing") {
         for (const Averaging averaging : {Averaging::weighted_mean, Averaging::mean_over_count})
             for (const int ranks : {2, 3})
-                for (const int rank : {-1, 1}) {
-                    CAPTURE(averaging);
-                    CAPTURE(ranks);
-                    CAPTURE(rank);
-                    const Script script{.options = {.averaging = averaging}, .weightless = 2, .weightless_rank = rank};
-                    const auto traces = train(ranks, script, compressor, 5);
-                    std::string wrong;
-                    for (const Bytes& result : traces[0].results[2])
-                        if (rank < 0 && result != Bytes(result.size())) wrong = "something is not 0";
-                    CHECK(wrong == "");
-                    CHECK(lost(traces, script) == "");
-                }
+                for (const int rank : {-1, 1})
+                    for (const int step : {2}) {
+                        CAPTURE(averaging);
+                        CAPTURE(ranks);
+                        CAPTURE(rank);
+                        CAPTURE(step);
+                        const Script script{.options = {.averaging = averaging}, .weightless = step, .weightless_rank = rank};
+                        const auto traces = train(ranks, script, compressor, 5);
+                        std::string wrong;
+                        for (const Bytes& result : traces[0].results[static_cast<std::size_t>(step)])
+                            if (rank < 0 && result != Bytes(result.size())) wrong = "something is not 0";
+                        CHECK(wrong == "");
+                        CHECK(lost(traces, script) == "");
+                    }
     }
     SUBCASE("what was held back when weights were large is not worth more when they are small") {
         // Of gradients between -1 and 1: the backlog may be some times as much, but not as many times as there were tokens.

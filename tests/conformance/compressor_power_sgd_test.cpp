@@ -5,7 +5,7 @@
 
 TEST_CASE("PowerSgd is a compressor") {
     using gradsync::PowerSgd;
-    gradsync_test::check_compressor(PowerSgd{.start_step = 0}, PowerSgd{.start_step = 2});
+    gradsync_test::check_compressor(PowerSgd{.start_step = 0}, PowerSgd{.start_step = 2}, {PowerSgd{.rank = 0}});
 }
 TEST_CASE("PowerSgd of a higher rank is a compressor") {
     using gradsync::PowerSgd;

@@ -27,9 +27,13 @@ struct GatheredBucket {
 /// A compressor by all-gather: each rank writes the same number of words per bucket, all ranks gather them, and each
 /// adds them up in rank order. A bucket whose messages would exceed the traffic of an all-reduce is not compressed.
 ///
-/// `Settings::Codec` defines the words. It is made of the settings and has, where `bucket` is a GatheredBucket:
+/// `Settings` has `start_step`, `describe()` and a nested class `Codec`, which defines the words. A Codec is made of
+/// the settings, and throws Error(invalid_argument) for bad ones. It has these const members, where `bucket` is a
+/// `const GatheredBucket&`, `held` a `float*` and `words` a `std::uint32_t*`. They touch elements of `bucket.parts`
+/// only.
 /// - `words(bucket)`: the number of words of a message;
-/// - `write(bucket, held, words)`: moves what is sent from `held`, all elements of the bucket in f32, to `words`;
+/// - `write(bucket, held, words)`: moves what is sent from `held`, all elements of the bucket in f32, to `words`. An
+///   infinity or NaN must be sent, so that no rank gets a finite result, and must not stay in `held`;
 /// - `put_back(bucket, words, held)`: adds the finite elements that `write` took back to `held`; other ranks may have
 ///   changed `words`;
 /// - `add_up(bucket, messages, factor, to, hand_out)`: calls `hand_out(first, sums, part)` for consecutive parts of

@@ -44,11 +44,28 @@ concept Work = std::movable<W> && std::default_initializable<W> && requires(W& w
 /// - `fail(what)` makes outstanding and later calls throw an error that names this rank, on every rank. It returns once
 ///   no other rank touches this rank's buffers. A failure ends all communicators of one origin; errors number ranks as
 ///   the first of these does.
+/// - A time limit must be positive. The largest is no limit.
 /// - `describe()` says how the ranks reach one another; if that is not the fastest way, it also says why.
 /// - `split(color, key)` and `duplicate()` are collective. They make communicators that order their collectives
-///   independently. A rank makes one at a time among all communicators of one origin.
+///   independently: of the ranks with the same color, in the order of (key, rank), or of all ranks. A rank makes one at
+///   a time among all communicators of one origin.
 /// - `allocate(bytes)` is collective: all ranks call it in the same order with the same sizes. The returned object owns
 ///   zeroed memory, aligned to at least 64 bytes, in which collectives are fastest.
+///
+/// | mistake or failure | `Error` | the message contains |
+/// |---|---|---|
+/// | a rank makes an invalid call | invalid_argument | |
+/// | a call on a handle that was moved from, except `progress` and `fail` | invalid_argument | "moved from" |
+/// | the ranks start different collectives | collective_mismatch | what differs, as in "1000" and "1001" |
+/// | a rank throws, or calls `fail(what)` | peer_failed | the rank, `what` |
+/// | the last handle of a rank is gone, and others wait for it | peer_left | the rank |
+/// | a wait, or `test()` again and again, reaches the limit | timeout | the collective, "ranks 1, 3 did not start it" |
+/// | a Work is dropped | abandoned or peer_failed | the collective |
+///
+/// An invalid call throws on its rank before anything is communicated, and later calls work: a view without memory or
+/// in the wrong memory space, a shard of the wrong size, two dtypes, a root out of range, a mean of integers, or a
+/// Contribution to another operation than mean. All other mistakes are failures: `context().peer` is the rank to blame,
+/// and afterwards every call that starts something throws, on all communicators of the origin.
 ///
 /// A backend may have more abilities; see BackendAbilities.
 template <class B>

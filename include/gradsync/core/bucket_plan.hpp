@@ -13,8 +13,8 @@ struct ParameterInfo {
     MemorySpace space = MemorySpace::host;  ///< where its gradient is
     /// Type of its values, if buckets of values travel too (sharding); otherwise always f32.
     DType value_dtype = DType::f32;
-    /// Travels in the trainer's own memory if it is alone in a bucket, which costs less than copies into a larger
-    /// bucket and back.
+    /// A hint, which a policy may ignore: alone in a bucket it travels in the trainer's own memory, which costs less
+    /// than copies into a larger bucket and back.
     bool cheaper_alone = false;
     bool whole = false;  ///< has one owner; see WholeParameters
 
@@ -59,7 +59,8 @@ private:
 ///
 /// - `plan(parameters, order)` is a pure function and must not communicate. `order` lists the indices of the parameters
 ///   that take part, in the order in which their gradients are expected to become ready. The result has each of them in
-///   exactly one bucket. All parameters of a bucket are of one `ParameterInfo::kind()`.
+///   exactly one bucket, and no empty bucket. All parameters of a bucket are of one `ParameterInfo::kind()`, and in the
+///   order of `order`. Buckets are sorted by the place of their last parameter in `order`.
 /// - `describe()` names the policy and its numbers; the ranks compare it at construction.
 template <class P>
 concept BucketPolicy =

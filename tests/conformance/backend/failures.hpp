@@ -45,7 +45,7 @@ void check_dead(typename L::Backend& backend, Findings& findings, const std::str
     backend.progress();
 }
 
-/// Calls that cannot be meant are refused where they are made, and cost nothing: the next collective works.
+/// Invalid calls throw at once and communicate nothing: the next collective works.
 template <Launcher L>
 void check_invalid_arguments() {
     using gradsync::DType;
@@ -166,7 +166,7 @@ void check_failures() {
     using Work = typename Backend::WorkType;
     using gradsync::Errc;
 
-    SUBCASE("calls that cannot be meant") { check_invalid_arguments<L>(); }
+    SUBCASE("invalid calls throw, and the next collective works") { check_invalid_arguments<L>(); }
     SUBCASE("different collectives") { check_mismatches<L>(); }
 
     const auto reduce_something = [](Backend& backend, std::size_t count = 5000) {
