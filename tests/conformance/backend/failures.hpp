@@ -347,6 +347,17 @@ void check_failures() {
             check_dead<L>(backend, findings, where);
         });
     }
+    SUBCASE("errors of a group number ranks as the first communicator does") {
+        each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
+            const int rank = backend.rank();
+            Backend reversed = backend.split(0, -rank);  // here the leaver, rank 0, is the last
+            if (rank == 0) return reduce_something(reversed);
+            expect_error(findings, at(rank, backend.size()), Errc::peer_left, 0, {"rank 0"}, [&] {
+                reduce_something(reversed);  // may be complete on some ranks only when one of them finds out about the next
+                reduce_something(reversed);
+            });
+        });
+    }
     SUBCASE("a handle that was moved from says so") {
         each_larger_world<L>(ample, [&](Backend backend, Findings& findings) {
             Backend other = std::move(backend);
