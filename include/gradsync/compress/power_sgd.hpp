@@ -144,7 +144,9 @@ private:
     struct Bucket {
         std::vector<Matrix> matrices;
         std::vector<detail::NumbersOf> whole;    ///< the parameters that travel whole
-        std::size_t left = 0, left_count = 0;    ///< P of all matrices, and the parameters that travel whole
+        /// P of all matrices, the parameters that travel whole, and a 1 if there are any: its mean is 0 if no rank has a
+        /// weight, and then they have not travelled.
+        std::size_t left = 0, left_count = 0;
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
     };
 
@@ -173,6 +175,7 @@ private:
                 bucket.right_count += matrix.rank * matrix.columns;
             }
         }
+        if (!bucket.whole.empty()) ++bucket.left_count;
         const bool pays =
             (bucket.left_count + bucket.right_count) * sizeof(float) < contents.count * size_of(contents.dtype);
         return pays && !bucket.matrices.empty() ? bucket : Bucket();
@@ -220,11 +223,10 @@ private:
             kernel::times_right(residuals_.bucket(b) + m.offset, m.rows, m.columns, right, m.rank, left);
         });
         for (const detail::NumbersOf& part : own.whole) {
-            float* const sum = residuals_.bucket(b) + part.first;
-            std::memcpy(to, sum, part.count * sizeof(float));
-            std::memset(sum, 0, part.count * sizeof(float));
+            std::memcpy(to, residuals_.bucket(b) + part.first, part.count * sizeof(float));
             to += part.count;
         }
+        if (!own.whole.empty()) *to = 1;
     }
 
     /// P is averaged: computes this rank's Q, and keeps the difference as residual.
@@ -260,7 +262,9 @@ private:
             if (!detail::is_finite(kernel::largest_magnitude(right, m.rank * m.columns)))
                 forget(m, residuals_.bucket(b) + m.offset, right);
         });
+        const bool travelled = !own.whole.empty() && left_of(own)[own.left_count - 1] != 0;
         for (const detail::NumbersOf& part : own.whole) {
+            if (travelled && unit != 0) std::memset(residuals_.bucket(b) + part.first, 0, part.count * sizeof(float));
             residuals_.hand_out(b, part.first, ConstBufferView{from, part.count},
                                 bucket.subview(part.first, part.count), weight);
             from += part.count;
