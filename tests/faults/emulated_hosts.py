@@ -55,7 +55,7 @@ class HostsJob:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CHAOS_FOLDER": self.folder.name, "CHAOS_PROGRAM": " ".join(program)})
         self.lines, self.times, self.stores = [], [], set()
-        self.is_running = [False] * self.hosts
+        self.is_running = [0] * self.hosts  # launchers of each: a new one may start before one that was killed is known to have ended
         self.statuses = [None] * self.hosts  # of the last launcher of each
         self.reader = threading.Thread(target=self.read)
         self.reader.start()
@@ -75,12 +75,13 @@ class HostsJob:
         for line in self.process.stdout:
             self.times.append(time.time()), self.lines.append(line.rstrip())
             if match := re.fullmatch(r"host (\d+) ended with (\d+)", self.lines[-1]):
-                self.is_running[int(match[1])], self.statuses[int(match[1])] = False, int(match[2])
+                self.is_running[int(match[1])] -= 1
+                self.statuses[int(match[1])] = int(match[2])
 
     def tell(self, name, order): os.write(self.orders[name], (order + "\n").encode())
 
     def start(self, host):
-        self.is_running[host] = True
+        self.is_running[host] += 1
         self.tell(f"orders{host}", "start " + self.store.address)
 
     def link(self, order): self.tell("control", order)
