@@ -3,7 +3,7 @@
 """Kills ranks of an elastic training (gradsync_run --spares, gradsync_train --elastic), and compares its weights with an undisturbed run's.
 
 usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none] [--etcd] [--verbose]
-       chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --hosts 1,1,2,2 [--store ADDRESS] [--kills N] [--seed S] [--stage none] [--verbose]
+       chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --hosts 1,1,2,2 [--kills N] [--seed S] [--steps N] [--stage none] [--etcd] [--verbose]
        chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --cost FAULTS [--steps N] [--hosts 1,1]
 
 Each job is a training of 4 ranks and a spare one, in which some 12 faults happen, drawn from seed S, S + 1, ...: a rank is killed or stopped,
@@ -14,15 +14,16 @@ line but one names the seeds, the last one has the counts, and the longest time 
 Whatever a stopped rank holds up, it does for the time limit of 2 s.
 
 --stage: the trainings shard their state. Two faults at once may take a part along; then the job goes on from its checkpoint, and the last line counts
-that. Steps that are done again otherwise must not be more than the faults.
+that. Otherwise at most one step is done again. On hosts a job is bad, too, if it goes on from its checkpoint although no part was lost.
 
---etcd: the ranks meet in etcd, one of whose three members is killed and started again all the time.
+--etcd: the ranks meet in etcd, not in a folder. One of its three members is killed every six seconds, and started again three seconds later. With
+--hosts the members are at the bridge that joins the hosts: a host that is cut off does not reach them.
 
---hosts: the ranks are on emulated hosts (root), so many on each. Some 24 faults a job, N in all: ranks are killed ("kill"), stopped ("stop") and
+--hosts: the ranks are on emulated hosts (root), so many on each. Some 40 faults a job, N in all: ranks are killed ("kill"), stopped ("stop") and
 stopped for a while ("pause"); a host's link is down for a while ("cut"); what hosts of one half send to the other half is lost ("part"), or what
 one host sends to another ("lose"); all processes of a host are killed, and its launcher starts again ("host"), also with the link down ("power").
-A job is bad, too, if ranks of two generations train at once, or if the ranks do not come together again. --store: an address for the stores
-instead of folders. --quick: shorter jobs. The last line counts the faults by kind.
+A job is bad, too, if ranks of two generations train at once, or if the ranks do not come together again. --steps: of a job, 1200 by default. The
+last line counts the faults by kind.
 
 --cost kills a rank of two every other second, so often, and says how much longer N steps of the trainer's default transformer take for each
 kill. The lost rank is started again. With --hosts it says how long it takes until the others go on, and until all ranks train again, with a state
@@ -34,17 +35,17 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-from emulated_hosts import CLUSTER, Disturbance, HostsJob, await_checkpoint, with_checkpoints
+from emulated_hosts import CLUSTER, Disturbance, HostsJob, await_checkpoint, children, with_checkpoints
+from stores import EtcdStore
 
 RANKS, SPARES, FAULTS, LIMIT = 4, 1, 12, 180
-HOSTS_FAULTS, HOSTS_LIMIT = 24, 400
+HOSTS_FAULTS, HOSTS_LIMIT = 40, 400
 TRAINING = ["--backend", "tcp", "--elastic", "--model", "mlp", "--micro-batch", "16", "--timeout", "2"]
 # Short steps; and a state of 25 MB, which takes a while to travel.
 HOSTS_KIND = [*TRAINING, "--hidden", "64", "--d-model", "8", "--context", "8", "--global-batch", "768", "--steps", "1200"]
@@ -60,7 +61,8 @@ class Job:
         results = os.path.join(self.folder.name, "results")
         kind = with_checkpoints(kind, self.folder.name)
         if "--checkpoint" in kind: os.makedirs(self.folder.name + "/checkpoint")
-        store = ["--store", ETCD.new_store()] if ETCD else []
+        self.store = EtcdStore() if OPTIONS.etcd and not OPTIONS.hosts else None
+        store = ["--store", self.store.address] if self.store else []
         command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--min-ranks", str(least), "--restarts", "100000", "--grace", "5", *store, "--", OPTIONS.gradsync_train,
                    *kind, "--data", TEXT.name, "--json", results]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -98,6 +100,9 @@ class Job:
         with contextlib.suppress(subprocess.TimeoutExpired): status = self.process.wait(seconds)
         if status is None: self.process.kill()
         self.process.wait(), self.reader.join(), self.process.stdout.close()
+        if self.store:
+            self.store.end()
+            COUNTS["kills of etcd"] += self.store.kills
         return status
 
     def digest(self):
@@ -110,53 +115,6 @@ class Job:
             if not left: return []
             time.sleep(0.05)
         return left
-
-
-class Etcd:
-    """Three members, of which one is away for half of the time."""
-
-    def __init__(self):
-        self.folder, self.jobs = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None), 0
-        self.ports = [(free_port(), free_port()) for _ in range(3)]
-        self.members = [self.start(m) for m in range(3)]
-        self.kills, self.ends = 0, threading.Event()
-        self.thread = threading.Thread(target=self.disturb)
-        self.thread.start()
-
-    def start(self, m):
-        client, peer = (f"http://127.0.0.1:{port}" for port in self.ports[m])
-        cluster = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, (_, port) in enumerate(self.ports))
-        return subprocess.Popen(["etcd", "--name", f"m{m}", "--data-dir", f"{self.folder.name}/m{m}", "--listen-client-urls", client, "--advertise-client-urls", client,
-                                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster],
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def disturb(self):
-        m = 0
-        while not self.ends.wait(3):
-            self.members[m].kill(), self.members[m].wait()
-            self.kills += 1
-            self.ends.wait(3)
-            self.members[m] = self.start(m)
-            m = (m + 1) % 3
-
-    def new_store(self):
-        self.jobs += 1
-        return "etcd://" + ",".join(f"127.0.0.1:{client}" for client, _ in self.ports) + f"/job{self.jobs}"
-
-    def end(self):
-        self.ends.set(), self.thread.join()
-        for member in self.members: member.kill(), member.wait()
-        self.folder.cleanup()
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def children(process):
-    return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
 
 
 def disturb(job, draw):
@@ -197,13 +155,13 @@ def failures_of(job):
     return {rank: failures.count(rank) for rank in set(failures)}
 
 
-def losses_of(job, faults):
+def losses_of(job):
     """What is wrong with what was lost. A lost rank takes a part of a sharded state along, and at most the step that it has just done."""
-    again = sum(int(match[1]) for line in job.lines if (match := re.search(r"and (\d+) that lost ranks had done are done again", line)))
+    again = [int(match[1]) for line in job.lines if (match := re.search(r"and (\d+) that lost ranks had done are done again", line))]
     from_checkpoints = sum("from the checkpoint" in line for line in job.lines)
-    LOST["again"] += again
-    LOST["from checkpoints"] += from_checkpoints
-    if OPTIONS.stage != "none": return [f"lost steps: {again} of {faults} faults"] if again > faults else []
+    COUNTS["again"] += sum(again)
+    COUNTS["from checkpoints"] += from_checkpoints
+    if OPTIONS.stage != "none": return [f"lost steps: {again}"] if max(again, default=0) > 1 else []
     return ["lost the state"] if again or from_checkpoints or any("were lost" in line for line in job.lines) else []
 
 
@@ -225,7 +183,7 @@ def run(seed, kind, expected):
         if failures > hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures} times, with {hits.get(rank, 0)} faults")
     sizes = sizes_of(job)
     joins = sum(max(0, after - before) for before, after in zip([RANKS, *sizes], sizes))
-    wrong += losses_of(job, len(done))
+    wrong += losses_of(job)
     if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
     job.folder.cleanup()
     if left := [store for store in job.stores if os.path.exists(store)]: wrong.append(f"left behind: {left}")
@@ -236,7 +194,7 @@ def run(seed, kind, expected):
 
 
 def on_hosts(kind, least=1):
-    return HostsJob(OPTIONS.gradsync_run, [OPTIONS.gradsync_train, *kind, "--data", TEXT.name], OPTIONS.hosts, OPTIONS.spares, least, OPTIONS.store)
+    return HostsJob(OPTIONS.gradsync_run, [OPTIONS.gradsync_train, *kind, "--data", TEXT.name], OPTIONS.hosts, OPTIONS.spares, least, OPTIONS.etcd)
 
 
 def run_on_hosts(seed, faults, expected):
@@ -246,13 +204,14 @@ def run_on_hosts(seed, faults, expected):
     disturbance.run(faults, HOSTS_LIMIT)
     calm_at = time.monotonic()
     status = job.wait(HOSTS_LIMIT)
+    if OPTIONS.etcd: COUNTS["kills of etcd"] += job.store.kills
     calm = time.monotonic() - calm_at
     if status is None: wrong.append("hang")
     elif status != 0 and not any("the ranks had ended the job" in line for line in job.lines): wrong.append(f"ended with statuses {job.statuses}")
     elif job.digest() != expected: wrong.append(f"another digest: {job.digest()}")
     for rank, failures in failures_of(job).items():
         if failures > disturbance.hits.get(rank, 0): wrong.append(f"rank {rank} failed {failures} times, with {disturbance.hits.get(rank, 0)} faults")
-    wrong += losses_of(job, len(disturbance.done))
+    wrong += losses_of(job) + [f"lost the state needlessly: {line}" for line in job.needless_losses()]
     if split := job.split(): wrong.append(f"split: {split}")
     if left := job.left_behind(): wrong.append(f"left processes behind: {left}")
     sizes = sizes_of(job)
@@ -261,6 +220,8 @@ def run_on_hosts(seed, faults, expected):
     for what in wrong: print(f"   {what}", flush=True)
     if wrong:
         words = [f"{when - job.times[0]:8.3f} {line[:220]}" for when, line in zip(job.times, job.lines) if not re.match(r"\[\d+\] (  |$)", line)]
+        for number, (members, has_met, when) in enumerate(job.generations(), 1):
+            words.append(f"generation {number}: {', '.join(f'{place} ({one:x})' for one, place, _ in members)}{f'; has met at {when - job.times[0]:.3f}' if has_met else ''}")
         print("      " + "\n      ".join(words), flush=True)
     job.folder.cleanup()
     return disturbance, wrong
@@ -280,7 +241,7 @@ def main_on_hosts():
         for what in wrong: bad[next((kind for kind in bad if kind in what.split(":")[0]), "others")] += 1
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
     print(f"{jobs} jobs, {sum(counts.values())} faults, {', '.join(f'{count} {kind}' for kind, count in counts.items())}, {bad['digest']} other digests, "
-          f"{bad['hang']} hangs, {bad['split']} splits, {bad['failed']} wrong culprits, {bad['others']} others{lost()}")
+          f"{bad['hang']} hangs, {bad['split']} splits, {bad['failed']} wrong culprits, {bad['others']} others{more_counts()}")
     return 1 if any(bad.values()) else 0
 
 
@@ -312,7 +273,8 @@ def cost_on_hosts():
 
 
 def cost():
-    kind = ["--backend", "tcp", "--elastic", "--timeout", "10", "--steps", str(OPTIONS.steps)]
+    steps = OPTIONS.steps or 400
+    kind = ["--backend", "tcp", "--elastic", "--timeout", "10", "--steps", str(steps)]
     draw, seconds, digests = random.Random(OPTIONS.seed), [], []
     for faults in 0, OPTIONS.cost:
         job, begin, kills = Job(2, 0, kind), time.monotonic(), 0
@@ -327,12 +289,14 @@ def cost():
         seconds.append(time.monotonic() - begin), digests.append(job.digest())
         if kills < faults: print(f"only {kills} kills; raise --steps")
     sizes = [line for line in job.lines if " on after step " in line]
-    print(f"{OPTIONS.steps} steps: {seconds[0]:.1f} s; with {kills} kills {seconds[1]:.1f} s, {len(sizes)} times other ranks; digests {digests}")
+    print(f"{steps} steps: {seconds[0]:.1f} s; with {kills} kills {seconds[1]:.1f} s, {len(sizes)} times other ranks; digests {digests}")
     print(f"a kill costs {(seconds[1] - seconds[0]) / kills:.2f} s")
     return 0 if digests[0] == digests[1] else 1
 
 
-def lost(): return "" if OPTIONS.stage == "none" else "; " + ", ".join(f"{count} {what}" for what, count in LOST.items())
+def more_counts():
+    counts = {what: count for what, count in COUNTS.items() if (OPTIONS.etcd if "etcd" in what else OPTIONS.stage != "none")}
+    return "; " * bool(counts) + ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
 def text():
@@ -363,26 +327,21 @@ def main():
         other += any("lost" in what or "left" in what for what in wrong)
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
     print(f"{jobs} jobs, {kills} kills, {joins} joins, {equal} equal digests, {hangs} hangs, {wrong_culprits} wrong culprits, {other} others, "
-          f"{longest_pause * 1000:.0f} ms longest pause{lost()}" + (f"; {ETCD.kills} kills of etcd" if ETCD else ""))
+          f"{longest_pause * 1000:.0f} ms longest pause{more_counts()}")
     return 0 if equal == jobs and hangs + wrong_culprits + other == 0 else 1
 
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
-for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 400), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
-for name in "verbose", "quick", "etcd": parser.add_argument("--" + name, action="store_true")
+for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 0), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
+for name in "verbose", "etcd": parser.add_argument("--" + name, action="store_true")
 parser.add_argument("--hosts", type=lambda words: [int(word) for word in words.split(",")])
-parser.add_argument("--store")
 parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
 OPTIONS = parser.parse_args()
 for kind in HOSTS_KIND, *KINDS: kind += ["--shard", OPTIONS.stage]
-LOST = {"again": 0, "from checkpoints": 0}  # steps, and times
-if OPTIONS.quick: HOSTS_KIND[HOSTS_KIND.index("--steps") + 1] = "200"
+COUNTS = {"again": 0, "from checkpoints": 0, "kills of etcd": 0}  # steps, times, times
+if OPTIONS.stage != "none": HOSTS_KIND += ["--global-batch", "192"]  # the ranks wait for one another in each micro-batch
+if OPTIONS.steps: HOSTS_KIND += ["--steps", str(OPTIONS.steps)]
 TEXT = text()
-ETCD = Etcd() if OPTIONS.etcd else None
-try:
-    status = (cost_on_hosts() if OPTIONS.hosts else cost()) if OPTIONS.cost else main_on_hosts() if OPTIONS.hosts else main()
-finally:
-    if ETCD: ETCD.end()
-sys.exit(status)
+sys.exit((cost_on_hosts() if OPTIONS.hosts else cost()) if OPTIONS.cost else main_on_hosts() if OPTIONS.hosts else main())

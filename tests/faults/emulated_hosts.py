@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import random
 import re
 import signal
 import struct
@@ -12,12 +11,15 @@ import tempfile
 import threading
 import time
 
+from stores import EtcdStore, FolderStore
+
 CLUSTER = pathlib.Path(__file__).resolve().parents[2] / "scripts/emulated-cluster"
+HEAD = "10.77.77.254"  # the address of the network's bridge
 # A host: starts its launcher when told to, and says how each one has ended.
 AGENT = """exec 3<>"$CHAOS_FOLDER/orders$RANK"; export CHAOS_HOST=$RANK
-while read -r order <&3; do
+while read -r order store <&3; do
     [ "$order" = start ] || break
-    { "$@" --host-index "$CHAOS_HOST" -- $CHAOS_PROGRAM; echo "host $CHAOS_HOST ended with $?"; } <&- 3>&- &
+    { "$@" --store "$store" --host-index "$CHAOS_HOST" -- $CHAOS_PROGRAM; echo "host $CHAOS_HOST ended with $?"; } <&- 3>&- &
 done"""
 
 
@@ -35,45 +37,52 @@ def await_checkpoint(folder, is_running):
 class HostsJob:
     """A running job, and what it prints. `ranks_on`: the number of ranks by host."""
 
-    def __init__(self, run, program, ranks_on, spares, least, store=None, rate="1gbit"):
+    def __init__(self, run, program, ranks_on, spares, least, etcd=False, rate="1gbit"):
         self.hosts = len(ranks_on)
         self.host_of = [host for host, count in enumerate(ranks_on) for _ in range(count)]
         self.host_of += [host for host in range(self.hosts) for _ in range(spares)]
         self.folder = tempfile.TemporaryDirectory(dir="/tmp")
         self.control = os.path.join(self.folder.name, "control")
-        self.store = f"{store}/{random.getrandbits(64):x}" if store else os.path.join(self.folder.name, "store")
-        if "://" not in self.store: os.makedirs(self.store, 0o700)
         program = with_checkpoints(program, self.folder.name)
         if "--checkpoint" in program: os.makedirs(self.folder.name + "/checkpoint")
-        for name in "control", *(f"orders{host}" for host in range(self.hosts)): os.mkfifo(os.path.join(self.folder.name, name))
-        launcher = [run, "-n", ",".join(map(str, ranks_on)), "--hosts", str(self.hosts), "--store", self.store, "--min-ranks", str(least),
-                    "--spares", str(spares), "--restarts", "100000", "--grace", "5"]
+        self.orders = {}  # descriptors of pipes: what is written stays in them until somebody reads it
+        for name in "control", *(f"orders{host}" for host in range(self.hosts)):
+            os.mkfifo(os.path.join(self.folder.name, name))
+            self.orders[name] = os.open(os.path.join(self.folder.name, name), os.O_RDWR)
+        launcher = [run, "-n", ",".join(map(str, ranks_on)), "--hosts", str(self.hosts), "--min-ranks", str(least), "--spares", str(spares), "--restarts", "100000", "--grace", "5"]
         self.process = subprocess.Popen(
             [CLUSTER, str(self.hosts), rate, "--no-mpi", "--control", self.control, "--", "bash", "-c", AGENT, "agent", *launcher],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CHAOS_FOLDER": self.folder.name, "CHAOS_PROGRAM": " ".join(program)})
         self.lines, self.times, self.stores = [], [], set()
-        self.is_running = [False] * self.hosts
+        self.is_running = [0] * self.hosts  # launchers of each: a new one may start before one that was killed is known to have ended
         self.statuses = [None] * self.hosts  # of the last launcher of each
         self.reader = threading.Thread(target=self.read)
         self.reader.start()
+        self.store = EtcdStore(HEAD, enter=self.enter_head()) if etcd else FolderStore(self.folder.name)
         for host in range(self.hosts): self.start(host)
+
+    def enter_head(self):
+        """Words before a command, with which it runs in the network that the hosts are joined by, when that is there."""
+        while self.process.poll() is None:
+            for process in (inner for child in children(self.process.pid) for inner in children(child)):
+                enter = ["nsenter", "--target", str(process), "--net", "--"]
+                if HEAD in subprocess.run([*enter, "ip", "address"], capture_output=True, text=True).stdout: return enter
+            time.sleep(0.05)
+        raise RuntimeError("\n".join(self.lines))
 
     def read(self):
         for line in self.process.stdout:
             self.times.append(time.time()), self.lines.append(line.rstrip())
             if match := re.fullmatch(r"host (\d+) ended with (\d+)", self.lines[-1]):
-                self.is_running[int(match[1])], self.statuses[int(match[1])] = False, int(match[2])
+                self.is_running[int(match[1])] -= 1
+                self.statuses[int(match[1])] = int(match[2])
 
-    def tell(self, name, order):
-        with contextlib.suppress(OSError):
-            fifo = os.open(os.path.join(self.folder.name, name), os.O_RDWR | os.O_NONBLOCK)
-            os.write(fifo, (order + "\n").encode())
-            threading.Timer(1, os.close, [fifo]).start()  # the reader may be about to open it
+    def tell(self, name, order): os.write(self.orders[name], (order + "\n").encode())
 
     def start(self, host):
-        self.is_running[host] = True
-        self.tell(f"orders{host}", "start")
+        self.is_running[host] += 1
+        self.tell(f"orders{host}", "start " + self.store.address)
 
     def link(self, order): self.tell("control", order)
 
@@ -97,19 +106,14 @@ class HostsJob:
         for process, _ in self.processes(host):
             with contextlib.suppress(ProcessLookupError): os.kill(process, signal.SIGKILL)
 
-    def record(self, name):
-        """The bytes of a name in the store, and when they came; nothing without a folder."""
-        path = self.store + "/" + name.replace("/", "+/")
-        with contextlib.suppress(OSError): return open(path, "rb").read()[24:], os.stat(path).st_mtime
-
     def generations(self):
         """(members as (id, place, number of the process on its host), whether they had met, when) of each, from 1."""
         found = []
-        while record := self.record(f"gen/{len(found) + 1:010d}"):
-            size = len(self.record("join/" + os.listdir(self.store + "/join+")[0])[0])
+        while record := self.store.read(f"gen/{len(found) + 1:010d}"):
+            size = len(self.store.read(self.store.names("join/")[0])[0])
             members = [(*struct.unpack_from("=Qq", record[0], at), struct.unpack_from("=q", record[0], at + size - 16)[0] & (1 << 22) - 1)
                        for at in range(0, len(record[0]), size)]
-            begun = self.record(f"begun/{len(found) + 1}")
+            begun = self.store.read(f"begun/{len(found) + 1}")
             found.append((members, begun is not None and begun[0] == b"yes", begun and begun[1]))
         return found
 
@@ -127,10 +131,12 @@ class HostsJob:
         until = time.monotonic() + seconds
         while any(self.is_running) and time.monotonic() < until and self.process.poll() is None: time.sleep(0.05)
         hangs = any(self.is_running)
+        self.store.end()
         for host in range(self.hosts): self.tell(f"orders{host}", "quit")
         with contextlib.suppress(subprocess.TimeoutExpired): self.process.wait(10)
         self.process.terminate()
         self.process.wait(), self.reader.join(), self.process.stdout.close()
+        for order in self.orders.values(): os.close(order)
         return None if hangs else max(self.statuses, key=lambda status: status or 0)
 
     def digest(self):
@@ -142,12 +148,36 @@ class HostsJob:
         wrong = []
         for when, line in zip(self.times, self.lines):
             if not (match := re.match(r"\[(\d+)\] step +\d+/", line)): continue
-            speakers = {place for i, (begin, place) in enumerate(begins) if begin < when and (i + 1 == len(begins) or begins[i + 1][0] > when - 0.5)}
+            # A record is on the disk, or known here, a little later than the ranks go on.
+            speakers = {place for i, (begin, place) in enumerate(begins) if begin < when + 0.5 and (i + 1 == len(begins) or begins[i + 1][0] > when - 0.5)}
             if int(match[1]) not in speakers: wrong.append(line)
         return wrong
 
+    def needless_losses(self):
+        """Lines of ranks that go on from the checkpoint although each part of the state is there."""
+        generations, wrong = self.generations(), []
+        for when, line in zip(self.times, self.lines):
+            if "from the checkpoint" not in line: continue
+            last, *others = (i for i, (_, has_met, begin) in reversed([*enumerate(generations)]) if has_met and begin < when + 0.05)
+            # Each of them may be the one whose state the ranks have kept.
+            candidates = [members for members, _, _ in generations[others[0]:last]]
+            if all(self.has_all_parts(before, generations[last][0]) for before in candidates): wrong.append(line)
+        return wrong
+
+    def has_all_parts(self, before, now):
+        """Have the members of a generation all parts of the state of one before it? See `elastic::mates_of`."""
+        hosts = [self.host_of[place] for _, place, _ in before]
+        order, half = sorted(range(len(before)), key=lambda r: (hosts.index(hosts[r]), r)), max(1, len(before) // 2)
+        return len({at % half for at, r in enumerate(order) if before[r][0] in {one[0] for one in now}}) == half
+
     def left_behind(self):
         return [process for process, _ in self.processes()]
+
+
+def children(process):
+    """The processes that it has started; none if it has ended."""
+    with contextlib.suppress(OSError): return [int(p) for p in open(f"/proc/{process}/task/{process}/children").read().split()]
+    return []
 
 
 def number_on_host(process):
@@ -237,9 +267,10 @@ class Disturbance:
         self.stopped.add(rank)
         seconds = self.draw.choice([self.draw.uniform(0.05, 1), self.draw.uniform(1.8, 2.5), self.draw.uniform(2, 6)]) if kind == "pause" else 15
 
-        def wake():  # one that was stopped for good was ended by its launcher before
+        def wake():  # a member that was stopped for good was ended by its launcher before; nobody ends one that has only waited
             self.stopped.discard(rank)
-            if kind == "pause":
+            members = {(place, number) for generation, _, _ in self.job.generations() for _, place, number in generation}
+            if kind == "pause" or (rank, number_on_host(process)) not in members:
                 with contextlib.suppress(ProcessLookupError): os.kill(process, signal.SIGCONT)
         self.later(seconds, wake)
         return rank if kind == "stop" else f"{rank} for {seconds:.1f} s"

@@ -353,7 +353,7 @@ private:
             if (!is_of_peer(error)) throw;
             if (const std::uint64_t one = leave_generation(newest(), error); one != 0) machine().miss(one);
             for (const int one : absent) machine().miss(newest().members[static_cast<std::size_t>(one)].id);
-            if (rank > 0 && error.errc() == Errc::timeout && error.context().peer > 0) await_proposal();
+            if (rank > 0 && error.errc() == Errc::timeout) await_proposal();
         }
         return {};
     }
@@ -374,7 +374,7 @@ private:
         }
         if (is_over) throw Interrupted();
     }
-    /// The first member has told the others whom it has missed first, and knows of all.
+    /// The first member knows who has not come, and the others do not: one that cannot reach it may itself be cut off.
     void await_proposal() {
         const std::string next = elastic::name_of_generation(newest().number + 1);
         for (const auto until = Clock::now() + std::chrono::seconds(1); Clock::now() < until && !store().read(next);)

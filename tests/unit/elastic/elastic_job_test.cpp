@@ -383,6 +383,29 @@ TEST_CASE("members on other hosts: their launchers say that they have ended, and
     }
 }
 
+TEST_CASE("a member that cannot reach the first one lets it say who goes on") {
+    const gradsync_test::TemporaryDirectory folder;
+    gradsync::FileStore store(folder.path().string());
+    const std::vector<gradsync::elastic::Member> others{elsewhere(1, 0), elsewhere(2, 1)};
+    for (const auto& one : others) store.create(gradsync::elastic::name_of("join/", one.id), std::as_bytes(std::span(&one, 1)));
+    std::thread first([&] {
+        gradsync::FileStore same(folder.path().string());
+        await([&] { return !same.names("back/1-").empty(); });
+        std::this_thread::sleep_for(100ms);  // it gives up at the same time, and may be a little slower
+        same.create("gen/0000000002", std::as_bytes(std::span(others)));
+        same.create("end", std::as_bytes(std::span("for this test", 13)));
+    });
+    Job place = alone_in(folder, 3);
+    place.rank = 2;
+    ElasticJob job(place);
+    CHECK_THROWS_WITH_AS(job.connect({.timeout = 500ms}), doctest::Contains("for this test"), Error);
+    first.join();
+    const auto went_on = gradsync::elastic::members_in(store.read("gen/0000000002").value());
+    REQUIRE(went_on.size() == 2);
+    CHECK(went_on[0].id == 1);
+    CHECK(went_on[1].id == 2);
+}
+
 TEST_CASE("below the minimum: the others wait for a rank to come, and go on when it does, or end when their time is over") {
     for (const bool comes : {true, false}) {
         CAPTURE(comes);
