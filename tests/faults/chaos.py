@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSL-1.0
 """Kills ranks of an elastic training (gradsync_run --spares, gradsync_train --elastic), and compares its weights with an undisturbed run's.
 
-usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none] [--etcd] [--verbose]
+usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none] [--etcd | --fixed] [--verbose]
        chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --hosts 1,1,2,2 [--kills N] [--seed S] [--steps N] [--stage none] [--etcd] [--verbose]
        chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --cost FAULTS [--steps N] [--hosts 1,1]
 
@@ -15,6 +15,9 @@ Whatever a stopped rank holds up, it does for the time limit of 2 s.
 
 --stage: the trainings shard their state. Two faults at once may take a part along; then the job goes on from its checkpoint, and the last line counts
 that. Otherwise at most one step is done again. On hosts a job is bad, too, if it goes on from its checkpoint although no part was lost.
+
+--fixed: the trainings are not elastic (gradsync_run --restarts): always 4 ranks, which go on from the memory that their launcher keeps. All of them may
+be killed at once.
 
 --etcd: the ranks meet in etcd, not in a folder. One of its three members is killed every six seconds, and started again three seconds later. With
 --hosts the members are at the bridge that joins the hosts: a host that is cut off does not reach them.
@@ -59,12 +62,14 @@ class Job:
     def __init__(self, ranks, spares, kind, least=1):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         results = os.path.join(self.folder.name, "results")
-        kind = with_checkpoints(kind, self.folder.name)
+        if not OPTIONS.fixed: kind = with_checkpoints(kind, self.folder.name)
         if "--checkpoint" in kind: os.makedirs(self.folder.name + "/checkpoint")
         self.store = EtcdStore() if OPTIONS.etcd and not OPTIONS.hosts else None
         store = ["--store", self.store.address] if self.store else []
-        command = [OPTIONS.gradsync_run, "-n", str(ranks), "--spares", str(spares), "--min-ranks", str(least), "--restarts", "100000", "--grace", "5", *store, "--", OPTIONS.gradsync_train,
-                   *kind, "--data", TEXT.name, "--json", results]
+        coming = [] if OPTIONS.fixed else ["--spares", str(spares), "--min-ranks", str(least)]
+        if OPTIONS.fixed: kind = [word for word in kind if word != "--elastic"]
+        command = [OPTIONS.gradsync_run, "-n", str(ranks), *coming, "--restarts", "100000", "--grace", "5", *store, "--", OPTIONS.gradsync_train, *kind,
+                   "--data", TEXT.name, "--json", results]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
         self.lines, self.stores, self.longest_pause = [], set(), 0.0
@@ -130,7 +135,7 @@ def disturb(job, draw):
             fault = draw.choice(["kill"] * 11 + ["stop"])
             if gone.get(ranks[whom]) == "kill": continue  # it may take some time to end
             # Somebody has to be left who has the state: two that have been there for a while, as one of them may be a spare one.
-            if len([rank for rank, process in ranks.items() if rank != whom and process not in gone and is_old(process)]) < 2: continue
+            if not OPTIONS.fixed and len([rank for rank, process in ranks.items() if rank != whom and process not in gone and is_old(process)]) < 2: continue
             try:
                 os.kill(ranks[whom], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
             except ProcessLookupError:
@@ -312,7 +317,7 @@ def text():
 def main():
     expected = []
     for kind in KINDS:
-        undisturbed = Job(1, 0, kind)
+        undisturbed = Job(RANKS if OPTIONS.fixed else 1, 0, kind)
         if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
         expected.append(undisturbed.digest())
     kills = joins = jobs = equal = hangs = wrong_culprits = other = longest_pause = 0
@@ -335,7 +340,7 @@ parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
 for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 0), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
-for name in "verbose", "etcd": parser.add_argument("--" + name, action="store_true")
+for name in "verbose", "etcd", "fixed": parser.add_argument("--" + name, action="store_true")
 parser.add_argument("--hosts", type=lambda words: [int(word) for word in words.split(",")])
 parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
 OPTIONS = parser.parse_args()
