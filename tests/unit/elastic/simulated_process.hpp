@@ -114,9 +114,12 @@ private:
         Time deadline = now + limit;
         int failures = 0;
         List<Member> members = p.machine.newest().members;
+        std::size_t here = 0;
         for (;;) {
             co_await sleep(p, ms / 5, ms);
             refresh(p);
+            const std::size_t before = std::exchange(here, count_here(p));
+            if (here != before && !job.changes) deadline = now + limit;
             if (!are_same(p.machine.newest().members, members)) {
                 members = p.machine.newest().members;
                 deadline = now + limit;
@@ -161,6 +164,11 @@ private:
                 co_await change(p, late ? now + limit : deadline);
             }
         }
+    }
+    /// Membership::count_here
+    std::size_t count_here(Process& p) {
+        const View known = p.machine.view(deaths());
+        return known.newest.members.size() + known.waiting.size();
     }
     /// Nobody gives up if enough others have been there for a while, and nothing has kept them from each other.
     std::uint64_t check_gives_up(const Process& p) {
