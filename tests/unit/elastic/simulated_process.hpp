@@ -520,12 +520,15 @@ private:
         if (complete != 0 && (!newest || newest->value < complete)) violate("4: an older checkpoint is loaded");
         return newest;
     }
-    /// Who leaves takes its state along.
+    /// A process that leaves takes its state along. One that waits may have inherited a state, but members ask only each other.
     void check_loss() {
         result.lost = true;
         std::vector<int> stay;
-        for (const int one : all_processes())
-            if (!process(one).leaves && !process(one).is_left_behind) stay.push_back(one);
+        for (const int one : all_processes()) {
+            const Process& p = process(one);
+            const bool waits = rank_in_newest(p) < 0 && !p.machine.must_join();
+            if (!p.leaves && !p.is_left_behind && !waits) stay.push_back(one);
+        }
         if (!job.is_sharded && !was_disturbed() && newest_state(stay) != 0) violate("5: the job ends, and a process has its state");
     }
 
