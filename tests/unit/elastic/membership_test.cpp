@@ -207,6 +207,22 @@ TEST_CASE("a job that was ended, ranks that do not come, and a store of somethin
     CHECK_THROWS_WITH_AS(Membership({.store = folder.file("no-such")}), doctest::Contains("cannot be opened"), Error);
 }
 
+TEST_CASE("in a job of a fixed size the time limit starts anew when a process comes") {
+    const gradsync_test::TemporaryDirectory folder;
+    Membership job({.rank = 0, .size = 20, .address = "127.0.0.1", .store = folder.path().string()});
+    std::thread others([&] {
+        gradsync::FileStore store(folder.path().string());
+        gradsync::elastic::Member one{.process = gradsync::collective::ProcessIdentity::own()};
+        for (one.id = 1; one.id <= 15; ++one.id) {  // one by one, for longer than the limit
+            std::this_thread::sleep_for(100ms);
+            store.create(gradsync::elastic::name_of("join/", one.id), std::as_bytes(std::span(&one, 1)));
+        }
+    });
+    CHECK_THROWS_WITH_AS((void)job.connect({.timeout = 1s}), doctest::Contains("the job needs 20 ranks, and 16 processes are there"),
+                         Error);
+    others.join();
+}
+
 TEST_CASE("without a store the ranks meet once, and a failure ends the job") {
     Membership job(Job{});
     TcpBackend comm = job.connect();

@@ -114,9 +114,12 @@ private:
         Time deadline = now + limit;
         int failures = 0;
         List<Member> members = p.machine.newest().members;
+        std::size_t here = 0;
         for (;;) {
             co_await sleep(p, ms / 5, ms);
             refresh(p);
+            const std::size_t before = std::exchange(here, count_here(p));
+            if (here != before && !job.changes) deadline = now + limit;
             if (!are_same(p.machine.newest().members, members)) {
                 members = p.machine.newest().members;
                 deadline = now + limit;
@@ -161,6 +164,11 @@ private:
                 co_await change(p, late ? now + limit : deadline);
             }
         }
+    }
+    /// Membership::count_here
+    std::size_t count_here(Process& p) {
+        const View known = p.machine.view(deaths());
+        return known.newest.members.size() + known.waiting.size();
     }
     /// Nobody gives up if enough others have been there for a while, and nothing has kept them from each other.
     std::uint64_t check_gives_up(const Process& p) {
@@ -512,12 +520,15 @@ private:
         if (complete != 0 && (!newest || newest->value < complete)) violate("4: an older checkpoint is loaded");
         return newest;
     }
-    /// Who leaves takes its state along.
+    /// A process that leaves takes its state along. One that waits may have inherited a state, but members ask only each other.
     void check_loss() {
         result.lost = true;
         std::vector<int> stay;
-        for (const int one : all_processes())
-            if (!process(one).leaves && !process(one).is_left_behind) stay.push_back(one);
+        for (const int one : all_processes()) {
+            const Process& p = process(one);
+            const bool waits = rank_in_newest(p) < 0 && !p.machine.must_join();
+            if (!p.leaves && !p.is_left_behind && !waits) stay.push_back(one);
+        }
         if (!job.is_sharded && !was_disturbed() && newest_state(stay) != 0) violate("5: the job ends, and a process has its state");
     }
 
