@@ -39,10 +39,11 @@ class EtcdStore:
         self.enter, self.folder = ["setpriv", "--pdeathsig", "KILL", "--", *enter], tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.clients, self.peers = ([f"{host}:{free_port()}" for _ in range(3)] for _ in range(2))
         self.address = f"etcd://{','.join(self.clients)}/job"
-        self.found, self.kills, self.ends = {}, 0, threading.Event()
+        self.found, self.kills, self.answers, self.ends = {}, 0, threading.Event(), threading.Event()
         self.members = [self.start(m) for m in range(3)]
         self.threads = [threading.Thread(target=target, daemon=True) for target in (self.follow, self.disturb)]
         for thread in self.threads: thread.start()
+        self.answers.wait(30)
 
     def start(self, m):
         client, peer = f"http://{self.clients[m]}", f"http://{self.peers[m]}"
@@ -72,6 +73,7 @@ class EtcdStore:
             self.ends.wait(0.01)
 
     def see(self, answer):
+        self.answers.set()
         for event in answer.get("result", {}).get("events", ()):
             name, value = (base64.b64decode(event["kv"].get(part, "")) for part in ("key", "value"))
             self.found.setdefault(name.decode().removeprefix("/job/"), (value, time.time()))
