@@ -116,6 +116,7 @@ public:
             reap();
         }
         kill_descendants();  // they may keep the streams open
+        if (is_elastic()) look_at_store();
         await_other_hosts();
         save_state();
         const auto is_open = [](const Stream* stream) { return stream->is_open(); };
@@ -324,7 +325,7 @@ private:
         rank.end = status;
         rank.handle = Descriptor{};
         if (exit_status(status) == 0) return;
-        if (is_elastic()) look_at_store();
+        if (generations_) look_at_store();  // once: what follows must agree
         if (is_on_hosts()) note_gone(rank);
         if (is_elastic() && generations_->ended_well() && !generations_->has(rank.member)) return;  // nobody needed it any more
         rank.failed_after = seconds_since(rank.begin);
@@ -363,7 +364,6 @@ private:
     /// restart, except those of ranks that are new.
     bool start_again(Rank& rank) {
         if (!generations_ || asked_) return false;
-        look_at_store();
         if ((generations_->newest() == 0 && !is_on_hosts()) || generations_->ended()) return false;
         const bool counts = !lost_since_ || rank.is_new;
         // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
@@ -455,9 +455,11 @@ private:
 
     void look_at_store(bool at_once = true) {
         try {
-            if (generations_->refresh(at_once) && std::exchange(has_store_trouble_, false)) say("the store answers again");
+            if (generations_->refresh(at_once) && std::exchange(store_away_since_, std::nullopt)) say("the store answers again");
         } catch (const std::exception& error) {
-            if (!std::exchange(has_store_trouble_, true)) say(error.what());
+            if (store_away_since_) return;
+            store_away_since_ = Clock::now();
+            say(error.what());
         }
     }
     void learn_members() {
@@ -583,6 +585,12 @@ private:
 
     /// The ranks that are left do not end by themselves.
     void press_on() {
+        // They wait for the store, for ten minutes at most, and this launcher cannot know how they do.
+        const bool is_store_away = store_away_since_ && Clock::now() - *store_away_since_ < std::chrono::minutes(10);
+        if (is_store_away && !asked_ && !first_failed_ && !elsewhere_) {
+            next_signal_at_ = Clock::now() + grace();
+            return;
+        }
         for (std::size_t r = 0; r < ranks_.size(); ++r)
             if (!ranks_[r].end && !meets_others(ranks_[r])) {
                 const int number = number_of(ranks_[r]);
@@ -667,7 +675,7 @@ private:
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;
     bool has_state_ = false;          // the newest one is in the files
-    bool has_store_trouble_ = false;  // which was said
+    std::optional<Clock::time_point> store_away_since_;  // which was said
     std::list<Stream> old_streams_;   // of ranks that were started again
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;

@@ -740,7 +740,7 @@ class OverEtcd(ElasticTest):
         return super().job(ranks, *options, "--store", self.store)
 
     def test_etcd_that_is_killed_or_stopped_delays_the_job(self):
-        launcher = self.job(3, "--min-ranks", 1, "--restarts", 5)
+        launcher = self.job(3, "--min-ranks", 1, "--restarts", 5, "--grace", 1)
         self.etcd.kill()
         self.etcd.wait()
         os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
@@ -750,7 +750,7 @@ class OverEtcd(ElasticTest):
         self.assertTrue(until(lambda: len(self.ranks_of(launcher)) == 3), "the lost rank is not started again")
         self.etcd.send_signal(signal.SIGSTOP)
         os.kill(self.ranks_of(launcher)[2], signal.SIGKILL)
-        time.sleep(1.5)
+        time.sleep(3)  # the launcher ends nobody meanwhile, although the grace time is over
         self.etcd.send_signal(signal.SIGCONT)
         _, errors = self.ends(launcher)
         self.assertIn("the job succeeded. It was started again 2 times.", errors)
