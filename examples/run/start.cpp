@@ -674,9 +674,9 @@ private:
     std::vector<Rank> ranks_;
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;
-    bool has_state_ = false;          // the newest one is in the files
+    bool has_state_ = false;                             // the newest one is in the files
     std::optional<Clock::time_point> store_away_since_;  // which was said
-    std::list<Stream> old_streams_;   // of ranks that were started again
+    std::list<Stream> old_streams_;                      // of ranks that were started again
     const Descriptor ends_{::epoll_create1(EPOLL_CLOEXEC)};
     std::optional<int> first_failed_;
     std::optional<Clock::time_point> asked_;  // when a signal first asked for the end

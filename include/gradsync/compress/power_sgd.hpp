@@ -143,9 +143,9 @@ private:
     };
     struct Bucket {
         std::vector<Matrix> matrices;
-        std::vector<detail::NumbersOf> whole;    ///< the parameters that travel whole
-        /// P of all matrices, the parameters that travel whole, and a 1 if there are any: its mean is 0 if no rank has a
-        /// weight, and then they have not travelled.
+        std::vector<detail::NumbersOf> whole;  ///< the parameters that travel whole
+        /// P of all matrices, the parameters that travel whole, and a 1 if there are any. Its mean is 0 if no rank has
+        /// a weight; then they have not travelled.
         std::size_t left = 0, left_count = 0;
         std::size_t right = 0, right_count = 0;  ///< Q of all matrices
     };
