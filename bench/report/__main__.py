@@ -79,7 +79,8 @@ def measure(options):
 def published(results):
     """The runs of the main branch, with this one."""
     m = results.machine
-    results.save(RUNS / f"{m['date'].partition(' ')[0]}-{m['commit'][:8]}.json")
+    if not m["clean"]: raise BadInput("--docs publishes runs of a commit: this one had other changes; it is in results.json")
+    results.save(RUNS / f"{m['date'].removesuffix(' UTC').replace(' ', '-').replace(':', '')}-{m['commit'][:8]}.json")
     return Pool.load(RUNS.glob("*.json"))
 
 

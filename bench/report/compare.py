@@ -4,7 +4,6 @@
 The machine has states, and others use it. So a benchmark that was measured in turns with something that the library does not touch (the bandwidth
 limit, copies that do not synchronise, a memcpy) is compared by its time over that one's; others by their times, if both runs found the processor and
 the handoff alike. A round is one value: its samples share the state of the machine. What is certain, but below the least effect, is none."""
-import itertools
 import re
 import statistics
 
@@ -52,8 +51,8 @@ def significant_ones(p):
 
 def another_state(old, new):
     """Why times cannot be compared; empty: they can."""
-    for what, before, now in itertools.product(("cpu", "cores"), old.runs, new.runs):
-        if before.machine.get(what) != now.machine.get(what): return f"another machine: {before.machine.get(what)} and {now.machine.get(what)}"
+    for what in ("cpu", "cores"):
+        if old.machine.get(what) != new.machine.get(what): return f"another machine: {old.machine.get(what)} and {new.machine.get(what)}"
     least, most = sorted([old.handoff() or 0, new.handoff() or 0])
     return f"another state of the machine: {least:.0f} and {most:.0f} ns from core to core" if least and most > SAME_HANDOFF * least else ""
 
@@ -76,10 +75,11 @@ def differences(old, new, times):
 def compare(old, new, out):
     """Prints what changed; returns whether nothing became slower."""
     both = {"old": old, "new": new}
-    few = [name for name, results in both.items() if sum(run.run.get("rounds", 0) for run in results.runs) < LEAST_ROUNDS]
+    if len(new.runs) + len(old.runs) > 2: raise BadInput("--compare compares one run with another; give one to --pool")
+    few = [name for name, results in both.items() if results.run.get("rounds", 0) < LEAST_ROUNDS]
     if few: raise BadInput(f"the {few[0]} run has too few rounds; measure {LEAST_ROUNDS} or more")
-    for name, run in ((name, run) for name, results in both.items() for run in results.runs):
-        print(f"{name}: {run.machine.get('commit', '')[:12]}, {run.machine.get('date')}. {run.others()[1]}", file=out)
+    for name, results in both.items():
+        print(f"{name}: {results.machine.get('commit', '')[:12]}, {results.machine.get('date')}. {results.others()[1]}", file=out)
     state = another_state(old, new)
     if state: print(f"Times are not compared, only ratios: {state}.", file=out)
     found = differences(old, new, not state)

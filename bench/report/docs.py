@@ -23,7 +23,7 @@ SUMMARY = {"limit": "bare loop: the limit", "threads": "gradsync, threads", "mpi
 
 
 def conditions(results):
-    """A row for each run, and what the newest ran beside."""
+    """A row for each run, and what ran beside."""
     rows, states = [], tables.rounds(results)
     for run in results.runs:
         own = states[states.run == tables.name_of(run)]
@@ -31,9 +31,9 @@ def conditions(results):
         rows.append({"run": tables.name_of(run), "processor": f"{run.machine.get('cores')} cores of {run.machine.get('cpu')}",
                      "rounds": str(len(own)), "copy": ", ".join(filter(None, own["copy"])), "core to core": ", ".join(filter(None, own["core to core"])),
                      "bad rounds": ", ".join(bad) or "none"})
-    m = results.machine
+    m, peers = results.machine, dict.fromkeys(peer for run in results.runs for peer in run.machine.get("peers", []))
     missing = "; ".join(f"{name} ({text})" for name, text in sorted(results.errors.items()))
-    return (f"{markdown(pandas.DataFrame(rows))}\n\n{m.get('compiler')}, `{m.get('build')}`; {'; '.join(m.get('peers', [])) or 'no peers'}."
+    return (f"{markdown(pandas.DataFrame(rows))}\n\n{m.get('compiler')}, `{m.get('build')}`; {'; '.join(peers) or 'no peers'}."
             + "".join(f" **{run.others()[1]}**" for run in results.runs if run.others()[1]) + f"\n\nNot measured: {missing}." * bool(missing))
 
 
@@ -58,6 +58,11 @@ def all_reduce(results):
     return "\n\n".join(filter(None, (all_reduce_of(results, ranks, whos, (4096, MIB, 25 * MIB)) for ranks in (2, 4))))
 
 
+def brackets(results):
+    count = len(results.runs)
+    return "Brackets: " + (f"the least and the greatest of {count} runs." if count > 1 else "95 % confidence intervals.")
+
+
 def summary_steps(results):
     rows, adds = [], lambda benchmark: or_blank(lambda found: found.text(milliseconds, briefly=True), exposed_of(benchmark))
     for model in tables.steps(results).model.unique():
@@ -67,7 +72,7 @@ def summary_steps(results):
                      "gradsync adds, threads": adds(own["threads"]), "gradsync adds, processes": adds(own["mpi"]),
                      "gradsync in PyTorch adds": adds(step(results, model, names.IN_TORCH, "tcp")),
                      "PyTorch DDP over Gloo adds": adds(step(results, model, names.PEER_DEFAULT, "gloo"))})
-    return markdown(pandas.DataFrame(rows))
+    return f"{markdown(pandas.DataFrame(rows))}\n\n{brackets(results)}"
 
 
 def train_step(results):
@@ -78,7 +83,7 @@ def train_step(results):
         takes = f", which takes {milliseconds(alone.time)} ms without synchronisation" if alone else ""
         if takes and torch: takes += f" ({milliseconds(torch.time)} in PyTorch)"
         said.append(f"{model}, 2 ranks: ms added to a step{takes}:\n\n{markdown(tables.steps_briefly(found))}")
-    return "\n\n".join(said)
+    return "\n\n".join([*said, brackets(results)])
 
 
 def goals_not_met(results):

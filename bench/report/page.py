@@ -19,7 +19,7 @@ SECTIONS = [
     ("Goals", "For two cores. In brackets: the 95 % interval, or the least and the greatest round or run.", [], [goals]),
     ("All-reduce", "A float sum in place: time until the slowest rank has the result.", ["all_reduce_time"],
      [tables.all_reduce, lambda results: tables.figures(results, "bench_all_reduce", "bench_nccl")]),
-    ("Training step", "Exposed and efficiency: against copies that do not synchronise. In brackets: the 95 % interval.",
+    ("Training step", "Exposed and efficiency: against copies that do not synchronise. In brackets: the 95 % interval, or the least and the greatest run.",
      ["exposed_transformer", "exposed_mlp", "scaling"], [tables.step_figures]),
     ("Memory", "What a rank holds by the library's account, and what its process used at most, in 10^6 bytes.", [], [tables.memory]),
     ("Others", "Ratios are other things' times over this one's, measured in turns.", [],

@@ -25,7 +25,7 @@ def machine(results):
 
 def name_of(run):
     m = run.machine
-    return f"{m.get('date', '').partition(' ')[0]}, {m.get('commit', '')[:8]}{'' if m.get('clean') else ' with changes'}"
+    return f"{m.get('date', '').removesuffix(' UTC')}, {m.get('commit', '')[:8]}{'' if m.get('clean') else ' with changes'}"
 
 
 SLOW_COPY, SLOW_HANDOFF, STOLEN = 0.8, 1.5, 0.02  # of the median of the same processor's rounds; of all cores

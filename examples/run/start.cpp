@@ -364,7 +364,8 @@ private:
     /// restart, except those of ranks that are new.
     bool start_again(Rank& rank) {
         if (!generations_ || asked_) return false;
-        if ((generations_->newest() == 0 && !is_on_hosts()) || generations_->ended()) return false;
+        const bool may_have_met = generations_->newest() != 0 || store_away_since_ || is_on_hosts();
+        if (!may_have_met || generations_->ended()) return false;
         const bool counts = !lost_since_ || rank.is_new;
         // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
         const bool has_waited = rank.member != 0 && (!generations_->has(rank.member) || generations_->is_back(rank.member));
@@ -455,7 +456,11 @@ private:
 
     void look_at_store(bool at_once = true) {
         try {
-            if (generations_->refresh(at_once) && std::exchange(store_away_since_, std::nullopt)) say("the store answers again");
+            if (!generations_->refresh(at_once) || !std::exchange(store_away_since_, std::nullopt)) return;
+            say("the store answers again");
+            if (next_signal_at_ && !asked_) next_signal_at_ = Clock::now() + grace();
+            for (Rank& rank : ranks_)
+                if (rank.left_out) rank.left_out = Clock::now();
         } catch (const std::exception& error) {
             if (store_away_since_) return;
             store_away_since_ = Clock::now();
@@ -479,7 +484,7 @@ private:
     }
     /// Have the others waited for it in vain? On several hosts a broken link may be to blame, and it may join them again.
     bool is_silent(const Rank& rank) const {
-        if (rank.end || !generations_->is_silent(rank.member)) return false;
+        if (rank.end || store_away_since_ || !generations_->is_silent(rank.member)) return false;
         return !is_on_hosts() || (rank.left_out && Clock::now() >= *rank.left_out + grace());
     }
     void look_at_generations() {
@@ -585,9 +590,9 @@ private:
 
     /// The ranks that are left do not end by themselves.
     void press_on() {
-        // They wait for the store, for ten minutes at most, and this launcher cannot know how they do.
+        // They wait for the store, for ten minutes at most, and the launcher cannot see whether they meet.
         const bool is_store_away = store_away_since_ && Clock::now() - *store_away_since_ < std::chrono::minutes(10);
-        if (is_store_away && !asked_ && !first_failed_ && !elsewhere_) {
+        if (is_store_away && !asked_ && !first_failed_ && !elsewhere_ && !generations_->ended()) {
             next_signal_at_ = Clock::now() + grace();
             return;
         }

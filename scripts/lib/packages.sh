@@ -122,4 +122,4 @@ trainer_packages=(pkg-config=pkgconf libopenblas-dev libcli11-dev nlohmann-json3
 mpi_packages=(libopenmpi-dev openmpi-bin libboost-mpi-dev)
 test_packages=(doctest-dev ccache=ccache python3=python3 "${mpi_packages[@]}")
 extra_test_packages=(python3-pip python3-yaml libbenchmark-dev libeigen3-dev clang++=clang libclang-rt-dev llvm libc++-dev gnuplot=gnuplot-nox spin
-    python3-matplotlib python3-pandas python3-scipy ip=iproute2 etcd=etcd-server libcurl4-openssl-dev openssl)
+    python3-matplotlib python3-pandas python3-scipy ip=iproute2 etcd=etcd-server libcurl4-openssl-dev curl openssl)

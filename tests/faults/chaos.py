@@ -344,6 +344,8 @@ for name in "verbose", "etcd", "fixed": parser.add_argument("--" + name, action=
 parser.add_argument("--hosts", type=lambda words: [int(word) for word in words.split(",")])
 parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
 OPTIONS = parser.parse_args()
+if OPTIONS.fixed and (OPTIONS.hosts or OPTIONS.etcd or OPTIONS.cost): parser.error("--fixed goes with neither --hosts, --etcd nor --cost")
+if OPTIONS.steps and not (OPTIONS.hosts or OPTIONS.cost): parser.error("--steps goes with --hosts or --cost")
 for kind in HOSTS_KIND, *KINDS: kind += ["--shard", OPTIONS.stage]
 COUNTS = {"again": 0, "from checkpoints": 0, "kills of etcd": 0}  # steps, times, times
 if OPTIONS.stage != "none": HOSTS_KIND += ["--global-batch", "192"]  # the ranks wait for one another in each micro-batch

@@ -13,6 +13,7 @@ import time
 
 from stores import EtcdStore, FolderStore
 
+LATE = 0.5  # seconds: a record is on the disk, or known here, so much later than the ranks go on, at most
 CLUSTER = pathlib.Path(__file__).resolve().parents[2] / "scripts/emulated-cluster"
 HEAD = "10.77.77.254"  # the address of the network's bridge
 # A host: starts its launcher when told to, and says how each one has ended.
@@ -148,8 +149,7 @@ class HostsJob:
         wrong = []
         for when, line in zip(self.times, self.lines):
             if not (match := re.match(r"\[(\d+)\] step +\d+/", line)): continue
-            # A record is on the disk, or known here, a little later than the ranks go on.
-            speakers = {place for i, (begin, place) in enumerate(begins) if begin < when + 0.5 and (i + 1 == len(begins) or begins[i + 1][0] > when - 0.5)}
+            speakers = {place for i, (begin, place) in enumerate(begins) if begin < when + LATE and (i + 1 == len(begins) or begins[i + 1][0] > when - LATE)}
             if int(match[1]) not in speakers: wrong.append(line)
         return wrong
 
@@ -158,7 +158,9 @@ class HostsJob:
         generations, wrong = self.generations(), []
         for when, line in zip(self.times, self.lines):
             if "from the checkpoint" not in line: continue
-            last, *others = (i for i, (_, has_met, begin) in reversed([*enumerate(generations)]) if has_met and begin < when + 0.05)
+            met = [i for i, (_, has_met, begin) in reversed([*enumerate(generations)]) if has_met and begin < when + LATE]
+            if len(met) < 2: continue
+            last, *others = met
             # Each of them may be the one whose state the ranks have kept.
             candidates = [members for members, _, _ in generations[others[0]:last]]
             if all(self.has_all_parts(before, generations[last][0]) for before in candidates): wrong.append(line)

@@ -43,7 +43,7 @@ class EtcdStore:
         self.members = [self.start(m) for m in range(3)]
         self.threads = [threading.Thread(target=target, daemon=True) for target in (self.follow, self.disturb)]
         for thread in self.threads: thread.start()
-        self.answers.wait(30)
+        if not self.answers.wait(30): raise RuntimeError("etcd does not answer; are etcd-server and curl installed?")
 
     def start(self, m):
         client, peer = f"http://{self.clients[m]}", f"http://{self.peers[m]}"
@@ -69,7 +69,8 @@ class EtcdStore:
             for client in self.clients:
                 with subprocess.Popen([*self.enter, "curl", "--silent", "--no-buffer", "--noproxy", "*", "--data", asks, f"http://{client}/v3/watch"],
                                       stdout=subprocess.PIPE, text=True) as watch:
-                    for line in watch.stdout: self.see(json.loads(line))
+                    with contextlib.suppress(ValueError):  # the member was killed while it wrote a line
+                        for line in watch.stdout: self.see(json.loads(line))
             self.ends.wait(0.01)
 
     def see(self, answer):

@@ -196,10 +196,9 @@ class PoolTest(Folder):
                       docs.conditions(Pool.load(self.folder.glob("*.json"))))
         self.assertEqual(list(tables.rounds(synthetic.results(2)).state), ["good", "good"])  # an old file
 
-    def test_runs_are_compared_with_a_pool(self):
-        pool, out = self.pool(synthetic.results(2, seed=5), synthetic.results(2, seed=6)), io.StringIO()
-        self.assertTrue(compare.compare(pool, synthetic.results(3), out), out.getvalue())
-        self.assertFalse(compare.compare(pool, synthetic.results(3, slower={LATENCY: 1.6}), out))
+    def test_days_are_no_draws_of_a_comparison(self):
+        pool = self.pool(synthetic.results(2, seed=5), synthetic.results(2, seed=6))
+        with self.assertRaisesRegex(BadInput, "--compare compares one run with another"): compare.compare(synthetic.results(2), pool, io.StringIO())
 
     def test_charts_name_all_runs(self):
         figure = charts.exposed(self.pool(synthetic.results(2), synthetic.results(2)), "mlp")
