@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE COMPILE_OPTIONS -O2 NOT_WITH thread
+// ctest: ALONE TIMEOUT 300 COST 60 COMPILE_OPTIONS -O2 NOT_WITH thread
 // Elastic jobs that are simulated, each drawn from a seed.
 //
 //   GRADSYNC_SIMULATION_SEED=7 GRADSYNC_SIMULATION_RUNS=1 unit_elastic_simulation_test --test-case="simulated jobs*"
