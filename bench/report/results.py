@@ -143,9 +143,6 @@ class Pool(Results):
         measured = [run.columns[name] for run in self.of if run.columns.get(name, {}).get("time")]
         return Benchmark(name, *measured) if measured else None
 
-    def handoff(self):
-        return median([handoff for run in self.of if (handoff := run.handoff())])
-
     @staticmethod
     def load(paths):
         """One run if there is one."""

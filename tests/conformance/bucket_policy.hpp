@@ -28,7 +28,7 @@ namespace gradsync_test {
 using BucketCap = std::size_t (*)(std::size_t k);
 inline std::size_t no_cap(std::size_t) { return std::numeric_limits<std::size_t>::max(); }
 
-/// What one policy promises beyond the concept.
+/// The promises of one policy that the concept does not ask for.
 struct BucketPromises {
     BucketCap cap = no_cap;
     /// It gives each parameter that is `cheaper_alone` a bucket of its own. If false, its plan must not depend on that hint.
