@@ -16,7 +16,7 @@
 #   ALONE           a program of its own
 #   RANKS N...      registered once for each count, as NAME.ranksN; finds N in the environment variable GRADSYNC_TEST_RANKS. Ranks wait
 #                   more than they compute: ctest -j reckons with one core, and with two for more than three ranks
-#   TIMEOUT SECONDS 120 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
+#   TIMEOUT SECONDS 300 by default; multiplied by GRADSYNC_TEST_TIMEOUT_FACTOR. Just before it a hanging program names the
 #                   test case that it is in, and exits
 #   COST SECONDS    about what it takes, if it is more than 10 s: ctest starts the longest tests first
 #   SERIAL          no other test runs at the same time (for what measures time)
@@ -215,7 +215,7 @@ function(gradsync_register_test target prefix file)
     string(PREPEND filter "--source-file=*")
   endif()
   if(NOT test_TIMEOUT)
-    set(test_TIMEOUT 120)
+    set(test_TIMEOUT 300)
   endif()
   math(EXPR limit "${test_TIMEOUT} * ${GRADSYNC_TEST_TIMEOUT_FACTOR}")
   math(EXPR hard_limit "${limit} + 5")

@@ -18,7 +18,7 @@ import tempfile
 import time
 import unittest
 
-LIMIT = 60 * int(os.environ.get("GRADSYNC_TEST_TIMEOUT_FACTOR", 1))
+LIMIT = 240 * int(os.environ.get("GRADSYNC_TEST_TIMEOUT_FACTOR", 1))
 
 
 def until(condition):

@@ -109,7 +109,7 @@ class TrainerTest(unittest.TestCase):
 
     def call(self, *arguments, data=True):
         data = ["--data", self.text] if data else []
-        done = subprocess.run([PROGRAM, *map(str, arguments), *data], capture_output=True, timeout=60)
+        done = subprocess.run([PROGRAM, *map(str, arguments), *data], capture_output=True, timeout=240)
         # UTF-8 in every locale. text=True would also turn carriage returns into newlines.
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8"))
 
@@ -520,7 +520,7 @@ class Sharding(TrainerTest):
             self.assertTrue(wait_for(lambda: "cannot keep" in said.read_text()), said.read_text())
             with open(run / "checkpoint.gradsync.new0", "rb") as pipe:
                 pipe.read()
-            self.assertEqual(process.wait(timeout=60), 1)
+            self.assertEqual(process.wait(timeout=240), 1)
             self.assertIn("rank 1 cannot keep the state after step 3", said.read_text())
             self.assertIn("go on with --resume from step 2", said.read_text())
             self.assertEqual((run / "checkpoint.gradsync").read_bytes(), before)
@@ -632,7 +632,7 @@ class Checkpoints(TrainerTest):
         file = self.folder / "run" / "checkpoint.gradsync"
         good = file.read_bytes()
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, resource.RLIM_INFINITY))
-        done = subprocess.run([PROGRAM, *TRANSFORMER, *map(str, self.kept("--resume")), "--data", self.text], capture_output=True, timeout=60,
+        done = subprocess.run([PROGRAM, *TRANSFORMER, *map(str, self.kept("--resume")), "--data", self.text], capture_output=True, timeout=240,
                               text=True, preexec_fn=limit, restore_signals=False)  # Python ignores SIGXFSZ
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("the last checkpoint is unchanged; cannot write", done.stderr)
@@ -660,7 +660,7 @@ class Checkpoints(TrainerTest):
         self.assertTrue(wait_for(lambda: (run / "checkpoint.gradsync").exists()))
         with open(run / "checkpoint.gradsync.new0", "rb") as pipe:
             pipe.read()
-        errors = process.communicate(timeout=60)[1]
+        errors = process.communicate(timeout=240)[1]
         self.assertEqual(process.returncode, 1, errors)
         self.assertEqual(errors.count("has kept the state"), 1, errors)
         self.assertIn("has kept the state after step 2", errors)
@@ -856,7 +856,7 @@ class Weights(TrainerTest):
         self.train(*MLP, "--save-weights", self.file)
         good = self.file.read_bytes()
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, resource.RLIM_INFINITY))
-        done = subprocess.run([PROGRAM, *MLP, "--seed", "2", "--save-weights", self.file, "--data", self.text], capture_output=True, timeout=60,
+        done = subprocess.run([PROGRAM, *MLP, "--seed", "2", "--save-weights", self.file, "--data", self.text], capture_output=True, timeout=240,
                               text=True, preexec_fn=limit, restore_signals=False)  # Python ignores SIGXFSZ
         self.assertEqual(done.returncode, 1)
         self.assertIn("the last file of weights is unchanged; cannot write", done.stderr)
@@ -925,7 +925,7 @@ class Report(TrainerTest):
             except OSError:  # the other end is closed
                 break
             said += part
-        self.assertEqual((job.communicate(timeout=60)[1], job.returncode), (b"", 0))
+        self.assertEqual((job.communicate(timeout=240)[1], job.returncode), (b"", 0))
         lines = said.decode().replace("\r\n", "\n").split("\n")
         progress = [line for line in lines if "step 4/4" in line]
         self.assertEqual(len(progress), 1, said)
@@ -1093,7 +1093,7 @@ class Processes(TrainerTest):
             if wait_for(lambda: all(found()), seconds=20):
                 break
             job.terminate()
-            job.communicate(timeout=60)
+            job.communicate(timeout=240)
         processes = []
         try:
             self.assertTrue(all(found()), file.read_text() + launcher.read_text())
@@ -1108,7 +1108,7 @@ class Processes(TrainerTest):
             for process in processes if stop else []:
                 os.kill(process, signal.SIGKILL)
             job.terminate()
-            job.communicate(timeout=60)
+            job.communicate(timeout=240)
         return file.read_text()
 
     def process_of(self, rank, command=None):
@@ -1130,7 +1130,7 @@ class Mpi(Processes):
 
     def run_processes(self, processes, *arguments):
         return subprocess.run([MPIEXEC, "-n", str(processes), *self.program(*arguments)], capture_output=True, text=True,
-                              timeout=60, env=self.environment)
+                              timeout=240, env=self.environment)
 
     def train_processes(self, processes, *arguments):
         done = self.run_processes(processes, *arguments, "--json", "-")
@@ -1297,7 +1297,7 @@ class Tcp(TrainerTest):
         return started
 
     def finish(self, started):
-        return [(process.returncode, out, err) for process in started for out, err in [process.communicate(timeout=60)]]
+        return [(process.returncode, out, err) for process in started for out, err in [process.communicate(timeout=240)]]
 
     def train_processes(self, processes, *arguments):
         done = self.finish(self.start(processes, *arguments, "--json", "-"))
@@ -1359,7 +1359,7 @@ class Tcp(TrainerTest):
 
     def test_a_launcher_that_says_too_little_is_refused(self):
         environment = {**os.environ, "WORLD_SIZE": "2"}
-        done = subprocess.run([PROGRAM, "--backend", "tcp", *TRANSFORMER], capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run([PROGRAM, "--backend", "tcp", *TRANSFORMER], capture_output=True, text=True, timeout=240, env=environment)
         self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
         self.assertIn("RANK is not set", done.stderr)
 
@@ -1408,7 +1408,7 @@ class Cluster(Processes):
 
     @classmethod
     def setUpClass(cls):
-        done = subprocess.run([cls.SCRIPT, "1", "1gbit", "--", "true"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([cls.SCRIPT, "1", "1gbit", "--", "true"], capture_output=True, text=True, timeout=240)
         if done.returncode == 2 and any(reason in done.stderr for reason in ("make namespaces", "make the namespaces", "cannot mount", "modprobe", "install it", "has to be that of Open MPI")):
             raise unittest.SkipTest(done.stderr.strip())
 
@@ -1417,7 +1417,7 @@ class Cluster(Processes):
                 "--mpirun", "--mca", "--mpirun", "btl_tcp_progress_thread", "--mpirun", "1", "--"]  # see docs/guides/processes.md
 
     def train_hosts(self, hosts, ranks_per_host, *arguments):
-        done = subprocess.run([*self.launcher(hosts, ranks_per_host), *self.program(*arguments, "--json", "-")], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*self.launcher(hosts, ranks_per_host), *self.program(*arguments, "--json", "-")], capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(done.stdout)
 
@@ -1464,7 +1464,7 @@ while not ask(b"are you there, %d" % number): number += 1
 {client}
 for _ in range(50): line.sendto(b"end", ("host1", 7777))
 """
-        done = subprocess.run([self.SCRIPT, "2", "100mbit", "--no-mpi", *flags, "--", "python3", "-c", program], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([self.SCRIPT, "2", "100mbit", "--no-mpi", *flags, "--", "python3", "-c", program], capture_output=True, text=True, timeout=240)
         if "tun" in done.stderr and done.returncode == 2: self.skipTest(done.stderr.strip())
         self.assertEqual(done.returncode, 0, done.stderr)
         return float(done.stdout)
@@ -1484,7 +1484,7 @@ print(min(timed(n) for n in range(3)))"""
         for hosts, ranks_per_host, ranks, sent in ((2, 1, 2, "send messages over TCP (one on each machine)"),
                                                    (2, "2,1", 3, SHARE.replace("messages", "messages over TCP"))):
             program = ["env", "MASTER_ADDR=host0", PROGRAM, "--backend", "tcp", "--data", self.text, *map(str, TRANSFORMER), "--json", "-"]
-            done = subprocess.run([*self.launcher(hosts, ranks_per_host), *program], capture_output=True, text=True, timeout=60)
+            done = subprocess.run([*self.launcher(hosts, ranks_per_host), *program], capture_output=True, text=True, timeout=240)
             self.assertEqual(done.returncode, 0, done.stderr)
             found = json.loads(done.stdout)
             self.assertEqual(found["transport"], f"{ranks} processes on 2 machines that {sent}")
@@ -1546,7 +1546,7 @@ while peer.recv(100):
 """
         fifo = self.folder / "links"
         os.mkfifo(fifo)
-        run = lambda options, *command: subprocess.run([self.SCRIPT, "2", "1gbit", "--no-mpi", *options, "--", *command], capture_output=True, text=True, timeout=60)
+        run = lambda options, *command: subprocess.run([self.SCRIPT, "2", "1gbit", "--no-mpi", *options, "--", *command], capture_output=True, text=True, timeout=240)
         for options, arguments in ((["--control", fifo], [fifo]), (["--cut", "host1@1-3"], [])):
             done = run(options, sys.executable, "-c", program, *arguments)
             self.assertEqual((done.returncode, done.stdout), (0, "b'x' none b'x'\n"), done.stderr)
@@ -1560,7 +1560,7 @@ while peer.recv(100):
         job = subprocess.Popen([*self.launcher(), *self.program(*TRANSFORMER, "--steps", 10000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         job.stdout.readline()
         job.terminate()
-        job.communicate(timeout=60)
+        job.communicate(timeout=240)
         self.assertEqual(job.returncode, 143)
         self.assertTrue(wait_for(lambda: not any(map(self.process_of, range(4)))))
         self.assertEqual(interfaces(), before)
@@ -1568,17 +1568,17 @@ while peer.recv(100):
         job = subprocess.Popen([*self.launcher(), *self.program(*TRANSFORMER, "--steps", 10000)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         job.stdout.readline()
         job.kill()
-        job.communicate(timeout=60)
+        job.communicate(timeout=240)
         self.assertTrue(wait_for(lambda: not any(map(self.process_of, range(4)))))
         self.assertEqual(interfaces(), before)
         for expected, arguments in (("number of hosts is 1 to 100", ["0", "1gbit", "--", "true"]), ("the rate is a number", ["2", "fast", "--", "true"]), ("a number above 0", ["2", "0mbit", "--", "true"]),
                                     ("no command", ["2", "1gbit"]), ("unknown option --ranks", ["2", "1gbit", "--ranks", "2", "--", "true"]),
                                     ("3 numbers for 2 hosts", ["2", "1gbit", "--ranks-per-host", "2,1,1", "--", "true"]), ("ranks per host: a number", ["2", "1gbit", "--ranks-per-host", "2,", "--", "true"]),
                                     ("a host from host0 to host1", ["2", "1gbit", "--cut", "host2@1", "--", "true"]), ("is no FIFO", ["2", "1gbit", "--control", "missing", "--", "true"])):
-            done = subprocess.run([self.SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
+            done = subprocess.run([self.SCRIPT, *arguments], capture_output=True, text=True, timeout=240)
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
             self.assertIn(expected, done.stderr)
-        done = subprocess.run([self.SCRIPT, "2", "1gbit", "--", "sh", "-c", "exit 7"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([self.SCRIPT, "2", "1gbit", "--", "sh", "-c", "exit 7"], capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, 7, done.stderr)
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: MPI RANKS 2 TIMEOUT 300 NIGHTLY
+// ctest: MPI RANKS 2 TIMEOUT 900 NIGHTLY
 #include <cstddef>
 #include <cstring>
 

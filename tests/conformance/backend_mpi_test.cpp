@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: MPI RANKS 1 2 4 TIMEOUT 300 COST 40
+// ctest: MPI RANKS 1 2 4 TIMEOUT 900 COST 40
 // A program of n ranks runs the suite at n, and that of 4 also at 3.
 #include <algorithm>
 #include <chrono>

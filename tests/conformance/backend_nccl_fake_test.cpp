@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: SANITIZED LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 240 COST 35
+// ctest: SANITIZED LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 900 COST 35
 // NcclBackend under the suite that every backend passes, over a CUDA runtime and an NCCL of our own (support/fake): its own order
 // of calls, waits, failures and aborts, without a device. backend_nccl_test.cpp runs it on one.
 #include <gradsync/backend/nccl.hpp>

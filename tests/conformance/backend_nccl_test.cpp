@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 4 TIMEOUT 200 SERIAL LABELS gpu COMPILE_OPTIONS -O1
+// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels RANKS 1 2 3 4 SERIAL LABELS gpu COMPILE_OPTIONS -O1
 // On a device: as many processes as ranks share it (see support/gpu_ranks.hpp). A program of n ranks runs the suite at n.
 #include <gradsync/backend/nccl.hpp>
 

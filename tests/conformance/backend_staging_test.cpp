@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: SANITIZED LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 240 COST 20
+// ctest: SANITIZED LIBRARIES gradsync_fake_nccl gradsync_fake_passes TIMEOUT 900 COST 20
 // Over a CUDA runtime of our own (support/fake).
 #include <exception>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: MPI RANKS 4 TIMEOUT 300 COST 25
+// ctest: MPI RANKS 4 TIMEOUT 900 COST 25
 // TcpBackend's ranks as processes, which share memory: mpirun starts them, and MPI is their rendezvous, no more.
 #include <string>
 

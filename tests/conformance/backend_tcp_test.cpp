@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: TIMEOUT 240 COST 45
+// ctest: TIMEOUT 900 COST 45
 #include <vector>
 
 #include <gradsync/backend/tcp.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels TIMEOUT 100 SERIAL LABELS gpu COMPILE_OPTIONS -O1
+// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels SERIAL LABELS gpu COMPILE_OPTIONS -O1
 // On a device: a rank is killed in the middle of a training loop; the others are told which, within the limit.
 #include <gradsync/backend/nccl.hpp>
 

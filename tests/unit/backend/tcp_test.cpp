@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE TIMEOUT 180 NOT_WITH thread
+// ctest: ALONE NOT_WITH thread
 // Clang's thread sanitizer does not link beside the operators new and delete that count here.
 // What backends that send messages leave behind: operator new counts. The conformance suite shows the rest.
 #include <gradsync/backend/tcp.hpp>

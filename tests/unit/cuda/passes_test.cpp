@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels TIMEOUT 100 LABELS gpu
+// ctest: ALONE LIBRARIES gradsync::nccl gradsync_kernels LABELS gpu
 // On a device: the passes against the host's kernels.
 #include <cstddef>
 

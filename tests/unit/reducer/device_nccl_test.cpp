@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync_device_support gradsync::nccl gradsync_kernels RANKS 1 2 3 4 TIMEOUT 200 SERIAL LABELS gpu
+// ctest: ALONE LIBRARIES gradsync_device_support gradsync::nccl gradsync_kernels RANKS 1 2 3 4 SERIAL LABELS gpu
 // On a device: the Reducer trains there as on the host, with the same bits for every policy. The ranks are processes that share the
 // device (see support/gpu_ranks.hpp).
 #include <gradsync/backend/nccl.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSL-1.0
-// ctest: ALONE LIBRARIES gradsync_device_support gradsync::nccl gradsync_kernels RANKS 1 2 3 4 TIMEOUT 180 SERIAL LABELS gpu COMPILE_OPTIONS -O0
+// ctest: ALONE LIBRARIES gradsync_device_support gradsync::nccl gradsync_kernels RANKS 1 2 3 4 SERIAL LABELS gpu COMPILE_OPTIONS -O0
 // On a device: sharded training there does what it does on the host. The ranks are processes that share the device (see
 // support/gpu_ranks.hpp); making their communicators takes seconds, so several ranks run fewer cases.
 #include <gradsync/backend/nccl.hpp>

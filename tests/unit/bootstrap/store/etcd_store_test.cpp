@@ -85,7 +85,7 @@ public:
 
 private:
     void run(std::size_t t, const std::string& address) try {
-        EtcdStore store(address, {.timeout = 20s});
+        EtcdStore store(address, {.timeout = 120s});
         const std::string own = "writer " + std::to_string(gradsync::bootstrap::random_token());
         while (!stops_) {
             got_[t].push_back(create(store, "race/" + std::to_string(got_[t].size()), own));
@@ -136,7 +136,7 @@ TEST_CASE("EtcdStore: no answer is trusted") {
     const FakeServer server([&](const std::string&) { return FakeServer::http(body, status); });
     const auto fails = [&](const std::string& answer, const std::string& words) {
         body = answer;
-        const Error error = thrown_at(server.address("/job"), {.timeout = 200ms});
+        const Error error = thrown_at(server.address("/job"), {.timeout = 1s});
         CHECK(error.errc() == (status[0] == '4' ? Errc::invalid_argument : Errc::storage));
         CHECK(says(error.what(), words));
     };
