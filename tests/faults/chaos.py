@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: BSL-1.0
 """Kills ranks of an elastic training (gradsync_run --spares, gradsync_train --elastic), and compares its weights with an undisturbed run's.
 
-usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N] [--seed S] [--stage none] [--etcd | --fixed] [--verbose]
+usage: chaos.py GRADSYNC_RUN GRADSYNC_TRAIN [--kills N | --minutes M] [--seed S] [--stage none] [--etcd | --fixed] [--verbose]
        chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --hosts 1,1,2,2 [--kills N] [--seed S] [--steps N] [--stage none] [--etcd] [--verbose]
        chaos.py GRADSYNC_RUN GRADSYNC_TRAIN --cost FAULTS [--steps N] [--hosts 1,1]
 
 Each job is a training of 4 ranks and a spare one, in which some 12 faults happen, drawn from seed S, S + 1, ...: a rank is killed or stopped,
 at any moment: when it starts, while the ranks meet, get their state or step, two at once, the first rank, or one right after another. Ends
 with 1 if a job hangs, ends with other bits, loses a step, fails a rank that had no fault, or leaves a process or a folder behind. Its last
-line but one names the seeds, the last one has the counts, and the longest time between two lines about steps.
+line but one names the seeds, the last one has the counts, and the longest time between two lines about steps, also for the jobs in which no
+rank was stopped: a stopped rank holds the others up for the time limit of 2 s.
 
-Whatever a stopped rank holds up, it does for the time limit of 2 s.
+--minutes: one job after another for so long.
 
 --stage: the trainings shard their state. Two faults at once may take a part along; then the job goes on from its checkpoint, and the last line counts
 that. Otherwise at most one step is done again. On hosts a job is bad, too, if it goes on from its checkpoint although no part was lost.
@@ -175,7 +176,7 @@ def sizes_of(job):
 
 
 def run(seed, kind, expected):
-    """Returns counts, the longest time without a step, and what is wrong."""
+    """Returns the faults, how often a rank joined, the longest time without a step, and what is wrong."""
     draw = random.Random(seed)
     job = Job(RANKS, SPARES, kind)
     hits, done = disturb(job, draw)
@@ -195,7 +196,7 @@ def run(seed, kind, expected):
     if OPTIONS.verbose or wrong: print(f"seed {seed}: {', '.join(done)}; sizes {sizes}; longest pause {job.longest_pause:.2f} s", flush=True)
     for what in wrong: print(f"   {what}", flush=True)
     if wrong: print("      " + "\n      ".join(line[:220] for line in job.lines if not re.match(r"\[\d\] (step|  step|$)", line)), flush=True)
-    return len(done), joins, job.longest_pause, wrong
+    return done, joins, job.longest_pause, wrong
 
 
 def on_hosts(kind, least=1):
@@ -320,31 +321,34 @@ def main():
         undisturbed = Job(RANKS if OPTIONS.fixed else 1, 0, kind)
         if undisturbed.wait(LIMIT) != 0: sys.exit("a job without faults failed:\n" + "\n".join(undisturbed.lines))
         expected.append(undisturbed.digest())
-    kills = joins = jobs = equal = hangs = wrong_culprits = other = longest_pause = 0
-    while kills < OPTIONS.kills:
+    kills = joins = jobs = equal = hangs = wrong_culprits = other = longest_pause = longest_of_kills = 0
+    until = time.monotonic() + 60 * OPTIONS.minutes
+    while time.monotonic() < until if OPTIONS.minutes else kills < OPTIONS.kills:
         seed = OPTIONS.seed + jobs
-        faults, joined, pause, wrong = run(seed, KINDS[seed % 3 == 2], expected[seed % 3 == 2])
+        done, joined, pause, wrong = run(seed, KINDS[seed % 3 == 2], expected[seed % 3 == 2])
         longest_pause = max(longest_pause, pause)
-        kills, joins, jobs = kills + faults, joins + joined, jobs + 1
+        if not any(fault.startswith("stop") for fault in done): longest_of_kills = max(longest_of_kills, pause)
+        kills, joins, jobs = kills + len(done), joins + joined, jobs + 1
         equal += not any("digest" in what or "status" in what or "hang" in what for what in wrong)
         hangs += any("hang" in what for what in wrong)
         wrong_culprits += any("failed" in what for what in wrong)
         other += any("lost" in what or "left" in what for what in wrong)
     print(f"seeds {OPTIONS.seed} to {OPTIONS.seed + jobs - 1}")
     print(f"{jobs} jobs, {kills} kills, {joins} joins, {equal} equal digests, {hangs} hangs, {wrong_culprits} wrong culprits, {other} others, "
-          f"{longest_pause * 1000:.0f} ms longest pause{more_counts()}")
+          f"{longest_pause * 1000:.0f} ms longest pause; without a stop {longest_of_kills * 1000:.0f} ms{more_counts()}")
     return 0 if equal == jobs and hangs + wrong_culprits + other == 0 else 1
 
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("gradsync_run")
 parser.add_argument("gradsync_train")
-for name, value in ("kills", 12), ("seed", 0), ("cost", 0), ("steps", 0), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
+for name, value in ("kills", 12), ("minutes", 0), ("seed", 0), ("cost", 0), ("steps", 0), ("spares", 0): parser.add_argument("--" + name, type=int, default=value)
 for name in "verbose", "etcd", "fixed": parser.add_argument("--" + name, action="store_true")
 parser.add_argument("--hosts", type=lambda words: [int(word) for word in words.split(",")])
 parser.add_argument("--stage", choices=("none", "optimizer", "gradients", "parameters"), default="none")
 OPTIONS = parser.parse_args()
 if OPTIONS.fixed and (OPTIONS.hosts or OPTIONS.etcd or OPTIONS.cost): parser.error("--fixed goes with neither --hosts, --etcd nor --cost")
+if OPTIONS.minutes and (OPTIONS.hosts or OPTIONS.cost): parser.error("--minutes goes with neither --hosts nor --cost")
 if OPTIONS.steps and not (OPTIONS.hosts or OPTIONS.cost): parser.error("--steps goes with --hosts or --cost")
 for kind in HOSTS_KIND, *KINDS: kind += ["--shard", OPTIONS.stage]
 COUNTS = {"again": 0, "from checkpoints": 0, "kills of etcd": 0}  # steps, times, times

@@ -415,6 +415,7 @@ private:
     /// All ranks have the state.
     [[gnu::cold]] void start() {
         word_ = {};
+        membership_.settle();
         if (votes_->rank() != 0) return;
         membership_.begin();  // there may be results from now on: this rank's part of the first sum comes later
         if (auto records = membership_.another_reader()) watch_.emplace(*std::move(records), membership_.own_.process);

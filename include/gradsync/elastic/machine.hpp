@@ -117,13 +117,14 @@ private:
 
 /// What a process knows.
 struct View {
-    std::uint64_t self = 0;     ///< as which it has joined
-    std::uint32_t left = 0;     ///< the last generation that it has met and left
-    bool agreed = false;        ///< it has left the newest generation as all its members agreed to
-    Generation newest = {};     ///< without members that are certainly dead, or leave
-    std::size_t was = 0;        ///< number of members of `newest`, with those
-    MemberSet absent = {};      ///< members of `newest` that this process has missed in a meeting
-    MemberSet leaving = {};     ///< members that leave the newest generation, or all if all want to
+    std::uint64_t self = 0;  ///< as which it has joined
+    std::uint32_t left = 0;  ///< the last generation that it has met and left
+    bool agreed = false;     ///< it has left the newest generation as all its members agreed to
+    Generation newest = {};  ///< without members that are certainly dead, or leave
+    std::size_t was = 0;     ///< number of members of `newest`, with those
+    MemberSet absent = {};   ///< members of `newest` that this process has missed in a meeting
+    MemberSet settled = {};  ///< members of the last generation in which this process, as it has joined, had the state
+    MemberSet leaving = {};  ///< members that leave the newest generation, or all if all want to
     List<Member> waiting = {};  ///< those that no generation has listed, and that may be alive
     bool ended = false;         ///< the job has
     std::size_t ranks = 1;      ///< that the job should have
@@ -164,6 +165,20 @@ struct Decision {
     });
 }
 
+/// If two parts of the members cannot reach each other, the larger one goes on. Members that had the state count first,
+/// because what newcomers go on from is with those; a newcomer alone does not know them.
+[[gnu::cold]] inline bool is_minority(const View& view, const List<Member>& some, const List<Member>& all) {
+    const auto weight_of = [&](const List<Member>& members) {
+        std::size_t weight = 0;
+        for (const Member& one : members) weight += view.settled.contains(one.id) ? all.size() + 1 : 1;
+        return weight;
+    };
+    const std::size_t whole = weight_of(all), twice = 2 * weight_of(some);
+    const bool is_newcomer = view.changes && view.newest.number > 1 && whole == all.size();
+    if (is_newcomer) return some.size() < all.size();
+    return twice < whole || (twice == whole && whole != 0 && !(some[0] == all[0]));
+}
+
 [[gnu::cold]] inline Decision decide(const View& view) {
     if (view.ended) return {Step::leave};
     const int rank = view.newest.rank_of(view.self);
@@ -179,12 +194,8 @@ struct Decision {
     if (view.agreed && staying.rank_of(view.self) > 0 && !view.late) return {Step::wait};
     if (view.absent.contains(view.self) && !view.late) return {Step::wait};  // the others go on without it
     List<Member> members = staying.members, waiting = view.waiting;
-    const std::size_t alive = members.size();
     members.erase_if([&](const Member& one) { return one.id != view.self && view.absent.contains(one.id); });
-    // If two parts of the members cannot reach each other, the larger one goes on.
-    const std::size_t twice = 2 * members.size();
-    const bool is_minority = twice < alive || (twice == alive && alive != 0 && !(members[0] == staying.members[0]));
-    if (is_minority && !view.late) return {Step::wait};
+    if (!view.late && is_minority(view, members, staying.members)) return {Step::wait};
     const std::size_t least = members.empty() && !view.late ? view.ranks : view.least;
     sort_by_place(waiting);
     for (const Member& one : waiting)
@@ -203,9 +214,10 @@ public:
 
     /// Must this process join, because it never has, or because the others have gone on without it?
     bool must_join() const noexcept { return self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0); }
-    void join(const Member& self) noexcept {
+    void join(const Member& self) {
         self_ = self;
         listed_ = false;
+        settled_.clear();
     }
     bool knows(std::uint64_t member) const noexcept { return known_.contains(member); }
     /// Learns of a process that waits.
@@ -231,6 +243,11 @@ public:
     void see_gone(std::uint64_t member) { gone_.insert(member); }
     void see_end() noexcept { ended_ = true; }
 
+    /// Has the state of the newest generation, as all its members do.
+    void settle() {
+        settled_.clear();
+        for (const Member& one : newest_.members) settled_.insert(one.id);
+    }
     /// Has left a generation; `agreed`: as all its members agreed to.
     void leave(std::uint32_t generation, bool agreed = false) noexcept {
         left_ = generation;
@@ -256,6 +273,7 @@ public:
                    .newest = newest_,
                    .was = newest_.members.size(),
                    .absent = absent_,
+                   .settled = settled_,
                    .leaving = those_that_leave(),
                    .waiting = waiting_,
                    .ended = ended_,
@@ -309,7 +327,7 @@ private:
     Member self_;
     Generation newest_;
     List<Member> waiting_;  ///< those that no generation has listed
-    MemberSet known_, ready_, leaving_, gone_, absent_;
+    MemberSet known_, ready_, leaving_, gone_, absent_, settled_;
     std::uint32_t left_ = 0;
     bool agreed_ = false;
     bool listed_ = false;  ///< a generation has listed `self_`

@@ -241,6 +241,10 @@ private:
         while (records_ && !has_begun_ && asked_ + 1 < newest().number) has_begun_ = !says_begun(++asked_, "no");
         return has_begun_;
     }
+    /// All ranks have the state.
+    void settle() {
+        if (records_) machine().settle();
+    }
     /// There may be results of this generation from now on. Throws Error(peer_left) if a newer one counts on none.
     void begin() {
         if (records_ && !says_begun(met_, "yes"))

@@ -145,6 +145,45 @@ TEST_CASE("the smaller part of the members lets the larger one go on, for as lon
     CHECK(said(view) == "propose 10");
 }
 
+TEST_CASE("members that had the state count more than newcomers, who only break a tie") {
+    View view{.self = 10, .left = 5, .newest = {5, members({10, 11, 12, 23, 24})}, .was = 5, .ranks = 5, .least = 1, .changes = true};
+    view.settled = ids({10, 11, 12, 13});
+    view.absent = ids({11, 12});
+    CHECK(said(view) == "wait");  // it is with two newcomers, and others have the state
+    view.self = 11;
+    view.absent = ids({10, 23, 24});
+    CHECK(said(view) == "propose 11 12");
+    view.newest.members = members({10, 11, 23, 24});
+    view.was = 4;
+    view.absent = ids({10});
+    CHECK(said(view) == "propose 11 23 24");
+    view.self = 10;
+    view.absent = ids({11, 23, 24});
+    CHECK(said(view) == "wait");
+    view.absent = ids({11, 23});  // halves of both: that with the first member
+    CHECK(said(view) == "propose 10 24");
+}
+
+TEST_CASE("a newcomer goes on without others when it is late: it does not know who has the state") {
+    View view{.self = 23,
+              .left = 5,
+              .newest = {5, members({10, 11, 23})},
+              .was = 3,
+              .absent = ids({11}),
+              .ranks = 3,
+              .least = 1,
+              .changes = true};
+    CHECK(said(view) == "wait");
+    view.late = true;
+    CHECK(said(view) == "propose 10 23");
+    view.late = false;
+    view.absent = {};
+    CHECK(said(view) == "propose 10 11 23");
+    view.newest.number = view.left = 1;  // nobody has a state
+    view.absent = ids({11});
+    CHECK(said(view) == "propose 10 23");
+}
+
 TEST_CASE("a process joins once, and again when the others have gone on without it") {
     Machine machine(3, 1, true);
     CHECK(machine.must_join());
@@ -228,6 +267,19 @@ TEST_CASE("a member that another one cannot reach lets the others go on without 
     machine.see(members({10, 12}));
     machine.leave(2);
     CHECK(are_same(machine.next(nobody, false).members, members({10, 12})));
+}
+
+TEST_CASE("who had the state is forgotten by a process that joins anew") {
+    const auto nobody = [](const Member&) { return false; };
+    Machine machine(3, 1, true);
+    machine.join(member(12));
+    machine.see(members({10, 11, 12}));
+    machine.settle();
+    machine.see(members({10, 11, 12, 23}));
+    CHECK(machine.view(nobody).settled.contains(11));
+    CHECK_FALSE(machine.view(nobody).settled.contains(23));
+    machine.join(member(22));
+    CHECK_FALSE(machine.view(nobody).settled.contains(11));
 }
 
 TEST_CASE("no more members leave at a time than stay, also when some of them have gone") {

@@ -131,6 +131,7 @@ private:
                 p.self.id = static_cast<std::uint64_t>(p.index + 1) * 1000 + ++p.joins;
                 p.self.place = p.slot;
                 p.machine.join(p.self);
+                p.settled.clear();
                 const List<Member> self{p.self};
                 co_await create(p, Name::join, p.self.id, 0, self);
                 continue;
@@ -200,21 +201,27 @@ private:
         for (const Member& one : p.machine.waiting())
             if (!find(Name::call, one.id)) put(p, Name::call, one.id);
     }
-    /// Members do not count on processes that have not answered, and a minority of those that live waits.
+    /// Members do not count on processes that have not answered, and a minority of those that live waits. Those that had the state count;
+    /// others break a tie.
     void check_proposal(Process& p, const List<Member>& proposed, bool late) {
         const Generation& newest = p.machine.newest();
         if (newest.number == 0 || rank_in_newest(p) < 0) return;
-        std::size_t live = 0, stay = 0;
+        std::size_t had_state = 0, live = 0, stay = 0;
         bool has_first = false;
         const View known = p.machine.view(deaths());
         const List<Member> here = (known.agreed ? known.staying() : known.newest).members;
         for (const Member& one : here) {
-            for (const Member& other : proposed)
-                if (one == other) ++stay, has_first |= live == 0;
-            ++live;
+            const bool stays = contains_all(proposed, {one}), had = contains_all(p.settled, {one});
+            if (stays && live == 0) has_first = true;
+            live += had ? 1000 : 1;
+            if (stays) stay += had ? 1000 : 1;
+            had_state += had;
         }
+        const bool is_small = job.changes && newest.number > 1 && had_state == 0
+                                  ? stay < live
+                                  : live != 0 && (2 * stay < live || (2 * stay == live && !has_first));
         const bool has_waited = late && now - p.failed_at >= limit;
-        if (live != 0 && (2 * stay < live || (2 * stay == live && !has_first)) && !has_waited) violate("10: a minority has not waited");
+        if (is_small && !has_waited) violate("10: a minority has not waited");
         if (job.changes)
             for (const Member& one : proposed)
                 if (newest.rank_of(one.id) < 0 && !find(Name::here, one.id)) violate("9: members count on a process that has not answered");
@@ -539,6 +546,8 @@ private:
         p.shared->top = base;
         if (p.had > base && !c.loads && p.had - base > c.plan->lost) violate("4: a member goes on from an older state, and nobody says so");
         p.had = base;
+        p.machine.settle();
+        p.settled = c.members;
         std::uint64_t begun = 1;
         reach(p, Moment::begin);
         if (rank_of(p, c) == 0 && bug != Bug::late_begun) begun = co_await create(p, Name::begun, c.number, 1, nobody);

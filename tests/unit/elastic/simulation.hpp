@@ -148,6 +148,7 @@ struct Process {
     std::uint64_t missed = 0;      ///< the member for which it has waited in vain
     Time born = 0;
     Time failed_at = 0;         ///< when it left the last generation
+    List<Member> settled;       ///< with whom it last had the state, since it has joined
     std::uint64_t history = 0;  ///< a hash of all that it has seen
 
     Place& place(int i) { return i == Row::memory && !has_parts ? memory : shared->copies[i]; }
