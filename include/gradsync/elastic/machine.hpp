@@ -205,7 +205,7 @@ struct Decision {
     return {Step::propose, std::move(members)};
 }
 
-/// A process's part in its job: gathers what it learns, in any order, and says what it does next.
+/// A process's part in its job: gathers what it learns, in any order, for `decide`.
 class Machine {
 public:
     /// The job should have `ranks` ranks, and needs `least`. `changes`: their number may.
@@ -257,12 +257,7 @@ public:
     /// member cannot reach it.
     void miss(std::uint64_t member) { absent_.insert(member); }
 
-    /// Says what to do. `is_dead(member)`: is it certain that it has ended? `late`: has this process waited as long as
-    /// it may?
-    template <class Dead>
-    Decision next(Dead&& is_dead, bool late) {
-        return decide(view(is_dead, late));
-    }
+    /// `is_dead(member)`: is it certain that it has ended? `late`: has this process waited as long as it may?
     template <class Dead>
     View view(Dead&& is_dead, bool late = false) {
         const auto is_gone = [&](const Member& one) { return is_dead(one) || gone_.contains(one.id); };

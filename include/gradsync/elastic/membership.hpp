@@ -85,7 +85,7 @@ public:
             if (machine().must_join()) join(options.timeout);
             if (leaves() && rank() < 0) raise_end();
             const bool late = Clock::now() >= deadline;
-            const elastic::Decision next = machine().next(is_dead(), late);
+            const elastic::Decision next = elastic::decide(machine().view(is_dead(), late));
             if (next.step == elastic::Step::leave) raise_end();
             if (next.step == elastic::Step::propose) {
                 (void)store().create(elastic::name_of_generation(newest().number + 1), bytes_of(next.members));

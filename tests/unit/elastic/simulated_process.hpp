@@ -183,7 +183,7 @@ private:
         return 0;
     }
     Decision decide_next(Process& p, bool late) {
-        Decision next = p.machine.next(deaths(), late);
+        Decision next = decide(p.machine.view(deaths(), late));
         if (bug == Bug::hasty_minority && next.step == Step::wait && !p.machine.newest().members.empty()) {
             Decision hasty = decide(p.machine.view(deaths(), true));
             if (hasty.step == Step::propose && !contains_all(hasty.members, p.machine.newest().members)) next = std::move(hasty);
