@@ -12,7 +12,8 @@ namespace gradsync_test {
 /// A directory of its own that goes with its name, and all that is in it.
 class TemporaryDirectory {
 public:
-    explicit TemporaryDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    TemporaryDirectory() : TemporaryDirectory(std::filesystem::temp_directory_path()) {}
+    explicit TemporaryDirectory(const std::filesystem::path& parent) {
         std::string name = (parent / "gradsync-test-XXXXXX").string();
         if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
         path_ = name;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <functional>
+#include <future>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -220,10 +222,9 @@ void check_saveable(Sharded& sharded, const std::string& note) {
                 text("two parameters are named '", sharded.parameters()[i].name, "'; a checkpoint finds them by name"));
 }
 
-/// Writes this rank's shards to a file and returns its digest.
+/// Writes the records of this rank's shards.
 template <class Sharded, class Passes>
-std::uint64_t write_shards(const std::filesystem::path& path, Sharded& sharded, const Passes& passes) {
-    ShardWriter out(path);
+void write_shards(ShardSink& out, Sharded& sharded, const Passes& passes) {
     List<std::byte> room;
     std::uint64_t records = 0;
     sharded.for_each_shard([&](std::size_t, std::size_t a, std::size_t, BufferView) { records += a == 0 ? 1 : 0; });
@@ -243,8 +244,70 @@ std::uint64_t write_shards(const std::filesystem::path& path, Sharded& sharded, 
             out.bytes(room.data(), piece.bytes());
         });
     });
-    return out.finish();
 }
+
+/// A checkpoint from its first step to its last: locks the directory, and names this rank's part; then that is written;
+/// then the manifest. The constructor and `finish` are collective.
+template <class Backend>
+class ShardSaving {
+public:
+    template <class Sharded>
+    ShardSaving(const std::filesystem::path& directory, Sharded& sharded, const std::string& note)
+        : directory_(directory), backend_(sharded.backend()) {
+        auto& comm = host_of(backend_);
+        if (sharded.replica() != 0)
+            refuse("save_shards",
+                   text("this is group ", sharded.replica(), "; with hybrid sharding only group 0 saves"), comm.rank());
+        agree_on_success(comm, [&] {
+            if (comm.rank() != 0) return;
+            check_saveable(sharded, note);
+            std::error_code problem;
+            std::filesystem::create_directories(directory_, problem);
+            if (problem)
+                refuse_file(directory_,
+                            text("cannot be made: ", problem.message(), "; choose one where this user may write"));
+            locked_ = ShardManifest::lock(directory_, comm.timeout() / 2);
+            if (std::filesystem::exists(ShardManifest::path(directory_)))
+                manifest_.generation = ShardManifest::read(directory_).generation + 1;
+        });
+        comm.broadcast(buffer(std::span(&manifest_.generation, 1)), 0).wait();
+        manifest_.digests.resize(static_cast<std::size_t>(comm.size()));
+        manifest_.note = note;
+    }
+
+    /// Returns the file of this rank's shards.
+    std::filesystem::path part() {
+        return manifest_.file(directory_, static_cast<std::size_t>(host_of(backend_).rank()));
+    }
+    Backend& backend() noexcept { return backend_; }
+
+    /// `written()` returns the digest of this rank's part, when that is on disk, or throws.
+    template <class F>
+    void finish(F&& written) {
+        auto& comm = host_of(backend_);
+        std::uint64_t digest = 0;
+        try {
+            agree_on_success(comm, [&] { digest = written(); });
+            comm.all_gather(const_buffer(std::span(&digest, 1)), buffer(manifest_.digests)).wait();
+            agree_on_success(comm, [&] {
+                if (comm.rank() != 0) return;
+                manifest_.check_parts(directory_);
+                manifest_.write(directory_);
+            });
+        } catch (const Error& error) {
+            // Every rank knows that no manifest names it.
+            if (error.errc() == Errc::storage) ::unlink(part().c_str());
+            throw;
+        }
+        if (comm.rank() == 0) manifest_.remove_others(directory_);
+    }
+
+private:
+    std::filesystem::path directory_;
+    Backend backend_;
+    ShardManifest::Folder locked_;
+    ShardManifest manifest_;
+};
 
 }  // namespace detail
 
@@ -258,47 +321,63 @@ std::uint64_t write_shards(const std::filesystem::path& path, Sharded& sharded, 
 /// than 0 of hybrid sharding: only group 0 saves.
 template <class Sharded>
 void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
-    auto backend = sharded.backend();
-    auto& comm = detail::host_of(backend);
-    if (sharded.replica() != 0)
-        detail::refuse("save_shards",
-                       detail::text("this is group ", sharded.replica(), "; with hybrid sharding only group 0 saves"),
-                       comm.rank());
-    detail::ShardManifest manifest;
-    detail::ShardManifest::Folder locked;
-    detail::agree_on_success(comm, [&] {
-        if (comm.rank() != 0) return;
-        detail::check_saveable(sharded, note);
-        std::error_code problem;
-        std::filesystem::create_directories(directory, problem);
-        if (problem)
-            detail::refuse_file(directory, detail::text("cannot be made: ", problem.message(),
-                                                        "; choose one where this user may write"));
-        locked = detail::ShardManifest::lock(directory, comm.timeout() / 2);
-        if (std::filesystem::exists(detail::ShardManifest::path(directory)))
-            manifest.generation = detail::ShardManifest::read(directory).generation + 1;
+    detail::ShardSaving<std::remove_cvref_t<decltype(sharded.backend())>> saving(directory, sharded, note);
+    saving.finish([&] {
+        detail::ShardWriter out(saving.part());
+        detail::write_shards(out, sharded, detail::passes_of(saving.backend()));
+        return out.finish();
     });
-    comm.broadcast(buffer(std::span(&manifest.generation, 1)), 0).wait();
-
-    manifest.digests.resize(static_cast<std::size_t>(comm.size()));
-    manifest.note = note;
-    const std::filesystem::path part = manifest.file(directory, static_cast<std::size_t>(comm.rank()));
-    std::uint64_t digest = 0;
-    try {
-        detail::agree_on_success(comm,
-                                 [&] { digest = detail::write_shards(part, sharded, detail::passes_of(backend)); });
-        comm.all_gather(const_buffer(std::span(&digest, 1)), buffer(manifest.digests)).wait();
-        detail::agree_on_success(comm, [&] {
-            if (comm.rank() != 0) return;
-            manifest.check_parts(directory);
-            manifest.write(directory);
-        });
-    } catch (const Error& error) {
-        if (error.errc() == Errc::storage) ::unlink(part.c_str());  // every rank knows that no manifest names it
-        throw;
-    }
-    if (comm.rank() == 0) manifest.remove_others(directory);
 }
+
+/// A checkpoint that is written while the training goes on.
+///
+///     std::optional<gs::ShardSave> save;
+///     for (...) {
+///         if (step % 1000 == 0) save.emplace("checkpoint", sharded, note);  // copies this rank's shards
+///         if (step % 1000 == 100) save->finish();                          // now the checkpoint counts
+///
+/// It holds a copy of this rank's shards in memory of the host, and a thread that writes it. Until `finish()` the
+/// checkpoint before counts; an object that goes without it leaves that one. Meanwhile no other save to the directory
+/// begins. Not thread-safe.
+class ShardSave {
+public:
+    /// The arguments of `save_shards`, and its errors but those of writing. Collective.
+    template <class Sharded>
+    ShardSave(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
+        const auto saving = std::make_shared<detail::ShardSaving<std::remove_cvref_t<decltype(sharded.backend())>>>(
+            directory, sharded, note);
+        detail::ShardImage image;
+        std::size_t bytes = 0;
+        sharded.for_each_shard([&](std::size_t, std::size_t, std::size_t, BufferView view) { bytes += view.bytes(); });
+        image.reserve(bytes + bytes / 16);
+        detail::write_shards(image, sharded, detail::passes_of(saving->backend()));
+        part_ = saving->part();
+        written_ = std::async(std::launch::async, [image = std::move(image), part = part_] {
+            detail::ShardWriter out(part);
+            out.bytes(image.content().data(), image.content().size());
+            return out.finish();
+        });
+        finish_ = [this, saving] { saving->finish([&] { return written_.get(); }); };
+    }
+    ShardSave(ShardSave&&) = delete;  // others refer to it
+    ~ShardSave() {
+        if (!written_.valid()) return;
+        written_.wait();
+        ::unlink(part_.c_str());
+    }
+
+    /// Waits until all ranks have written, and makes the checkpoint the one that counts. Throws the errors of
+    /// `save_shards`, and Error(invalid_argument) at a second call. Collective.
+    void finish() {
+        if (!finish_) detail::refuse("ShardSave", "finish() was called before; make an object for each checkpoint");
+        std::exchange(finish_, {})();
+    }
+
+private:
+    std::filesystem::path part_;
+    std::future<std::uint64_t> written_;
+    std::function<void()> finish_;  ///< none after the first call
+};
 
 /// Reads a checkpoint of `save_shards` and returns its note. The number of ranks, the stage and the bucket policy may
 /// differ: parameters are found by name. A parameter that is frozen now gets the weights that it was saved with, if it

@@ -25,26 +25,48 @@ inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '2'};
 
 using ShardFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
+/// Takes the bytes of a file.
+class ShardSink {
+public:
+    virtual ~ShardSink() = default;
+    virtual void bytes(const void* data, std::size_t n) = 0;
+    void number(std::uint64_t x) { bytes(&x, sizeof x); }
+    void text(const std::string& text) {
+        number(text.size());
+        bytes(text.data(), text.size());
+    }
+};
+
+/// Keeps them, to be written later.
+class ShardImage final : public ShardSink {
+public:
+    void reserve(std::size_t n) { content_.reserve(n); }
+    void bytes(const void* data, std::size_t n) override {
+        if (n == 0) return;
+        content_.resize(content_.size() + n);
+        std::memcpy(content_.end() - n, data, n);
+    }
+    const List<std::byte>& content() const noexcept { return content_; }
+
+private:
+    List<std::byte> content_;
+};
+
 /// Writes a file, and removes it unless `finish()` succeeds.
-class ShardWriter {
+class ShardWriter final : public ShardSink {
 public:
     explicit ShardWriter(std::filesystem::path path)
         : path_(std::move(path)), file_(open_file(path_, O_WRONLY | O_CREAT | O_TRUNC, "wb"), &std::fclose) {
         if (!file_) fail();
         bytes(shard_magic, sizeof shard_magic);
     }
-    ~ShardWriter() {
+    ~ShardWriter() override {
         if (!finished_) std::remove(path_.c_str());
     }
 
-    void bytes(const void* data, std::size_t n) {
+    void bytes(const void* data, std::size_t n) override {
         if (n != 0 && std::fwrite(data, n, 1, file_.get()) != 1) fail();
         digest_.add(data, n);
-    }
-    void number(std::uint64_t x) { bytes(&x, sizeof x); }
-    void text(const std::string& text) {
-        number(text.size());
-        bytes(text.data(), text.size());
     }
     /// Writes the digest at the end of the file and returns it. The bytes are then on disk.
     std::uint64_t finish() {

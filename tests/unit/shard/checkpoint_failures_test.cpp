@@ -102,6 +102,28 @@ TEST_CASE("save_shards on a full disk throws on every rank, and leaves nothing b
     }
 }
 
+TEST_CASE("ShardSave::finish throws on every rank if one could not write, once; the last checkpoint stands, and training goes on") {
+    const TemporaryDirectory directory;
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(awkward_sizes, DType::f32);
+              One sharded = make_one(comm, model, 0);
+              save_shards(directory.path(), sharded, "good");
+              if (comm.rank() == 0) std::filesystem::create_symlink("/dev/full", directory.path() / "shard-1-1-of-2.gradsync");
+              comm.barrier().wait();
+              ShardSave save(directory.path(), sharded, "bad");
+              train_alike(sharded, 0, 1);
+              const Outcome outcome = outcome_of([&] { save.finish(); });
+              finding.check(outcome.is(Errc::storage) && outcome.says("rank 1: ") && outcome.says("No space left on device"),
+                            "it says: " + outcome.text);
+              const Outcome again = outcome_of([&] { save.finish(); });
+              finding.check(again.is(Errc::invalid_argument) && again.says("make an object for each checkpoint"), "it says: " + again.text);
+              comm.barrier().wait();
+              finding.check(files_in(directory) == 3, std::to_string(files_in(directory)) + " files");
+              finding.check(load_shards(directory.path(), sharded) == "good", "the note is another");
+              save_shards(directory.path(), sharded, "later");  // the failed one keeps nobody from it
+          }) == "");
+}
+
 TEST_CASE("save_shards throws on every rank if a pipe stands where it would write, and waits for no reader") {
     for (const char* const name : {"shard-1-1-of-2.gradsync", "manifest.gradsync.new"}) {
         const TemporaryDirectory directory;

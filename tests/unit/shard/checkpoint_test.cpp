@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -88,6 +89,48 @@ TEST_CASE("q ranks of one stage go on from what p ranks of another wrote, to the
                     }
             }
     }
+}
+
+TEST_CASE("ShardSave writes what save_shards writes, of the moment when it was made; before finish() the older checkpoint counts") {
+    for (const bool three : {false, true})
+        for (const int ranks : {1, 2, 3, 4}) {
+            CAPTURE(three);
+            CAPTURE(ranks);
+            const TemporaryDirectory at_once, meanwhile;
+            CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                      auto model = initial_tensors(awkward_sizes, DType::f32);
+                      const auto run = [&](auto&& sharded) {
+                          save_shards(meanwhile.path(), sharded, "older");
+                          save_shards(at_once.path(), sharded, "older");
+                          train_alike(sharded, 0, 2);
+                          save_shards(at_once.path(), sharded, "newer");
+                          const auto saved = weights(sharded);
+                          {
+                              const ShardSave dropped(meanwhile.path(), sharded, "dropped");
+                              train_alike(sharded, 2, 3);
+                          }
+                          comm.barrier().wait();
+                          finding.check(files_in(meanwhile) == static_cast<std::size_t>(ranks) + 1, "a dropped one leaves files");
+                          finding.check(load_shards(at_once.path(), sharded) == "newer", "the note is another");
+                          ShardSave save(meanwhile.path(), sharded, "newer");
+                          train_alike(sharded, 2, 4);
+                          finding.check(load_shards(meanwhile.path(), sharded) == "older", "it counts before finish()");
+                          train_alike(sharded, 0, 1);
+                          save.finish();
+                          finding.check(load_shards(meanwhile.path(), sharded) == "newer", "the note is another");
+                          finding.check(weights(sharded) == saved, "the weights are not those of the moment");
+                      };
+                      if (three) run(make_three(comm, model, 0));
+                      else run(make_one(comm, model, 0));
+                  }) == "");
+            for (const auto& entry : std::filesystem::directory_iterator(at_once.path())) {
+                const auto content = [](const std::filesystem::path& path) {
+                    std::ifstream in(path, std::ios::binary);
+                    return std::string(std::istreambuf_iterator<char>(in), {});
+                };
+                CHECK(content(entry.path()) == content(meanwhile.path() / entry.path().filename()));
+            }
+        }
 }
 
 namespace {
