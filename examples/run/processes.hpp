@@ -77,30 +77,39 @@ inline void die_with(pid_t parent) {
     if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it was dead before
 }
 
-/// All living descendants of this process: its children, theirs, and so on, in whatever session or group.
-inline std::vector<pid_t> descendants() {
-    std::multimap<pid_t, pid_t> children;
+/// Returns the state of a process, a letter as `ps` shows it, and its parent; 0 for a process that is gone.
+inline std::pair<char, pid_t> state_and_parent(const std::string& process) {
+    std::ifstream file("/proc/" + process + "/stat");
+    std::string line;
+    std::getline(file, line);
+    const std::size_t name_end = line.rfind(')');  // a program's name may contain anything
+    char state = 0;
+    int parent = 0;
+    if (name_end == std::string::npos || std::sscanf(line.c_str() + name_end + 1, " %c %d", &state, &parent) != 2) return {};
+    return {state, parent};
+}
+
+/// All living descendants of this process: its children, theirs, and so on, in whatever session or group. `only_in`: those in this state only.
+inline std::vector<pid_t> descendants(char only_in = 0) {
+    std::multimap<pid_t, std::pair<pid_t, char>> children;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
         const std::string name = entry.path().filename();
         pid_t process = 0;
         if (std::from_chars(name.data(), name.data() + name.size(), process).ec != std::errc{}) continue;
-        std::ifstream file(entry.path() / "stat");
-        std::string line;
-        std::getline(file, line);
-        const std::size_t name_end = line.rfind(')');  // a program's name may contain anything
-        char state = 0;
-        int parent = 0;
-        if (name_end == std::string::npos || std::sscanf(line.c_str() + name_end + 1, " %c %d", &state, &parent) != 2) continue;
-        if (state != 'Z' && state != 'X') children.emplace(parent, process);
+        const auto [state, parent] = state_and_parent(name);
+        if (state != 0 && state != 'Z' && state != 'X') children.emplace(parent, std::pair(process, state));
     }
-    std::vector<pid_t> all;
+    std::vector<std::pair<pid_t, char>> all;
     const auto add = [&](pid_t parent) {
         for (auto [at, end] = children.equal_range(parent); at != end; ++at) all.push_back(at->second);
     };
     add(::getpid());
-    for (std::size_t i = 0; i < all.size(); ++i) add(all[i]);
-    return all;
+    for (std::size_t i = 0; i < all.size(); ++i) add(all[i].first);
+    std::vector<pid_t> numbers;
+    for (const auto& [process, state] : all)
+        if (only_in == 0 || state == only_in) numbers.push_back(process);
+    return numbers;
 }
 
 /// Was this process started with these variables, "NAME=value"?

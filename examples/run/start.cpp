@@ -155,15 +155,14 @@ private:
         Rank& rank = this->rank(r);
         if (rank.process >= 0) {  // in place of another one, which may have left processes of its own
             for (const pid_t process : descendants())
-                if (has_variables(process, {"RANK=" + std::to_string(number_of(r)), "GRADSYNC_JOB_TOKEN=" + meeting_.token}))
-                    ::kill(process, SIGKILL);
+                if (is_of(rank, process)) ::kill(process, SIGKILL);
             if (!next_signal_at_ && !is_on_hosts() && (lost_since_ || !is_elastic())) next_signal_at_ = Clock::now() + grace();
             next_signal_ = SIGTERM;
         }
         old_streams_.remove_if([](const Stream& stream) { return !stream.is_open(); });
         for (Stream& stream : rank.streams) old_streams_.push_back(std::move(stream));
         std::erase(pressed_, number_of(r));
-        rank = {.begin = Clock::now(), .is_new = true};
+        rank = {.begin = Clock::now(), .is_new = true, .looked_at_next = Clock::now() + grace()};
         auto [out, out_end] = make_pipe();
         auto [err, err_end] = make_pipe();
         auto [problem, problem_end] = make_pipe();  // closes at exec, or says why there was none
@@ -208,6 +207,11 @@ private:
         rank.streams.emplace_back(std::move(err), err_, prefix, log_of(r, "err"));
     }
 
+    /// Does this process, a descendant, belong to the rank?
+    bool is_of(const Rank& rank, pid_t process) const {
+        return has_variables(process, {"RANK=" + std::to_string(number_of(rank)), "GRADSYNC_JOB_TOKEN=" + meeting_.token});
+    }
+
     Descriptor log_of(int r, const char* stream) const {
         if (options_.log_dir.empty()) return {};
         const auto folder = options_.log_dir / ("start-" + std::to_string(number_ + restarts_));
@@ -250,7 +254,10 @@ private:
         wake_at(next_signal_at_);
         if (files_) wake_at(next_save_at_);
         if (events_.hosts != nullptr) milliseconds = milliseconds < 0 ? 200 : std::min(milliseconds, 200);
-        for (const Rank& rank : ranks_) wake_at(rank.starts_again);
+        for (const Rank& rank : ranks_) {
+            wake_at(rank.starts_again);
+            if (is_elastic() && !has_joined(rank)) wake_at(rank.looked_at_next);
+        }
         ::poll(waiting.data(), waiting.size(), milliseconds);
         if (waiting[1].revents != 0) {  // the launcher was killed: so is the job
             kill_descendants();
@@ -364,7 +371,7 @@ private:
     /// restart, except those of ranks that are new.
     bool start_again(Rank& rank) {
         if (!generations_ || asked_) return false;
-        const bool may_have_met = generations_->newest() != 0 || store_away_since_ || is_on_hosts();
+        const bool may_have_met = is_elastic() || generations_->newest() != 0 || store_away_since_;
         if (!may_have_met || generations_->ended()) return false;
         const bool counts = !lost_since_ || rank.is_new;
         // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
@@ -487,6 +494,18 @@ private:
         if (rank.end || store_away_since_ || !generations_->is_silent(rank.member)) return false;
         return !is_on_hosts() || (rank.left_out && Clock::now() >= *rank.left_out + grace());
     }
+    static bool has_joined(const Rank& rank) { return rank.end || rank.member != 0; }
+    /// Nobody misses a process that is stopped before it joins: its launcher ends it, if it is still stopped at the next look.
+    void end_stopped() {
+        for (Rank& rank : ranks_) {
+            if (has_joined(rank) || Clock::now() < rank.looked_at_next) continue;
+            rank.looked_at_next = Clock::now() + grace();
+            const bool is_stopped = std::ranges::any_of(descendants('T'), [&](pid_t process) { return is_of(rank, process); });
+            if (!std::exchange(rank.was_stopped, is_stopped) || !is_stopped) continue;
+            say(name_of(rank) + " was stopped before it joined the others, and is ended");
+            ::kill(rank.process, SIGKILL);
+        }
+    }
     void look_at_generations() {
         if (!generations_) return;
         look_at_store(false);
@@ -498,6 +517,7 @@ private:
                 say(name_of(rank) + " did not answer the others in time, and is ended");
                 ::kill(rank.process, SIGKILL);
             }
+        if (is_elastic()) end_stopped();
         // When a rank leaves a job that has ended, the others have only to leave.
         const auto has_ended = [](const Rank& rank) { return rank.end.has_value(); };
         if (generations_->ended() && !next_signal_at_ && std::ranges::any_of(ranks_, has_ended)) next_signal_at_ = Clock::now() + grace();

@@ -26,6 +26,8 @@ struct Rank {
     bool is_new = false;                                 // started since the ranks last met
     std::uint64_t member = 0;                            // as which it has joined the others; 0: it has not
     bool is_ended = false;                               // because the others waited for it in vain
+    Clock::time_point looked_at_next = {};               // whether it is stopped, until it has joined
+    bool was_stopped = false;                            // at the last look
     bool was_listed = false;                             // a generation has had this member
     std::optional<Clock::time_point> left_out = {};      // since when none has it any more
 };

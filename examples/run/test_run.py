@@ -615,6 +615,23 @@ class ComingAndGoing(ElasticTest):
         self.assertEqual(sizes[0], 2)
         self.assertNotIn("did not end within", errors)
 
+    def test_a_rank_that_fails_before_they_have_met_is_started_again(self):
+        fails = self.script(f"[ $RANK.$GRADSYNC_RESTART != 1.0 ] || exit 6; {ELASTIC}")
+        _, errors = self.ends(self.job(2, "--min-ranks", 2, "--restarts", 1, program=fails))
+        self.assertIn("the job succeeded. It was started again 1 time.", errors)
+        done = self.call("-n", 2, "--min-ranks", 2, *fails)
+        self.assertEqual(done.returncode, 6)
+        self.assertIn("the job was ended: a rank has failed", done.stderr)
+
+    def test_a_rank_that_was_stopped_before_it_joined_is_ended_and_started_again(self):
+        for stop in "kill -STOP $$", "sh -c 'kill -STOP $$'":  # the process that was started, and one of its own
+            with self.subTest(stop):
+                launcher = self.job(2, "--min-ranks", 1, "--restarts", 1, "--grace", 0.3, program=self.script(
+                    f"[ $RANK.$GRADSYNC_RESTART != 1.0 ] || {stop}; {ELASTIC}"))
+                _, errors = self.ends(launcher)
+                self.assertIn("gradsync_run: rank 1 was stopped before it joined the others, and is ended\n", errors)
+                self.assertIn("the job succeeded. It was started again 1 time.", errors)
+
     def test_a_lost_spare_process_ends_nobody(self):
         launcher = self.job(2, "--spares", 1, "--restarts", 5, "--grace", 0.2)
         for _ in range(3):
