@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <bit>
+
 #include "kept_memory.hpp"
 #include "membership.hpp"
 
@@ -89,11 +91,13 @@ public:
     /// afterwards. Throws Error(invalid_argument) if there is none, or if `keep` has overwritten it. Collective.
     std::uint64_t restore() {
         const std::uint64_t number = newest_ ? *newest_ + 1 : 0;
-        bool is_there = newest_.has_value();
+        bool is_there = true;
         for (const elastic::KeptMemory& memory : memory_) is_there = is_there && memory.slot_of(number) >= 0;
-        if (!is_there)
+        if (!newest_ || !is_there)
             bootstrap::raise(Errc::invalid_argument,
-                             "restore: nothing is kept, or newer states have replaced it; ask newest() first",
+                             !comm_     ? "restore: nothing is kept without a store; start the ranks with gradsync_run"
+                             : !newest_ ? "restore: nothing is kept; ask newest() first"
+                                        : "restore: keep() has replaced the state; call restore() before",
                              {.operation = "restore", .rank = rank_});
         for (int r = 0; r < size_; ++r) {
             const elastic::KeptMemory& memory = memory_[static_cast<std::size_t>(r)];
@@ -105,10 +109,17 @@ public:
 
     /// Keeps the state after `step` steps. Call it on all ranks, with a collective of all ranks between two calls, such
     /// as `finish()`: then all have kept the state before, and it stays while this one is written. Waits for no other
-    /// rank. Throws Error(invalid_argument) if a rank has not kept the state before, and Error(parameter_mismatch) at
-    /// the second call if a replicated state was not the same on all ranks at the first.
+    /// rank. Throws Error(invalid_argument) if `step` is not greater than that of every call before, in earlier
+    /// processes too, or if a rank has not kept the state before. The 1st, 3rd, 7th, 15th, ... call hashes a replicated
+    /// state; the next one throws Error(parameter_mismatch) if it was not the same on all ranks.
     void keep(std::uint64_t step) {
         if (!comm_) return;
+        if (own().newest() > step)
+            bootstrap::raise(Errc::invalid_argument,
+                             bootstrap::text("keep: step ", step, " comes after step ", own().newest() - 1,
+                                             "; numbers must grow: after a return to an earlier step, count on, and "
+                                             "make your own step a part of the state"),
+                             {.operation = "keep", .rank = rank_});
         for (std::size_t r = 0; r < memory_.size(); ++r)
             if (memory_[r].newest() < own().newest())
                 bootstrap::raise(
@@ -118,7 +129,7 @@ public:
                                                              : bootstrap::text(" step ", memory_[r].newest() - 1),
                                     "; call keep() on all ranks with the same steps, and a finish() between two calls"),
                     {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
-        if (kind_ == StateKind::replicated) compare_once();
+        if (kind_ == StateKind::replicated) compare_now_and_then();
         own().write(step + 1, part(rank_));
     }
 
@@ -146,21 +157,23 @@ private:
         return handle;
     }
 
-    /// Compares the states of all ranks, at the first two calls: what differs would be mixed without a word.
-    void compare_once() {
-        if (calls_ == 2) return;
-        if (++calls_ == 1) {
+    /// Compares the states of all ranks, more and more rarely: what differs would be mixed without a word. Between two
+    /// calls lies a collective, so that no rank replaces a hash that another one is about to read.
+    void compare_now_and_then() {
+        ++calls_;
+        if (std::has_single_bit(calls_ + 1)) {
             std::uint64_t digest = 1;
             for (const elastic::Piece& piece : state_)
                 digest = gradsync::detail::fnv1a(piece.data, piece.bytes, digest);
             return own().set_digest(digest | 1);
         }
+        if (!std::has_single_bit(calls_)) return;
         for (std::size_t r = 0; r < memory_.size(); ++r)
             if (memory_[r].digest() != own().digest())
                 bootstrap::raise(
                     Errc::parameter_mismatch,
                     bootstrap::text("keep: the state of rank ", r, " was not that of rank ", rank_,
-                                    " at the first call; if ranks differ, as in their random numbers, pass "
+                                    " at the call before; if ranks differ, as in their random numbers, pass "
                                     "StateKind::own"),
                     {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
     }
@@ -272,7 +285,7 @@ private:
     std::optional<TcpBackend> comm_;    ///< none without a store
     List<elastic::KeptMemory> memory_;  ///< by rank
     std::optional<std::uint64_t> newest_;
-    int calls_ = 0;          ///< of `keep`, up to 2
+    std::uint64_t calls_ = 0;  ///< of `keep`
     bool* keeps_ = nullptr;  ///< of the Membership
 };
 

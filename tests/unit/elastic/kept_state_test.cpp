@@ -191,22 +191,30 @@ TEST_CASE("what newer states have replaced cannot be restored, and a job keeps o
             kept.keep(step);
             comm.barrier().wait();
         }
-        refuses("newer states have replaced it", [&] { (void)kept.restore(); });
+        refuses("keep() has replaced the state", [&] { (void)kept.restore(); });
+        for (const std::uint64_t step : {9u, 3u})
+            refuses("comes after step 9; numbers must grow", [&] { kept.keep(step); });
         comm.barrier().wait();
     });
     for (const std::string& end : ranks.ends()) CHECK(end == "done");
 }
 
-TEST_CASE("replicated states that differ are refused at the second keep") {
-    Processes ranks(2, [&](Membership& job, int, const std::string&) {
-        TcpBackend comm = job.connect({.timeout = 20s});
-        std::vector<float> state(100, static_cast<float>(comm.rank()));
-        KeptState kept(job, comm, {gradsync::buffer(state)});
-        kept.keep(0);
-        comm.barrier().wait();
-        kept.keep(1);
-    });
-    for (const std::string& end : ranks.ends()) CHECK(says(end, "if ranks differ, as in their random numbers, pass StateKind::own"));
+TEST_CASE("replicated states that differ are refused at the second keep, and later ones soon") {
+    for (const auto& [differs_from, last] : {std::pair{0u, 1u}, {1u, 3u}, {4u, 7u}, {7u, 15u}}) {
+        Processes ranks(2, [&](Membership& job, int, const std::string&) {
+            TcpBackend comm = job.connect({.timeout = 20s});
+            std::vector<float> state(100);
+            KeptState kept(job, comm, {gradsync::buffer(state)});
+            for (std::uint64_t step = 0; step <= last; ++step) {
+                if (step == differs_from) state[50] += static_cast<float>(comm.rank());
+                if (step == last) std::this_thread::sleep_for(comm.rank() * 20ms);
+                kept.keep(step);
+                if (step == last) return;
+                comm.barrier().wait();
+            }
+        });
+        for (const std::string& end : ranks.ends()) CHECK(says(end, "if ranks differ, as in their random numbers, pass StateKind::own"));
+    }
 }
 
 TEST_CASE("the state of another model is refused on all ranks, and what one rank lacks, too") {
