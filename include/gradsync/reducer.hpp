@@ -203,6 +203,7 @@ public:
 
     /// The same for several gradients, such as those of `Packed::layer(l)`.
     void mark_ready(std::span<const std::size_t> which) { engine_.marks().mark_ready(which); }
+    void mark_ready(std::initializer_list<std::size_t> which) { mark_ready(std::span(which.begin(), which.size())); }
     /// The same for the parameter with this name; an index is faster, as names are compared one by one.
     void mark_ready(std::string_view name) { engine_.marks().mark_ready(name); }
     /// Marks every gradient that is not ready yet: after a backward that does not say when gradients are ready. It also
@@ -330,6 +331,7 @@ private:
         GRADSYNC_ALWAYS_INLINE void operator()(std::size_t i) const { sync.mark_ready(i); }
         void operator()(std::string_view name) const { sync.mark_ready(name); }
         void operator()(std::span<const std::size_t> which) const { sync.mark_ready(which); }
+        void operator()(std::initializer_list<std::size_t> which) const { sync.mark_ready(which); }
     };
 
     detail::Guard<B> guard_;

@@ -7,6 +7,7 @@
 // expect 6: gradsync: return a range of integers from shape\(\)
 // expect 7: gradsync: pass a std::span.pointer, count. of its gradient, .* or specialise gradsync::parameter_traits for this type, with a public static function gradient
 // expect 8: gradsync: use float, double, Float16, BFloat16
+// expect 9: gradsync: make every function in parameter_traits of this type static
 // errors: 1
 #include <deque>
 #include <vector>
@@ -43,6 +44,11 @@ struct gradsync::parameter_traits<Layer> {
     static std::vector<long double>& gradient(Layer& layer) { return layer.sums; }
 #else
     static std::vector<float>& gradient(Layer& layer) { return layer.gradients; }
+#endif
+#if GRADSYNC_EXPECT_FAILURE == 9
+    bool requires_grad(Layer&) { return false; }
+#else
+    static bool requires_grad(Layer&) { return false; }
 #endif
 #if GRADSYNC_EXPECT_FAILURE == 6
     static std::size_t shape(Layer& layer) { return layer.weights.size(); }

@@ -297,6 +297,8 @@ private:
                                   : "this backend reads device memory only; use host() for buffers in host memory");
         if ((!in.data && in.count != 0) || (!out.data && out.count != 0))
             refuse(operation, "a buffer of more than 0 elements has no memory");
+        if (in.count > most_elements || out.count > most_elements)
+            refuse(operation, "a buffer's count is negative, converted to ", larger(in.count, out.count), " elements");
         if (root < 0 || root >= size())
             raise(Errc::invalid_argument, text("root ", root, " is not a rank of this communicator of ", size()),
                   {.rank = engine_->own_world_rank()});

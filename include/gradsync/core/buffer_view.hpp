@@ -49,6 +49,9 @@ concept RangeOfElements =
 template <class T>
 consteval bool owns_memory();
 
+/// No memory holds more. A greater count was a negative number.
+inline constexpr std::size_t most_elements = static_cast<std::size_t>(-1) / 16;
+
 }  // namespace detail
 
 template <class Void>

@@ -187,6 +187,21 @@ consteval bool require_parameter() {
     return true;
 }
 
+namespace detail {
+
+/// Has T's traits a function that is not static? It would be ignored.
+template <class Traits, class T>
+inline constexpr bool needs_object =
+    requires(Traits of, T& t) { of.value(t); } != requires(T& t) { Traits::value(t); } ||
+    requires(Traits of, T& t) { of.name(t); } != requires(T& t) { Traits::name(t); } ||
+    requires(Traits of, T& t) { of.shape(t); } != requires(T& t) { Traits::shape(t); } ||
+    requires(Traits of, T& t) { of.row_major(t); } != requires(T& t) { Traits::row_major(t); } ||
+    requires(Traits of, T& t) { of.requires_grad(t); } != requires(T& t) { Traits::requires_grad(t); } ||
+    requires(Traits of, T& t) { of.uses(t); } != requires(T& t) { Traits::uses(t); } ||
+    requires(Traits of, T& t) { of.may_be_empty(t); } != requires(T& t) { Traits::may_be_empty(t); };
+
+}  // namespace detail
+
 /// The view of one parameter of any type; empty for a null pointer.
 template <class T>
 ParameterView parameter_view(T& t) {
@@ -200,6 +215,8 @@ ParameterView parameter_view(T& t) {
         ParameterView view;
         if constexpr (detail::HasGradient<T>) {
             using Traits = detail::traits_of<T>;
+            static_assert(!detail::needs_object<Traits, T>,
+                          "gradsync: make every function in parameter_traits of this type static");
             detail::set_gradient(view, Traits::gradient(t));
             if constexpr (requires { Traits::value(t); }) view.value = buffer(Traits::value(t));
             if constexpr (requires { Traits::name(t); }) view.name = Traits::name(t);

@@ -286,7 +286,7 @@ private:
     List<elastic::KeptMemory> memory_;  ///< by rank
     std::optional<std::uint64_t> newest_;
     std::uint64_t calls_ = 0;  ///< of `keep`
-    bool* keeps_ = nullptr;  ///< of the Membership
+    bool* keeps_ = nullptr;    ///< of the Membership
 };
 
 }  // namespace gradsync::inline v0_2

@@ -307,6 +307,7 @@ private:
         }
         if (agree) hand_out_used();
         in_flight_.weights().finish(host_of(backend_), planned_.parameters());
+        if (statistics_.steps == 0) check_written_place();
         held.end();
         take_statistics(skips);
         marks_.reset();
@@ -314,6 +315,20 @@ private:
             marks_.order().end_step();
             marks_.watch();
         }
+    }
+    /// A trainer that writes gradients of its own, while those in the buckets travel, would train alone without a word.
+    [[gnu::cold]] void check_written_place() const {
+        if (B::memory_space != MemorySpace::host || options_.gradients != GradientStorage::in_buckets) return;
+        const ParameterView* elsewhere = nullptr;
+        for (const std::size_t i : planned_.order()) {
+            if (!is_zero(home_.gradient(i))) return;
+            if (elsewhere == nullptr && !is_zero(planned_[i].gradient)) elsewhere = &planned_[i];
+        }
+        if (elsewhere != nullptr)
+            guard_.fail(Errc::invalid_argument, "finish",
+                        text("all averages are 0, and the gradient that was registered for '", elsewhere->name,
+                             "' is not: with GradientStorage::in_buckets write to gradient_view(i), or use borrowed"),
+                        elsewhere->name, 0);
     }
     /// Writes a NaN to the first element of each gradient that will receive results of bucket b, so that nobody trains
     /// on stale contents. In host memory only.

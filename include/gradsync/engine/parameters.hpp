@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <cstring>
 #include <optional>
 
 #include "../core/backend.hpp"
@@ -116,6 +117,12 @@ void choose_alone(List<ParameterInfo>& infos, std::size_t least, May&& may) {
     }
 }
 
+/// Are all bytes 0, or is there no memory?
+[[gnu::cold]] inline bool is_zero(const BufferView& view) noexcept {
+    const auto* const bytes = static_cast<const unsigned char*>(view.data);
+    return bytes == nullptr || view.count == 0 || (*bytes == 0 && std::memcmp(bytes, bytes + 1, view.bytes() - 1) == 0);
+}
+
 /// Is the view aligned to its element size?
 inline bool is_aligned(const BufferView& view) noexcept {
     return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0;
@@ -219,6 +226,10 @@ struct ParameterRules {
     /// Checks any parameter.
     [[gnu::cold]] void check(const ParameterView& p) const {
         const BufferView& g = p.gradient;
+        for (const BufferView* view : {&p.gradient, &p.value})
+            if (view->count > most_elements)
+                refuse(p, text("has ", static_cast<std::ptrdiff_t>(view->count),
+                               " elements; look for a count that is negative or not set"));
         const std::optional<std::size_t> volume = volume_of(p.shape);
         if (!volume)
             refuse(
@@ -286,6 +297,8 @@ struct ParameterRules {
     check_averaging(options, rank, size);
     options.reduce_dtype.register_kernels();
     const ParameterRules rules{options, space, rank};
+    if (parameters.empty())
+        refuse_on(rank, "Reducer", "there are no parameters; construct it when the model has its layers");
     List<ParameterInfo> infos(parameters.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const ParameterView& p = parameters[i];

@@ -177,14 +177,17 @@ private:
                                                           const Readiness& readiness) {
     constexpr std::size_t named = 5;
     std::string names;
+    bool any = missing.size() != trainable;
     for (std::size_t k = 0; k < missing.size() && k < named; ++k) {
         const std::size_t i = missing[k];
         const std::uint32_t marks = readiness.uses(i) - readiness.remaining(i);
+        any |= marks != 0;
         names += text(k ? ", '" : "'", parameters[i].name, "' (bucket ", readiness.bucket_of(i), ", marked ", marks,
                       " of ", readiness.uses(i), " times)");
     }
     return text(missing.size(), " of ", trainable, " gradients are not ready: ", names,
                 missing.size() > named ? ", ..." : "",
+                any ? "" : "; no gradient was marked since the last finish(), which backward() calls by itself",
                 "; mark every trainable parameter before finish(), freeze it, or choose UnusedParameters::find_unused");
 }
 

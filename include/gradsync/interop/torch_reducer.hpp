@@ -28,6 +28,13 @@ protected:
     }
     ~TorchGradients() = default;
 
+    /// What the engine knows of the tensors. Gradients that move into buckets leave their memory.
+    std::vector<ParameterView> placed_views() const {
+        std::vector<ParameterView> all = views();
+        for (ParameterView& one : all)
+            if (in_buckets()) one.gradient.data = nullptr;
+        return all;
+    }
     bool in_buckets() const noexcept { return options_.gradients != GradientStorage::borrowed; }
 
     /// Whether gradient i lies where the engine expects it.
@@ -158,7 +165,7 @@ public:
     template <class First = ReducerOptions, class... More>
     TorchReducer(B comm, const TorchParameters& trained, First first = {}, More... more)
         : TorchGradients(comm, trained, detail::choose<ReducerOptions, Role::other, B>(first, more...), plain),
-          Base(comm, this->views(), this->options_, detail::choose<Buckets, Role::buckets, B>(first, more...),
+          Base(comm, this->placed_views(), this->options_, detail::choose<Buckets, Role::buckets, B>(first, more...),
                detail::choose<Overlap, Role::overlap, B>(first, more...),
                detail::choose<Exchange, Role::exchange, B>(first, more...)),
           hooks_(tensors, [this](std::size_t i) { mark(i); }) {

@@ -343,7 +343,7 @@ class ShardSave {
 public:
     /// The arguments of `save_shards`, and its errors but those of writing. Collective.
     template <class Sharded>
-    ShardSave(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
+    [[nodiscard]] ShardSave(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
         const auto saving = std::make_shared<detail::ShardSaving<std::remove_cvref_t<decltype(sharded.backend())>>>(
             directory, sharded, note);
         detail::ShardImage image;

@@ -65,13 +65,14 @@ public:
     /// Ask for it in each backward, in the order in which gradients become ready. If gradients are sharded,
     /// the call may wait until another bucket is reduced, the initial contents are unspecified, and the memory is valid
     /// until the last gradient of its bucket is marked.
-    BufferView acquire_gradient(std::size_t i) { return engine_->marks().acquire_gradient(i); }
+    [[nodiscard]] BufferView acquire_gradient(std::size_t i) { return engine_->marks().acquire_gradient(i); }
     /// See Reducer::mark_ready. Thread-safe. Throws Error(invalid_argument) if the step takes no further micro-batch;
     /// call `step()` first.
     void mark_ready(std::size_t i) { check_open("mark_ready"), engine_->marks().mark_ready(i); }
     void mark_ready(std::span<const std::size_t> which) {
         check_open("mark_ready"), engine_->marks().mark_ready(which);
     }
+    void mark_ready(std::initializer_list<std::size_t> which) { mark_ready(std::span(which.begin(), which.size())); }
     void mark_ready(std::string_view name) { check_open("mark_ready"), engine_->marks().mark_ready(name); }
     void mark_ready() { check_open("mark_ready"), engine_->marks().mark_ready(); }
 

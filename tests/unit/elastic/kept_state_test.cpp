@@ -192,8 +192,7 @@ TEST_CASE("what newer states have replaced cannot be restored, and a job keeps o
             comm.barrier().wait();
         }
         refuses("keep() has replaced the state", [&] { (void)kept.restore(); });
-        for (const std::uint64_t step : {9u, 3u})
-            refuses("comes after step 9; numbers must grow", [&] { kept.keep(step); });
+        for (const std::uint64_t step : {9u, 3u}) refuses("comes after step 9; numbers must grow", [&] { kept.keep(step); });
         comm.barrier().wait();
     });
     for (const std::string& end : ranks.ends()) CHECK(end == "done");

@@ -76,6 +76,75 @@ TEST_CASE("weights that differ are found in the first finish(), with the paramet
         }
 }
 
+TEST_CASE("no parameters, and a count that was negative, are refused") {
+    const std::vector<ParameterView> none;
+    const Outcome empty = outcome_of([&] { run_threads(1, [&](ThreadBackend comm) { Reducer(comm, none); }); });
+    CHECK(empty.is(Errc::invalid_argument));
+    CHECK(empty.says("there are no parameters; construct it when the model has its layers"));
+
+    const int n = -1;
+    std::vector<float> memory(4);
+    for (const GradientStorage storage : {GradientStorage::borrowed, GradientStorage::in_buckets}) {
+        const Outcome outcome = outcome_of([&] {
+            run_threads(1, [&](ThreadBackend comm) {
+                Reducer(comm, {ParameterView{.gradient = BufferView(memory.data(), static_cast<std::size_t>(n))}}, {.gradients = storage});
+            });
+        });
+        CHECK(outcome.is(Errc::invalid_argument));
+        CHECK(outcome.says("parameter '0' has -1 elements; look for a count that is negative or not set"));
+    }
+    const Outcome sum = outcome_of(
+        [&] { run_threads(1, [&](ThreadBackend comm) { average(comm, BufferView(memory.data(), static_cast<std::size_t>(n))); }); });
+    CHECK(sum.is(Errc::invalid_argument));
+    CHECK(sum.says("a buffer's count is negative"));
+}
+
+TEST_CASE("gradients in buckets: a trainer that writes those that it has registered is told so in the first finish()") {
+    for (const bool writes_there : {false, true})
+        for (const int ranks : {1, 2}) {
+            const auto seen = outcomes(ranks, [&](ThreadBackend comm) {
+                auto model = layers();
+                Reducer sync(comm, views(model), {.gradients = GradientStorage::in_buckets});
+                for (int steps = 0; steps < 2; ++steps) {
+                    for (std::size_t i = 0; i < model.size(); ++i) {
+                        model[i].gradient[0] = 1;  // also there, which is no mistake of its own
+                        if (writes_there) sync.gradient_view(i).as<float>()[0] = 1;
+                    }
+                    step(sync);
+                }
+            });
+            for (const Outcome& outcome : seen) {
+                CHECK(outcome.is(Errc::invalid_argument) == !writes_there);
+                if (!writes_there) CHECK(outcome.says("with GradientStorage::in_buckets write to gradient_view(i), or use borrowed"));
+            }
+        }
+}
+
+TEST_CASE("finish() after a backward() that has called it says so") {
+    const Outcome outcome = outcome_of([] {
+        run_threads(1, [](ThreadBackend comm) {
+            auto model = layers();
+            Reducer sync(comm, views(model));
+            sync.backward([&](auto ready) { ready({0, 1, 2}); });
+            sync.finish();
+        });
+    });
+    CHECK(outcome.is(Errc::gradient_not_ready));
+    CHECK(outcome.says("no gradient was marked since the last finish(), which backward() calls by itself"));
+}
+
+TEST_CASE("several indices in braces are marked") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = layers();
+              for (Layer& l : model) l.gradient[0] = static_cast<float>(comm.rank());
+              Reducer sync(comm, views(model));
+              sync.mark_ready({2, 1});
+              sync.mark_ready({0});
+              sync.finish();
+              for (Layer& l : model) finding.check(l.gradient[0] == 0.5f, "not averaged");
+          }) == "");
+}
+
 TEST_CASE("weights that differ: the first parameter is named, and the minority") {
     const auto seen = outcomes(4, [&](ThreadBackend comm) {
         auto model = layers();
