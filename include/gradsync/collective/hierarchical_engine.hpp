@@ -378,8 +378,7 @@ private:
         std::unique_lock lock(mutex_);
         if (started_.empty() || started_.oldest().stage == Stage::complete) return;
         if (flat_->consult([](auto& world, auto&) { return world.is_asked(); }))
-            flat_->consult(
-                [&, who = late(started_.oldest())](auto&, auto& detector) { detector.answer(who, timeout()); });
+            flat_->consult([&, who = late(started_.oldest())](auto&, auto& detector) { detector.answer(who); });
         if (culprit < 0) return;
         const std::string what = collective::name_of(started_.oldest().call, started_.first());
         lock.unlock();

@@ -334,7 +334,7 @@ private:
     [[gnu::cold]] void report_missing() {
         if (pending_.empty()) return;
         detector_.report_missing(oldest_open());
-        if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()), timeout());
+        if (world_->is_asked()) detector_.answer(detector_.late(oldest_open()));
     }
 
     /// A failed call is often the first sign that another process has died. Looks for one, and listens to the others,

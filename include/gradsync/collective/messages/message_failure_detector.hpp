@@ -85,9 +85,9 @@ public:
     }
 
     /// Tells the ranks that ask which rank this one waits for. Called while it waits.
-    [[gnu::cold]] void answer(const Late& who, std::chrono::nanoseconds limit) noexcept {
+    [[gnu::cold]] void answer(const Late& who) noexcept {
         const bool knows = who.certain && !who.ranks.empty() && who.ranks.front() != self_.own_world_rank();
-        world_.answer(knows ? who.ranks.front() : -1, limit);
+        world_.answer(knows ? who.ranks.front() : -1);
     }
 
     /// Asks the first of these ranks which rank it waits for, then that one, and so on: the last one is to blame.
@@ -99,14 +99,14 @@ public:
         const int first = who.ranks.front();
         if (std::exchange(asked_number_, number + 1) != number + 1 || asked_.empty() || asked_.front() != first) {
             asked_.clear();
-            ask(first);
+            ask(first, limit);
         }
         const int last = asked_.back();
         const std::optional<int> late = world_.answer_of(last);
         if (late == MessageWorld::nobody) return asked_.clear(), false;  // ask again after another limit
         bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another, so some calls differ
         for (const int rank : asked_) in_turn |= late && rank == *late;
-        if (late && *late >= 0 && !in_turn) return ask(*late), false;
+        if (late && *late >= 0 && !in_turn) return ask(*late, limit), false;
         const auto too_early = [&](int stages) {
             return collective::Deadline::too_early(Clock::now() - asked_at_, limit, stages);
         };
@@ -128,10 +128,10 @@ public:
     }
 
 private:
-    void ask(int rank) {
+    void ask(int rank, std::chrono::nanoseconds limit) {
         asked_.push_back(rank);
         asked_at_ = Clock::now();
-        world_.ask(rank);
+        world_.ask(rank, limit);
     }
     int size() const noexcept { return self_.size(); }
     int world_rank(int rank) const noexcept { return self_.world_rank(rank); }

@@ -130,21 +130,24 @@ public:
         leavers_.erase_if([&](const Leaver& leaver) { return leaver.communicator == communicator; });
     }
 
-    /// Asks a rank which rank it waits for. A waiting rank answers. Requires the mutex.
-    [[gnu::cold]] void ask(int rank) noexcept {
+    /// Asks a rank which rank it waits for. A waiting rank answers. `limit`: that of the wait which has passed; the
+    /// other rank may have a longer one. Requires the mutex.
+    [[gnu::cold]] void ask(int rank, std::chrono::nanoseconds limit) noexcept {
         asked_ = rank;
         answer_.reset();
-        try_post(rank, {.kind = ControlMessage::asks});
+        try_post(rank, {.next = static_cast<std::uint64_t>(limit.count()), .kind = ControlMessage::asks});
     }
-    /// The answer of a rank whose data moves: a slow network holds it up, and nobody is to blame.
+    /// The answer of a rank whose data moved in the last quarter of the limit: a slow network holds it up, and nobody
+    /// is to blame.
     static constexpr int nobody = -2;
     /// That rank's answer to the last question: a rank, -1 if it does not know, or `nobody`.
     std::optional<int> answer_of(int rank) const noexcept { return rank == asked_ ? answer_ : std::nullopt; }
     /// Has a rank asked this one? Requires the mutex.
     bool is_asked() const noexcept { return !asking_.empty(); }
-    [[gnu::cold]] void answer(int late, std::chrono::nanoseconds limit) noexcept {
-        if (std::chrono::steady_clock::now() < moved_at_ + limit / 4) late = nobody;
-        for (const int rank : asking_) try_post(rank, {.kind = ControlMessage::waits, .culprit = late});
+    [[gnu::cold]] void answer(int late) noexcept {
+        const std::chrono::nanoseconds still = std::chrono::steady_clock::now() - moved_at_;
+        for (const auto& [rank, limit] : asking_)
+            try_post(rank, {.kind = ControlMessage::waits, .culprit = still < limit / 4 ? nobody : late});
         asking_.clear();
     }
 
@@ -231,6 +234,11 @@ private:
         int communicator, rank;
         std::uint64_t next;
     };
+    /// Of a rank whose wait has reached its limit.
+    struct Question {
+        int rank;
+        std::chrono::nanoseconds limit;
+    };
     struct Outgoing {
         Shared<void> memory;
         Transport::Ticket ticket;
@@ -295,8 +303,10 @@ private:
             for (const int communicator : communicators_) matters |= communicator == message.communicator;
             if (matters) leavers_.push_back({message.communicator, message.sender, message.next});
         } else if (message.kind == ControlMessage::asks) {
-            asking_.erase_if([&](int rank) { return rank == message.sender; });
-            asking_.push_back(message.sender);
+            constexpr std::uint64_t most = std::chrono::nanoseconds::max().count();
+            asking_.erase_if([&](const Question& one) { return one.rank == message.sender; });
+            asking_.push_back(
+                {message.sender, std::chrono::nanoseconds(gradsync::detail::smaller(message.next, most))});
         } else if (message.kind == ControlMessage::waits) {
             if (message.culprit == nobody) moved.fetch_add(1, std::memory_order_relaxed);
             if (message.sender == asked_) answer_ = message.culprit;
@@ -325,8 +335,8 @@ private:
     List<Outgoing> outgoing_;
     List<int> communicators_;  ///< of this rank
     List<Leaver> leavers_;
-    List<int> asking_;  ///< ranks waiting for this one's answer
-    int asked_ = -1;    ///< the rank that was asked last
+    List<Question> asking_;  ///< which this rank has not answered yet
+    int asked_ = -1;         ///< the rank that was asked last
     std::optional<int> answer_;
     List<bool> gone_ = List<bool>(processes_.size());  ///< by rank: it has said good-bye and sends nothing more
 };

@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include <gradsync/kernel/host_buffer.hpp>
@@ -814,4 +815,40 @@ TEST_CASE("a sum may take longer than the time limit while its data moves") {
         });
     for (std::thread& thread : threads) thread.join();
     for (const std::string& error : errors) CHECK(error == "");
+}
+
+TEST_CASE("a rank that waits with a longer limit does not hold up those with a shorter one, though data has moved a while ago") {
+    gs::List<gs::net::Socket> ends[3] = {gs::List<gs::net::Socket>(3), gs::List<gs::net::Socket>(3), gs::List<gs::net::Socket>(3)};
+    for (std::size_t a = 0; a < 3; ++a)
+        for (std::size_t b = a + 1; b < 3; ++b) std::tie(ends[a][b], ends[b][a]) = connected();
+    std::vector<std::string> errors(3);
+    std::atomic<int> given_up{0};
+    bool in_time = false;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank)
+        threads.emplace_back([&, rank] {
+            try {
+                const auto own = engine(std::make_unique<mp::TcpTransport>(std::move(ends[rank]), rank), 60s);
+                const auto part_with = [&](const auto& color_of) {
+                    gs::collective::Group group{.color = color_of(rank)};
+                    for (int r = 0; r < 3; ++r)
+                        if (color_of(r) == color_of(rank)) group.add(r, r == rank);
+                    return own->split(group);
+                };
+                const auto first = part_with([](int r) { return r / 2; }), last = part_with([](int r) { return (r + 1) / 2; });
+                float value = 1;
+                own->wait(own->start(all_reduce(&value, 1)));
+                const GivesUp gives_up{given_up};
+                if (rank == 0) return first->set_timeout(400ms), first->wait(first->start(all_reduce(&value, 1)));
+                if (rank == 1) return last->wait(last->start(all_reduce(&value, 1)));
+                for (int k = 0; k < 500 && !in_time; ++k, std::this_thread::sleep_for(10ms)) in_time = given_up != 0;
+            } catch (const std::exception& error) {
+                errors[static_cast<std::size_t>(rank)] = error.what();
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    CAPTURE(errors[0]);
+    CHECK(in_time);
+    CHECK(errors[0].find("rank 2 did not") != std::string::npos);
+    CHECK(errors[1] != "");
 }
