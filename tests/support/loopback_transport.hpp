@@ -146,11 +146,10 @@ private:
 /// One rank's access to it.
 class LoopbackTransport : public gradsync::message_passing::Transport {
 public:
-    LoopbackTransport(std::shared_ptr<LoopbackNetwork> network, int rank) : network_(std::move(network)), rank_(rank) {}
+    LoopbackTransport(std::shared_ptr<LoopbackNetwork> network, int rank) : network_(std::move(network)) {
+        rank_ = rank, size_ = network_->size, last_stream_ = 32767;
+    }
 
-    int rank() const noexcept override { return rank_; }
-    int size() const noexcept override { return network_->size; }
-    int last_stream() const noexcept override { return 32767; }
     const char* refusal() const noexcept override { return nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
     std::size_t quick_bytes() const noexcept override { return network_->quick_bytes; }
@@ -170,7 +169,6 @@ public:
 
 private:
     std::shared_ptr<LoopbackNetwork> network_;
-    const int rank_;
     std::mutex mutex_;
 };
 

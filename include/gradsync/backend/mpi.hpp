@@ -123,13 +123,12 @@ private:
                                             MpiCommunicator communicator) {
         const bool takes_mpis_own =
             communicator == MpiCommunicator::take_ownership && (comm == MPI_COMM_WORLD || comm == MPI_COMM_SELF);
-        const auto all =
-            detail::exchange_options(meeting, options, static_cast<int>(communicator) * 2 + takes_mpis_own);
-        if (takes_mpis_own)
-            detail::raise(Errc::invalid_argument,
-                          "MpiBackend: MPI_COMM_WORLD and MPI_COMM_SELF are not to be freed, so they cannot be taken; "
-                          "let the backend attach or duplicate");
-        detail::check_same_options(all, meeting.rank(), "MpiBackend", "MpiOptions");
+        detail::compare_options(
+            meeting, options, "MpiBackend", "MpiOptions", static_cast<int>(communicator) * 2 + takes_mpis_own,
+            takes_mpis_own
+                ? "MpiBackend: MPI_COMM_WORLD and MPI_COMM_SELF are not to be freed, so they cannot be taken; "
+                  "let the backend attach or duplicate"
+                : nullptr);
     }
 
     /// Two backends would take each other's messages for their own, even those left by a backend that has failed.

@@ -70,7 +70,7 @@ public:
     }
     StagingBackend duplicate() { return split(0, 0); }
 
-    collective::Memory allocate(std::size_t bytes) { return collective::Memory::of(cuda::DeviceMemory(bytes)); }
+    collective::Memory allocate(std::size_t bytes) { return collective::memory_of(cuda::DeviceMemory(bytes)); }
 
 private:
     friend Base;

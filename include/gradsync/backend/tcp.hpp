@@ -55,7 +55,7 @@ private:
 #ifdef GRADSYNC_ONCE
 GRADSYNC_ONCE detail::Connection TcpBackend::connect(bootstrap::AnyRendezvous rendezvous, const TcpOptions& options,
                                                      const char* backend, const char* name) {
-    detail::check_same_options(detail::exchange_options(rendezvous, options), rendezvous.rank(), backend, name);
+    detail::compare_options(rendezvous, options, backend, name);
     detail::Connection connection =
         detail::connect(rendezvous, detail::Placement(rendezvous, options.domain), options, nullptr,
                         [&] { return message_passing::make_tcp_transport(rendezvous, options.timeout, options.bind); });

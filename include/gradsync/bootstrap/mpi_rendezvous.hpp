@@ -278,7 +278,7 @@ private:
     [[gnu::cold]] List<int> silent() const {
         List<int> ranks;
         for (int r = 0; r < size_; ++r)
-            if (r != rank_ && heard_[static_cast<std::size_t>(r)] < call_) ranks.push_back(r);
+            if (r != rank_ && heard_[r] < call_) ranks.push_back(r);
         return ranks;
     }
 
@@ -291,7 +291,7 @@ private:
             if (MPI_Recv(&call, 1, MPI_INT, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
             // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank.
             // Unreceived questions of an earlier rendezvous carry no information.
-            int& heard = heard_[static_cast<std::size_t>(status.MPI_SOURCE)];
+            int& heard = heard_[status.MPI_SOURCE];
             if (call > earlier_) heard = gradsync::detail::larger(heard, asked_ ? call_ : call);
             tell(status.MPI_SOURCE);
         }
@@ -299,7 +299,7 @@ private:
 
     /// Tells a rank which call this one is in, at most once per call.
     [[gnu::cold]] void tell(int rank) {
-        if (std::exchange(told_[static_cast<std::size_t>(rank)], call_) == call_) return;
+        if (std::exchange(told_[rank], call_) == call_) return;
         const auto message = gradsync::detail::Shared<int>::make(call_);
         MPI_Request request = MPI_REQUEST_NULL;
         if (MPI_Isend(message.get(), 1, MPI_INT, rank, tag_, comm_, &request) == MPI_SUCCESS)

@@ -374,7 +374,7 @@ struct Answer {
     } catch (const std::system_error&) {  // no thread: this rank answers after its calls
     }
     const auto is_settled = [&](int r) {
-        const Contact& contact = contacts[static_cast<std::size_t>(r)];
+        const Contact& contact = contacts[r];
         const Hello hello{.size = static_cast<std::uint32_t>(contacts.size()),
                           .from = static_cast<std::uint32_t>(rank),
                           .to = static_cast<std::uint32_t>(r)};

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
-
 #include "../core/bucket_plan.hpp"
+#include "../core/shared.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -15,14 +14,9 @@ public:
     /// Holds a bucket policy of any type.
     template <class P>
         requires(!std::same_as<P, AnyBuckets> && BucketPolicy<P>)
-    AnyBuckets(P policy) : policy_(new Model<P>(std::move(policy))) {}  // NOLINT: converts, as std::function does
-
-    AnyBuckets(const AnyBuckets& other) : policy_(other.policy_->copy()) {}
-    AnyBuckets(AnyBuckets&&) noexcept = default;
-    AnyBuckets& operator=(AnyBuckets other) noexcept {
-        policy_ = std::move(other.policy_);
-        return *this;
-    }
+    AnyBuckets(P policy)
+        : policy_(detail::Shared<const Model<P>>::make(std::move(policy))) {
+    }  // NOLINT: converts, as std::function does
 
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         return policy_->plan(parameters, order);
@@ -30,35 +24,35 @@ public:
     std::string describe() const { return policy_->describe(); }
     /// Whether the policy is a TimedBucketPolicy. If not, `set_ready_seconds` has no effect.
     bool plans_by_times() const noexcept { return policy_->plans_by_times(); }
-    void set_ready_seconds(std::span<const double> times) { policy_->set_ready_seconds(times); }
+    void set_ready_seconds(std::span<const double> times) { policy_ = policy_->timed(times); }
 
 private:
     struct Interface {
         virtual ~Interface() = default;
-        virtual Interface* copy() const = 0;
         virtual BucketPlan plan(std::span<const ParameterInfo> parameters,
                                 std::span<const std::size_t> order) const = 0;
         virtual std::string describe() const = 0;
         virtual bool plans_by_times() const noexcept = 0;
-        virtual void set_ready_seconds(std::span<const double> times) = 0;
+        virtual detail::Shared<const Interface> timed(std::span<const double> times) const = 0;
     };
 
     template <class P>
     struct Model final : Interface {
         explicit Model(P own) : policy(std::move(own)) {}
-        Interface* copy() const override { return new Model(policy); }
         BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const override {
             return policy.plan(parameters, order);
         }
         std::string describe() const override { return policy.describe(); }
         bool plans_by_times() const noexcept override { return TimedBucketPolicy<P>; }
-        void set_ready_seconds([[maybe_unused]] std::span<const double> times) override {
-            if constexpr (TimedBucketPolicy<P>) policy.set_ready_seconds(times);
+        detail::Shared<const Interface> timed([[maybe_unused]] std::span<const double> times) const override {
+            P copy = policy;
+            if constexpr (TimedBucketPolicy<P>) copy.set_ready_seconds(times);
+            return detail::Shared<const Model>::make(std::move(copy));
         }
         P policy;
     };
 
-    std::unique_ptr<Interface> policy_;
+    detail::Shared<const Interface> policy_;
 };
 
 static_assert(BucketPolicy<AnyBuckets>);

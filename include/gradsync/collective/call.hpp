@@ -124,8 +124,8 @@ inline std::size_t whole_count(ListView<const Call> calls) noexcept {
     const Call& own = calls[0];
     switch (own.operation) {
         case Operation::all_gather: return own.out_count;
-        case Operation::gather: return calls[static_cast<std::size_t>(own.root)].out_count;
-        case Operation::scatter: return calls[static_cast<std::size_t>(own.root)].in_count;
+        case Operation::gather: return calls[own.root].out_count;
+        case Operation::scatter: return calls[own.root].in_count;
         case Operation::barrier: return 0;
         default: return own.in_count;
     }
@@ -136,7 +136,7 @@ inline int first_misfit(ListView<const Call> calls) noexcept {
     const Call& first = calls[0];
     const int size = static_cast<int>(calls.size());
     for (int r = 1; r < size; ++r) {
-        const Call& call = calls[static_cast<std::size_t>(r)];
+        const Call& call = calls[r];
         if (call.operation != first.operation || call.followers != first.followers) return r;
         if (first.operation == Operation::barrier) continue;
         if (call.dtype != first.dtype || call.op != first.op || call.root != first.root) return r;
@@ -147,7 +147,7 @@ inline int first_misfit(ListView<const Call> calls) noexcept {
     const bool of_out = scatters || first.operation == Operation::all_gather;
     const std::size_t whole = whole_count(calls);
     for (int r = 0; r < size; ++r) {
-        const Call& call = calls[static_cast<std::size_t>(r)];
+        const Call& call = calls[r];
         if ((of_out ? call.out_count : call.in_count) != (has_shard ? shard_range(whole, size, r).size() : whole))
             return r;
     }

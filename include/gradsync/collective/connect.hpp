@@ -94,38 +94,34 @@ constexpr std::uint64_t build() noexcept {
     return hash;
 }
 
-/// Returns the options of all ranks, by rank, one byte each; `own` is the part that only this backend has. A rank
-/// without a valid time limit takes part, so that the others learn of it, and then throws. Throws
-/// Error(parameter_mismatch) on every rank if one of them runs another build of this library. Collective.
-[[gnu::cold]] inline List<std::uint8_t> exchange_options(bootstrap::AnyRendezvous meeting,
-                                                         const ProcessOptions& options, int own = 0) {
+/// Compares the options of all ranks; `own` is the part that only this backend has. A rank with a `problem`, or without a
+/// valid time limit, takes part, so that the others learn of it, and then throws Error(invalid_argument). Throws
+/// Error(parameter_mismatch) on every rank if one of them runs another build of this library, or if their `options`
+/// differ. Collective.
+[[gnu::cold]] inline void compare_options(bootstrap::AnyRendezvous meeting, const ProcessOptions& options,
+                                          const char* backend, const char* name, int own = 0,
+                                          const char* problem = nullptr) {
     struct Opening {
-        std::uint64_t build;
-        std::uint64_t options;
+        std::uint64_t build, options;
     };
     const int common = collective::is_limit(options.timeout) * 2 + options.shared_memory;
-    List<std::uint8_t> all;
-    const List<Opening> openings =
+    const List<Opening> all =
         bootstrap::exchange(meeting, Opening{build(), static_cast<std::uint64_t>(own * 4 + common)});
-    for (std::size_t r = 0; r < openings.size(); ++r) {
-        if (openings[r].build != openings[0].build)
-            raise(
-                Errc::parameter_mismatch,
-                text("rank ", r, " runs another build of gradsync than rank 0; start all ranks from one version of it"),
-                {.operation = "rendezvous", .rank = meeting.rank(), .peer = static_cast<int>(r)});
-        all.push_back(static_cast<std::uint8_t>(openings[r].options));
-    }
-    collective::check_limit(options.timeout);
-    return all;
-}
-
-/// Throws Error(parameter_mismatch) if the ranks' options differ. `all`: by rank, the same on all ranks.
-inline void check_same_options(const List<std::uint8_t>& all, int rank, const char* backend, const char* options) {
+    const auto refuse = [&](const char* operation, std::size_t r, const std::string& what) {
+        raise(Errc::parameter_mismatch, what,
+              {.operation = operation, .rank = meeting.rank(), .peer = static_cast<int>(r)});
+    };
     for (std::size_t r = 0; r < all.size(); ++r)
-        if (all[r] != all[0])
-            raise(Errc::parameter_mismatch,
-                  text(backend, ": rank ", r, " has other ", options, " than rank 0; give all ranks the same"),
-                  {.operation = backend, .rank = rank, .peer = static_cast<int>(r)});
+        if (all[r].build != all[0].build)
+            refuse("rendezvous", r,
+                   text("rank ", r,
+                        " runs another build of gradsync than rank 0; start all ranks from one version of it"));
+    collective::check_limit(options.timeout);
+    if (problem != nullptr) raise(Errc::invalid_argument, problem);
+    for (std::size_t r = 0; r < all.size(); ++r)
+        if (all[r].options != all[0].options)
+            refuse(backend, r,
+                   text(backend, ": rank ", r, " has other ", name, " than rank 0; give all ranks the same"));
 }
 
 /// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between
@@ -241,8 +237,8 @@ GRADSYNC_ONCE Connection share_memory(bootstrap::AnyRendezvous meeting, const Pl
 
 GRADSYNC_ONCE std::string watch_processes(message_passing::MessageWorld& world, bootstrap::AnyRendezvous meeting,
                                           const Placement& ranks, const ProcessOptions& options) {
-    const std::uint64_t own = ranks.processes[static_cast<std::size_t>(ranks.rank)].system;
-    const auto apart = [&](int r) { return own == 0 || ranks.processes[static_cast<std::size_t>(r)].system != own; };
+    const std::uint64_t own = ranks.processes[ranks.rank].system;
+    const auto apart = [&](int r) { return own == 0 || ranks.processes[r].system != own; };
     bool any = false;
     for (int r = 0; r < ranks.size; ++r) any |= r != ranks.rank && apart(r);
     message_passing::Lifeline& lifeline = world.lifeline();

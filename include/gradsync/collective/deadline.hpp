@@ -38,8 +38,8 @@ public:
     /// `liveness_check()` only every few milliseconds, because it opens files. The time since the last look counts as
     /// waiting up to a second, or up to a sixteenth of the limit if that is less. In a longer pause the caller did
     /// something else or its process was stopped, and others may have waited for it.
-    template <class OnLimit, class OnLivenessCheck>
-    void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check,
+    template <class OnLimit, class OnLivenessCheck = void (&)()>
+    void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check = nothing,
               std::uint64_t moved = 0) {
         const auto now = Clock::now();
         if (!begun()) {
@@ -85,6 +85,7 @@ public:
     }
 
 private:
+    static void nothing() noexcept {}
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
     std::uint64_t moved_ = 0;
     Clock::time_point deadline_{}, liveness_check_{};

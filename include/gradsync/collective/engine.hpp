@@ -25,9 +25,8 @@ public:
 
     virtual World& world() const noexcept = 0;
 
-    virtual std::uint64_t start(const Call& call) = 0;
-    /// The same for a `reduce_step`, if the engine `steps_inside()`.
-    virtual std::uint64_t start_step(const Call& call, ShardStep& /*step*/) { return start(call); }
+    /// `step`: of a `reduce_step`, if the engine `steps_inside()`.
+    virtual std::uint64_t start(const Call& call, ShardStep* step = nullptr) = 0;
     virtual bool steps_inside() const noexcept { return false; }
     virtual bool test(std::uint64_t number) {
         return is_over([&] { return advance_to(number); });
@@ -45,6 +44,8 @@ public:
     }
     virtual void fail(const Failure& failure) noexcept = 0;
     virtual std::chrono::nanoseconds progress_time() const noexcept = 0;
+    /// The ranks that hold up collective n, if the engine can tell.
+    virtual Late late(std::uint64_t /*n*/) { return {}; }
 
     /// Makes all possible progress. Returns the collective's call if it is not complete afterwards.
     virtual std::optional<Call> advance_to(std::uint64_t number) noexcept = 0;
@@ -91,16 +92,18 @@ public:
         };
         if (!problem.empty()) refuse(Errc::invalid_argument, rank(), problem);
         for (int r = 0; r < size(); ++r)
-            if (sizes[static_cast<std::size_t>(r)] == unable)
+            if (sizes[r] == unable)
                 refuse(Errc::invalid_argument, r, text("rank ", world_rank(r), " cannot do it; see what it says"));
         for (int r = 1; r < size(); ++r)
-            if (const std::uint64_t theirs = sizes[static_cast<std::size_t>(r)]; theirs != sizes[0])
+            if (const std::uint64_t theirs = sizes[r]; theirs != sizes[0])
                 refuse(Errc::parameter_mismatch, r,
                        text("rank ", world_rank(r), " passes ", theirs, " bytes, rank ", world_rank(0), " ", sizes[0],
                             "; all ranks must pass the same number"));
     }
 
 protected:
+    /// Waits until collective `oldest` no longer takes a place among those in flight.
+    virtual void make_room(std::uint64_t oldest) { wait(oldest); }
     /// Throws the world's failure, once no other rank touches this rank's buffers.
     [[noreturn]] void throw_failure(Operation operation) {
         fail(world().failure());
@@ -112,8 +115,12 @@ protected:
     /// Throws Error if the world fails meanwhile.
     template <class Begin>
     std::uint64_t start_in_turn(Operation operation, Begin&& begin) {
-        for (std::uint64_t oldest = 0;; wait(oldest)) {
-            if (const std::optional<std::uint64_t> started = begin(oldest)) return *started;
+        for (std::uint64_t oldest = 0;; make_room(oldest)) {
+            try {
+                if (const std::optional<std::uint64_t> started = begin(oldest)) return *started;
+            } catch (const Error&) {
+                if (!world().failed()) throw;
+            }
             if (world().failed()) throw_failure(operation);
         }
     }

@@ -163,11 +163,11 @@ public:
                 .wait();
         else entries = engine_->control()->exchange(own);
 
-        const auto entry = [&](int r) { return entries[static_cast<std::size_t>(r)]; };
+        const auto entry = [&](int r) { return entries[r]; };
         for (int r = 0; r < size(); ++r)
             if (entry(r).color == color) group.members.push_back(r);
         sort_by(group.members, [&](int a, int b) { return entry(a).key < entry(b).key; });
-        while (group.members[static_cast<std::size_t>(group.rank)] != rank()) ++group.rank;
+        while (group.members[group.rank] != rank()) ++group.rank;
         return static_cast<Derived&>(*this).join(group);
     }
 
@@ -253,13 +253,10 @@ protected:
 private:
     static constexpr bool records = requires(Engine& engine) { engine.record_flights(); };
 
-    WorkType start(Call call, [[maybe_unused]] ShardStep* step = nullptr) {
+    WorkType start(Call call, ShardStep* step = nullptr) {
         check_handle();
         if (!collective::is_rooted(call.operation)) call.root = tag_.code();
-        std::uint64_t number;
-        if constexpr (requires { engine_->start_step(call, *step); })
-            number = step ? engine_->start_step(call, *step) : engine_->start(call);
-        else number = engine_->start(call);
+        const std::uint64_t number = engine_->start(call, step);
         if constexpr (records) engine_->flights()->start(number, call);
         return {engine_, number};
     }

@@ -19,13 +19,12 @@ namespace gradsync::inline v0_2::collective {
                                                      ListView<const int> world_ranks) {
     // The root of a gather or scatter sets its size; rank 0 may be the one that does not fit.
     const int other = misfit != 0 ? 0 : is_rooted(calls[0].operation) ? calls[0].root : 1;
-    const auto call = [&](int r) -> const Call& { return calls[static_cast<std::size_t>(r)]; };
-    const bool by_tag = !is_rooted(call(other).operation) && call(other).root != call(misfit).root;
+    const bool by_tag = !is_rooted(calls[other].operation) && calls[other].root != calls[misfit].root;
     const auto started = [&](int r) {
-        return text("rank ", world_ranks[static_cast<std::size_t>(r)], " started ", describe(call(r)),
-                    by_tag ? " for " : "", by_tag ? CollectiveTag::text_of(call(r).root) : std::string());
+        return text("rank ", world_ranks[r], " started ", describe(calls[r]), by_tag ? " for " : "",
+                    by_tag ? CollectiveTag::text_of(calls[r].root) : std::string());
     };
-    return {Errc::collective_mismatch, world_ranks[static_cast<std::size_t>(misfit)],
+    return {Errc::collective_mismatch, world_ranks[misfit],
             text("collective #", n, " differs: ", started(other), ", ", started(misfit),
                  "; all ranks must start the same collectives in the same order")};
 }

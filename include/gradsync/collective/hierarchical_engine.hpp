@@ -51,18 +51,13 @@ public:
         for (collective::Engine* engine : engines()) engine->set_timeout(limit);
     }
 
-    std::uint64_t start(const Call& call) override {
+    std::uint64_t start(const Call& call, ShardStep* = nullptr) override {
         check_thread(call.operation);
         return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
             std::lock_guard lock(mutex_);
             oldest = started_.first();
             if (world().failed() || started_.size() == most_in_flight()) return std::nullopt;
-            try {
-                return begin(call);
-            } catch (const Error&) {
-                if (!world().failed()) throw;
-                return std::nullopt;
-            }
+            return begin(call);
         });
     }
 
@@ -150,7 +145,8 @@ private:
         Call call;
         std::uint64_t met = 0;  ///< number of the collective in which ranks say what they have started
         Stage stage = Stage::meeting;
-        std::uint64_t number = 0;  ///< number of this stage's last collective
+        collective::Engine* engine = nullptr;  ///< of this stage
+        std::uint64_t number = 0;              ///< number of this stage's last collective
         /// Number of its collectives, which have consecutive numbers; 0 if this rank has no shard to send.
         std::uint64_t parts = 0;
         std::uint64_t weighed = 0;  ///< number of the collective that adds up the team's weights
@@ -207,7 +203,7 @@ private:
     /// Makes all possible progress.
     void advance() noexcept {
         if (ended_ || flat_->world().transport().refusal() != nullptr) return;
-        Gates gates;
+        Stage before = Stage::complete;  // of the all-reduce before; each stage begins in their order
         for (std::uint64_t n = started_.first(); n < started_.next(); ++n) {
             Started& started = started_[n];
             const auto met = [&] { return !flat_->advance_to(started.met); };
@@ -216,7 +212,7 @@ private:
                 continue;
             }
             try {
-                move(started, gates, met);
+                move(started, before, met);
             } catch (const std::exception& error) {
                 // If the world has failed, waiting callers notice. After any other error the ranks would start
                 // different collectives.
@@ -224,29 +220,18 @@ private:
                 if (!world().failed())
                     world().fail({Errc::peer_failed, self, text("rank ", self, " cannot go on: ", error.what())});
             }
-            gates.close_behind(started.stage);
+            before = started.stage;
         }
         started_.retire([](const Started& oldest) { return oldest.stage == Stage::complete; });
     }
 
-    /// The stages that may begin, given the collectives already visited. Each stage begins
-    /// in the order of the collectives.
-    struct Gates {
-        bool scatter = true, cross = true, gather = true;
-        void close_behind(Stage stage) noexcept {
-            scatter &= stage > Stage::meeting;
-            cross &= stage > Stage::scattering;
-            gather &= stage > Stage::crossing;
-        }
-    };
-
     /// Makes all possible progress on an all-reduce. `met()`: have all ranks started it, with calls that fit?
     template <class Met>
-    void move(Started& started, const Gates& gates, Met&& met) {
-        if (started.stage == Stage::meeting && gates.scatter && met()) scatter(started);
-        if (started.stage == Stage::scattering && gates.cross && is_scattered(started)) cross(started);
-        if (started.stage == Stage::crossing && gates.gather && are_over(*across_, started)) gather(started);
-        if (started.stage == Stage::gathering && are_over(*gather_, started)) {
+    void move(Started& started, Stage before, Met&& met) {
+        if (started.stage == Stage::meeting && before > Stage::meeting && met()) scatter(started);
+        if (started.stage == Stage::scattering && before > Stage::scattering && is_scattered(started)) cross(started);
+        if (started.stage == Stage::crossing && before > Stage::crossing && are_over(started)) gather(started);
+        if (started.stage == Stage::gathering && are_over(started)) {
             narrow(started);
             started.stage = Stage::complete;
         }
@@ -269,11 +254,11 @@ private:
         spare_.keep(std::move(started.wide));
     }
 
-    /// The ranks that hold up an all-reduce in its stage, once all ranks have met.
-    collective::Late late(const Started& started) {
-        collective::Late who = started.stage == Stage::scattering ? late(*scatter_, started)
-                               : started.stage == Stage::crossing ? late(*across_, started)
-                                                                  : late(*gather_, started);
+    /// The ranks that hold up an all-reduce in its stage, once all ranks have met: in its first incomplete part.
+    static collective::Late late(const Started& started) {
+        collective::Late who;
+        for (std::uint64_t open = started.parts; open > 0 && who.ranks.empty(); --open)
+            who = started.engine->late(started.number + 1 - open);
         who.did = collective::Late::Did::not_go_on;
         return who;
     }
@@ -301,28 +286,21 @@ private:
         for (int owner = 0; owner < parts; ++owner)
             last =
                 engine.start(part(owner, even_ ? ElementRange{0, started.work.out_count} : shard(started.work, owner)));
-        enter(started, stage, parts, last);
+        enter(started, stage, engine, parts, last);
     }
-    static void enter(Started& started, Stage stage, int parts, std::uint64_t last) noexcept {
+    static void enter(Started& started, Stage stage, collective::Engine& engine, int parts,
+                      std::uint64_t last) noexcept {
         started.stage = stage;
+        started.engine = &engine;
         started.parts = static_cast<std::uint64_t>(parts);
         started.number = last;
     }
     /// Are all parts of this stage complete?
-    static bool are_over(collective::Engine& engine, const Started& started) noexcept {
+    static bool are_over(const Started& started) noexcept {
         std::uint64_t open = started.parts;
-        while (open > 0 && !engine.advance_to(started.number + 1 - open)) --open;
+        while (open > 0 && !started.engine->advance_to(started.number + 1 - open)) --open;
         return open == 0;
     }
-    /// The ranks that are late in the first incomplete part of this stage.
-    template <class E>
-    static collective::Late late(E& engine, const Started& started) {
-        collective::Late who;
-        for (std::uint64_t open = started.parts; open > 0 && who.ranks.empty(); --open)
-            who = engine.late(started.number + 1 - open);
-        return who;
-    }
-
     void scatter(Started& started) {
         widen(started);
         const Call& call = started.work;
@@ -347,17 +325,16 @@ private:
     }
 
     bool is_scattered(const Started& started) noexcept {
-        return are_over(*scatter_, started) &&
-               (started.call.op != ReduceOp::mean || !scatter_->advance_to(started.weighed));
+        return are_over(started) && (started.call.op != ReduceOp::mean || !scatter_->advance_to(started.weighed));
     }
 
     void cross(Started& started) {
-        if (scatter_->rank() >= shards_) return enter(started, Stage::crossing, 0, 0);
+        if (scatter_->rank() >= shards_) return enter(started, Stage::crossing, *across_, 0, 0);
         Call call = started.work;
         const ElementRange own = shard(call, scatter_->rank());
         set_buffers(call, call.out, own, call.out, own);
         if (call.op == ReduceOp::mean) call.contribution = {started.sums[0] != 0 ? 1.0 : 0.0, started.sums[1]};
-        enter(started, Stage::crossing, 1, across_->start(call));
+        enter(started, Stage::crossing, *across_, 1, across_->start(call));
     }
 
     void gather(Started& started) {

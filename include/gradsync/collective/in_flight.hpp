@@ -38,6 +38,20 @@ public:
         return next_++;
     }
 
+    void push(Started entry) {
+        add([&](Started& place, std::uint64_t) { place = std::move(entry); });
+    }
+    void pop() noexcept { ++first_; }
+
+    /// Removes all entries for which `gone(entry)` is true. Later ones get lower numbers.
+    template <class Gone>
+    void erase_if(Gone&& gone) {
+        std::uint64_t kept = first_;
+        for (std::uint64_t n = first_; n != next_; ++n)
+            if (!gone((*this)[n])) std::swap((*this)[kept++], (*this)[n]);
+        next_ = kept;
+    }
+
     /// Removes entries from the front while `over(entry)` is true.
     template <class Over>
     void retire(Over&& over) {

@@ -9,22 +9,14 @@
 namespace gradsync::inline v0_2::collective {
 
 /// Memory made by an engine. Ownership is shared; the last copy frees it.
-class Memory {
-public:
-    Memory() = default;
-    explicit Memory(Shared<void> memory) noexcept : memory_(std::move(memory)) {}
-    void* data() const noexcept { return memory_.get(); }
+using Memory = Shared<void>;
 
-    /// Takes ownership of a buffer with a `data()`.
-    template <class Buffer>
-    static Memory of(Buffer buffer) {
-        const auto kept = Shared<Buffer>::make(std::move(buffer));
-        return Memory(Shared<void>(kept, kept->data()));
-    }
-
-private:
-    Shared<void> memory_;
-};
+/// Takes ownership of a buffer with a `data()`.
+template <class Buffer>
+Memory memory_of(Buffer buffer) {
+    const auto kept = Shared<Buffer>::make(std::move(buffer));
+    return {kept, kept->data()};
+}
 
 /// The new communicator of one rank after a split.
 struct Group {
@@ -95,7 +87,7 @@ public:
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return static_cast<int>(world_ranks_->size()); }
-    int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
+    int world_rank(int rank) const noexcept { return (*world_ranks_)[rank]; }
     int own_world_rank() const noexcept { return world_rank(rank_); }
     const WorldRanks& world_ranks() const noexcept { return world_ranks_; }
     List<int> world_ranks_of(const Group& group) const {

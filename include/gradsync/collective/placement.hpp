@@ -26,7 +26,7 @@ public:
     int fewest() const noexcept { return fewest_; }
     int most() const noexcept { return most_; }
 
-    int of(int rank) const noexcept { return of_ranks_[static_cast<std::size_t>(rank)]; }
+    int of(int rank) const noexcept { return of_ranks_[rank]; }
     /// The index of a rank among those of its machine.
     int local_rank(int rank) const noexcept {
         int before = 0;
@@ -86,8 +86,7 @@ public:
 private:
     [[gnu::cold]] void cut(int first, int last, List<int>& teams) const {
         int together = first;
-        for (; together < last && of(together) == of(first); ++together)
-            teams[static_cast<std::size_t>(together)] = first;
+        for (; together < last && of(together) == of(first); ++together) teams[together] = first;
         if (together == last) return;
         const int half = static_cast<int>(left_half(static_cast<std::size_t>(last - first)));
         cut(first, first + half, teams);
@@ -133,7 +132,7 @@ GRADSYNC_ONCE Placement::Placement(bootstrap::AnyRendezvous meeting, int domain)
             return p.host == place.host && p.process.system == place.process.system && p.domain == place.domain;
         };
         int first = 0;
-        while (!is_near(places[static_cast<std::size_t>(first)])) ++first;
+        while (!is_near(places[first])) ++first;
         of_ranks.push_back(first);
         processes.push_back(place.process);
     }

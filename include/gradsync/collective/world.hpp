@@ -11,6 +11,7 @@
 
 #include "../core/clock.hpp"
 #include "../core/error.hpp"
+#include "../core/list.hpp"
 #include "../core/math.hpp"
 #include "../core/shared.hpp"
 
@@ -121,10 +122,6 @@ public:
 
 protected:
     virtual ~ProgressHook() = default;
-
-private:
-    friend class ProgressHooks;
-    ProgressHook* next_ = nullptr;  ///< next in its list
 };
 
 /// The hooks of all communicators of one rank. Thread-safe.
@@ -132,28 +129,26 @@ class ProgressHooks {
 public:
     void enlist(ProgressHook& hook) {
         std::lock_guard lock(mutex_);
-        hook.next_ = std::exchange(first_, &hook);
+        hooks_.push_back(&hook);
     }
     void dismiss(ProgressHook& hook) noexcept {
         std::lock_guard lock(mutex_);
-        ProgressHook** at = &first_;
-        while (*at != nullptr && *at != &hook) at = &(*at)->next_;
-        if (*at != nullptr) *at = hook.next_;
+        hooks_.erase_if([&](ProgressHook* one) { return one == &hook; });
     }
     void progress() noexcept {
         std::unique_lock lock(mutex_, std::try_to_lock);
         if (!lock) return;
-        for (ProgressHook* hook = first_; hook != nullptr; hook = hook->next_) hook->progress();
+        for (ProgressHook* hook : hooks_) hook->progress();
     }
     [[gnu::cold]] void deliver_failure() noexcept {
         std::unique_lock lock(mutex_, std::try_to_lock);  // another thread may be in the hooks for a while
         for (int tries = 0; !lock && tries < 10'000; ++tries) static_cast<void>(lock.try_lock() || ::usleep(100) == 0);
-        for (ProgressHook* hook = lock ? first_ : nullptr; hook != nullptr; hook = hook->next_) hook->deliver_failure();
+        for (std::size_t i = 0; lock && i < hooks_.size(); ++i) hooks_[i]->deliver_failure();
     }
 
 private:
     std::mutex mutex_;
-    ProgressHook* first_ = nullptr;
+    List<ProgressHook*> hooks_;
 };
 
 /// The state that all communicators of one origin share: the first failure, which ends all of them, the wait queue that

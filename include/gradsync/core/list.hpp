@@ -33,7 +33,7 @@ public:
     constexpr T* data() const noexcept { return data_; }
     constexpr T* begin() const noexcept { return data_; }
     constexpr T* end() const noexcept { return data_ + size_; }
-    constexpr T& operator[](std::size_t i) const noexcept { return data_[i]; }
+    constexpr T& operator[](std::integral auto i) const noexcept { return data_[i]; }  ///< `i`: a rank, too
     constexpr ListView first(std::size_t size) const noexcept { return {data_, size}; }
 
 private:
@@ -80,8 +80,8 @@ public:
     const T* begin() const noexcept { return data_; }
     T* end() noexcept { return data_ + size_; }
     const T* end() const noexcept { return data_ + size_; }
-    T& operator[](std::size_t i) noexcept { return data_[i]; }
-    const T& operator[](std::size_t i) const noexcept { return data_[i]; }
+    T& operator[](std::integral auto i) noexcept { return data_[i]; }
+    const T& operator[](std::integral auto i) const noexcept { return data_[i]; }
     T& front() noexcept { return data_[0]; }
     const T& front() const noexcept { return data_[0]; }
     T& back() noexcept { return data_[size_ - 1]; }

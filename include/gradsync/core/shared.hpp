@@ -88,6 +88,7 @@ public:
     }
 
     T* get() const noexcept { return object_; }
+    T* data() const noexcept { return object_; }  ///< for memory
     T* operator->() const noexcept { return object_; }
     auto& operator*() const noexcept { return *object_; }
     explicit operator bool() const noexcept { return object_ != nullptr; }

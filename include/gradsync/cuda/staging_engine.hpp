@@ -61,7 +61,7 @@ public:
     cudaStream_t compute_stream() const noexcept { return compute_.load(std::memory_order_relaxed); }
     void set_compute_stream(cudaStream_t stream) noexcept { compute_.store(stream, std::memory_order_relaxed); }
 
-    std::uint64_t start(const Call& call) {
+    std::uint64_t start(const Call& call, ShardStep*) {
         const std::lock_guard lock(mutex_);
         if (failed_) throw Error(*failed_);
         const std::uint64_t n = started_.add([&](Started& started, std::uint64_t) {
@@ -278,8 +278,7 @@ private:
 
     /// For waits during which no piece is being reduced.
     void look_for_stall(collective::Deadline& deadline) {
-        deadline.look(
-            timeout(), [this](std::chrono::nanoseconds) { report_stall(); }, [] {});
+        deadline.look(timeout(), [this](std::chrono::nanoseconds) { report_stall(); });
     }
     /// Fails because the oldest piece has made no progress within the time limit.
     [[gnu::cold]] void report_stall() {

@@ -100,7 +100,7 @@ public:
                                         : "restore: keep() has replaced the state; call restore() before",
                              {.operation = "restore", .rank = rank_});
         for (int r = 0; r < size_; ++r) {
-            const elastic::KeptMemory& memory = memory_[static_cast<std::size_t>(r)];
+            const elastic::KeptMemory& memory = memory_[r];
             if (r == rank_ || kind_ == StateKind::replicated) memory.read(memory.slot_of(number), part(r));
         }
         comm_->barrier().wait();  // all have read
@@ -142,7 +142,7 @@ private:
                    ? bytes
                    : bytes / line * static_cast<std::size_t>(rank) / static_cast<std::size_t>(size) * line;
     }
-    elastic::KeptMemory& own() noexcept { return memory_[static_cast<std::size_t>(rank_)]; }
+    elastic::KeptMemory& own() noexcept { return memory_[rank_]; }
 
     /// Returns the part of the state that rank r keeps.
     List<elastic::Piece> part(int r) const {

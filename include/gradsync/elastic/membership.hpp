@@ -48,7 +48,7 @@ public:
         } catch (const Error& error) {  // of two members that cannot reach each other, the others go on without one
             const int peer = error.context().peer;
             if (records_ && error.context().operation == "connect_mesh" && peer >= 0)
-                machine().miss(newest().members[static_cast<std::size_t>(peer)].id);
+                machine().miss(newest().members[peer].id);
             throw;
         }
     }
@@ -356,7 +356,7 @@ private:
         } catch (const Error& error) {
             if (!is_of_peer(error)) throw;
             if (const std::uint64_t one = leave_generation(newest(), error); one != 0) machine().miss(one);
-            for (const int one : absent) machine().miss(newest().members[static_cast<std::size_t>(one)].id);
+            for (const int one : absent) machine().miss(newest().members[one].id);
             if (rank > 0 && error.errc() == Errc::timeout) await_proposal();
         }
         return {};
@@ -395,7 +395,7 @@ private:
         const int peer = error.context().peer;
         if (error.errc() != Errc::timeout || peer < 0 || static_cast<std::size_t>(peer) >= generation.members.size())
             return 0;
-        const std::uint64_t culprit = generation.members[static_cast<std::size_t>(peer)].id;
+        const std::uint64_t culprit = generation.members[peer].id;
         if (culprit != own_.id) (void)store().create(elastic::name_of("out/", culprit), {});
         return culprit;
     }

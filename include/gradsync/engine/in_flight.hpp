@@ -146,8 +146,7 @@ public:
     void try_test(OnLimit&& on_limit) {
         if (const std::unique_lock lock(polling_, std::try_to_lock); lock) test();
         if (std::exchange(launched_before_, launched()) != launched()) unmarked_ = {};
-        unmarked_.look(
-            2 * backend_.timeout(), [&](std::chrono::nanoseconds) { on_limit(); }, [] {});
+        unmarked_.look(2 * backend_.timeout(), [&](std::chrono::nanoseconds) { on_limit(); });
     }
     /// Returns when bucket b is complete. Call it for all earlier buckets first.
     void complete(std::size_t b) {

@@ -97,7 +97,7 @@ public:
               {.operation = operation, .rank = own_world_rank()});
     }
 
-    std::uint64_t start(const Call& call) override {
+    std::uint64_t start(const Call& call, ShardStep* = nullptr) override {
         NcclChannel::check(call);
         if (collective::reduces(call.operation)) check_reduces(call.dtype, collective::name_of(call.operation).data());
         return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
@@ -148,12 +148,9 @@ public:
         }
         control_->look(met, deadline);  // names the missing ranks; only then may a time-out be reported
         if (!control_->done(met)) return;
-        deadline.look(
-            timeout(),
-            [&](std::chrono::nanoseconds) {
-                fail(collective::timed_out(collective::name_of(call, n), {}, own_world_rank(), timeout()));
-            },
-            [] {});
+        deadline.look(timeout(), [&](std::chrono::nanoseconds) {
+            fail(collective::timed_out(collective::name_of(call, n), {}, own_world_rank(), timeout()));
+        });
     }
 
     /// Blocks the host. Launches an open group.

@@ -139,7 +139,7 @@ public:
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
         if (choice_.kind != NcclMemory::plain) return allocate_registered(engine, bytes);
 #endif
-        return collective::Memory::of(cuda::DeviceMemory(bytes));
+        return collective::memory_of(cuda::DeviceMemory(bytes));
     }
 
 private:

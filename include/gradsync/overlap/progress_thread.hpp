@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
 
 #include "../core/overlap_policy.hpp"
 #include "../core/thread.hpp"
@@ -57,19 +55,16 @@ public:
 
 private:
     void order(std::uint32_t what) noexcept {
-        if ((orders_.fetch_or(what, std::memory_order_acq_rel) & asleep) != 0)
-            ::syscall(SYS_futex, &orders_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+        orders_.fetch_or(what, std::memory_order_acq_rel);
+        orders_.notify_one();
     }
     /// Sleeps while there are no orders.
     std::uint32_t next_orders() noexcept {
-        std::uint32_t none = 0;
-        if (orders_.compare_exchange_strong(none, asleep, std::memory_order_acquire))
-            while (orders_.load(std::memory_order_acquire) == asleep)
-                ::syscall(SYS_futex, &orders_, FUTEX_WAIT_PRIVATE, asleep, nullptr, nullptr, 0);
+        orders_.wait(0, std::memory_order_acquire);
         return orders_.fetch_and(stopping, std::memory_order_acq_rel) & stopping;
     }
 
-    static constexpr std::uint32_t asleep = 1, has_work = 2, stopping = 4;
+    static constexpr std::uint32_t has_work = 1, stopping = 2;
     std::atomic<std::uint32_t> orders_{0};  ///< these flags; `has_work`: collectives may be in flight
     std::atomic<bool> gave_up_{false};
     BucketLauncher* launcher_ = nullptr;

@@ -185,7 +185,7 @@ public:
 
     Simulation& world() const noexcept { return communicator_->simulation(); }
 
-    std::uint64_t start(const Call& call) {
+    std::uint64_t start(const Call& call, ShardStep*) {
         const auto lock = locked_by_own_thread();
         if (world().failed()) throw_failure(call.operation);
         const std::uint64_t n = communicator_->arrive(rank(), call);

@@ -389,10 +389,9 @@ namespace {
 /// What ranks 0 and 2 contribute to each other's share goes where nobody asks for it.
 class LosesContributions final : public Transport {
 public:
-    explicit LosesContributions(std::unique_ptr<Transport> tcp) : tcp_(std::move(tcp)) {}
-    int rank() const noexcept override { return tcp_->rank(); }
-    int size() const noexcept override { return tcp_->size(); }
-    int last_stream() const noexcept override { return tcp_->last_stream(); }
+    explicit LosesContributions(std::unique_ptr<Transport> tcp) : tcp_(std::move(tcp)) {
+        rank_ = tcp_->rank(), size_ = tcp_->size(), last_stream_ = tcp_->last_stream();
+    }
     const char* refusal() const noexcept override { return tcp_->refusal(); }
     std::mutex& mutex() noexcept override { return tcp_->mutex(); }
     bool sends_in_poll() const noexcept override { return tcp_->sends_in_poll(); }

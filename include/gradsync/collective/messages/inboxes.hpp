@@ -1,35 +1,14 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../in_flight.hpp"
 #include "transport.hpp"
 
 namespace gradsync::inline v0_2::message_passing {
 
 /// A queue, first in, first out, that keeps its memory.
 template <class T>
-class Queue {
-public:
-    bool empty() const noexcept { return first_ == all_.size(); }
-    T& front() noexcept { return all_[first_]; }
-    T* begin() noexcept { return all_.begin() + first_; }
-    T* end() noexcept { return all_.end(); }
-    void push_back(T element) { all_.push_back(std::move(element)); }
-    void pop_front() {
-        if (2 * ++first_ < all_.size()) return;
-        std::size_t kept = 0;
-        while (!empty()) all_[kept++] = std::move(all_[first_++]);
-        all_.resize(kept);
-        first_ = 0;
-    }
-    template <class Gone>
-    void erase_if(Gone&& gone) {
-        all_.erase_if([&, i = std::size_t{0}](const T& element) mutable { return i++ >= first_ && gone(element); });
-    }
-
-private:
-    List<T> all_;
-    std::size_t first_ = 0;  ///< earlier elements have left
-};
+using Queue = collective::InFlight<T>;
 
 /// A receive that has begun. The length of its message is added to `came`, if that is not null.
 struct Posted {
@@ -73,8 +52,8 @@ private:
 /// The receives of a stream that have begun, or the messages that came before their receives. One of the two is empty.
 struct Inbox {
     int stream = 0;
-    Queue<Posted> posted = {};
-    Queue<Kept> kept = {};
+    Queue<Posted> posted = Queue<Posted>(1);
+    Queue<Kept> kept = Queue<Kept>(1);
 };
 
 /// The inboxes of the streams in use. References are valid until another inbox is made or forgotten.

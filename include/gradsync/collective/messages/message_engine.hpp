@@ -70,20 +70,15 @@ public:
 
     /// Starts this rank's next collective and returns its number. Waits only if `slots` are in flight. Throws Error if
     /// the world has failed.
-    std::uint64_t start(const Call& call) override {
+    std::uint64_t start(const Call& call, ShardStep* = nullptr) override {
         check_thread(call.operation);
-        for (;;) {
-            std::uint64_t oldest;
-            {
-                std::lock_guard lock(world_->mutex());
-                if (pending_.size() == slots) advance();
-                if (world_->failed()) break;
-                if (pending_.size() < slots) return begin(call);
-                oldest = pending_.first();
-            }
-            wait_for(oldest, true);
-        }
-        throw_failure(call.operation);
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(world_->mutex());
+            if (pending_.size() == slots) advance();
+            oldest = pending_.first();
+            if (world_->failed() || pending_.size() == slots) return std::nullopt;
+            return begin(call);
+        });
     }
 
     /// Makes all possible progress; never blocks.
@@ -117,6 +112,7 @@ public:
     }
 
     void wait(std::uint64_t n) override { wait_for(n, false); }
+    void make_room(std::uint64_t oldest) override { wait_for(oldest, true); }
 
     /// Is collective n known to be complete? Does no work.
     bool done(std::uint64_t n) {
@@ -125,7 +121,7 @@ public:
     }
 
     /// The ranks that hold up collective n.
-    collective::Late late(std::uint64_t n) {
+    collective::Late late(std::uint64_t n) override {
         std::lock_guard lock(world_->mutex());
         // Collectives after number `heard_` are not heard of yet.
         return is_complete(n) ? collective::Late() : detector_.late(pending(n < heard_ ? n : heard_));
@@ -159,7 +155,7 @@ public:
     /// Returns memory for messages without a copy. If a message may still be written into it,
     /// it stays until the process ends.
     collective::Memory allocate(std::size_t bytes) override {
-        return bytes == 0 ? collective::Memory() : lend(collective::Memory::of(kernel::HostBuffer(bytes)), bytes);
+        return bytes == 0 ? collective::Memory() : lend(collective::memory_of(kernel::HostBuffer(bytes)), bytes);
     }
     /// The same for `bytes` bytes of existing memory. While the result lives, messages use it without a copy.
     [[gnu::cold]] collective::Memory lend(collective::Memory memory, std::size_t bytes) {
@@ -167,10 +163,9 @@ public:
         known_->add(data, bytes);
         const auto take_back = [world = world_, known = known_, memory = std::move(memory), bytes](void* lent) {
             known->remove(lent);
-            if (world->failed() && !world->release(lent, bytes))
-                leak_until_exit(Shared<collective::Memory>::make(memory));
+            if (world->failed() && !world->release(lent, bytes)) leak_until_exit(memory);
         };
-        return collective::Memory(Shared<void>::of(data, take_back));
+        return Shared<void>::of(data, take_back);
     }
 
     [[gnu::cold]] Shared<collective::Engine> split(const collective::Group& group) override {

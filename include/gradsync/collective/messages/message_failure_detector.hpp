@@ -139,7 +139,7 @@ private:
     /// Has its process been gone for a while? The delay is for its last messages, which may still be on their way, and
     /// may say that the rank has left.
     bool is_dead(int rank) noexcept {
-        Clock::time_point& since = gone_since_[static_cast<std::size_t>(rank)];
+        Clock::time_point& since = gone_since_[rank];
         if (world_.alive(world_rank(rank))) since = {};
         else if (since == Clock::time_point{}) since = Clock::now();
         else return Clock::now() - since > std::chrono::milliseconds(20);

@@ -43,9 +43,8 @@ public:
 
     /// Requires the mutex.
     bool alive(int world_rank) noexcept override {
-        const auto& own = processes_[static_cast<std::size_t>(transport_->rank())];
-        return processes_[static_cast<std::size_t>(world_rank)].alive(own) && !transport_->lost(world_rank) &&
-               !lifeline_.lost(world_rank);
+        const auto& own = processes_[transport_->rank()];
+        return processes_[world_rank].alive(own) && !transport_->lost(world_rank) && !lifeline_.lost(world_rank);
     }
 
     /// The failure to report for a rank that died while `what` was in progress. Requires the mutex.
@@ -56,12 +55,9 @@ public:
 
     /// Do all these ranks run on one machine with fewer cores than ranks? The same answer on all ranks.
     bool share_cores(std::span<const int> world_ranks) const noexcept {
-        const auto process = [&](int r) -> const collective::ProcessIdentity& {
-            return processes_[static_cast<std::size_t>(r)];
-        };
-        const collective::ProcessIdentity& first = process(world_ranks.front());
+        const collective::ProcessIdentity& first = processes_[world_ranks.front()];
         for (const int r : world_ranks)
-            if (process(r).machine != first.machine || process(r).system != first.system) return false;
+            if (processes_[r].machine != first.machine || processes_[r].system != first.system) return false;
         return first.machine != 0 && first.cores != 0 && static_cast<std::int64_t>(world_ranks.size()) > first.cores;
     }
 
@@ -246,7 +242,7 @@ private:
     };
 
     /// Can that rank still receive a message? Requires the mutex.
-    bool listens(int rank) noexcept { return !gone_[static_cast<std::size_t>(rank)] && alive(rank); }
+    bool listens(int rank) noexcept { return !gone_[rank] && alive(rank); }
 
     /// Has everything sent reached the ranks that are there? Requires the mutex.
     [[gnu::cold]] bool is_delivered() noexcept {
@@ -280,10 +276,8 @@ private:
                                .code = static_cast<std::int32_t>(failure.code),
                                .culprit = failure.culprit};
         failure.message.copy(message.text, sizeof message.text - 1);
-        for (int r = 0; r < transport_->size(); ++r) {
-            if (r == transport_->rank() || !listens(r)) continue;
-            try_post(r, message);
-        }
+        for (int r = 0; r < transport_->size(); ++r)
+            if (r != transport_->rank() && listens(r)) try_post(r, message);
     }
 
     [[gnu::cold]] void take_in(const ControlMessage& message, std::size_t bytes) {
@@ -311,7 +305,7 @@ private:
             if (message.culprit == nobody) moved.fetch_add(1, std::memory_order_relaxed);
             if (message.sender == asked_) answer_ = message.culprit;
         } else {
-            gone_[static_cast<std::size_t>(message.sender)] = true;
+            gone_[message.sender] = true;
         }
     }
 

@@ -64,10 +64,6 @@ public:
         else leak_until_exit(owner_);
     }
 
-    int rank() const noexcept override { return rank_; }
-    int size() const noexcept override { return size_; }
-    int last_stream() const noexcept override { return last_stream_; }
-
     const char* refusal() const noexcept override {
         if (closed_.load(std::memory_order_relaxed)) return "MPI was finalised; do so after the last collective";
         return bootstrap::refusal_of_thread(thread_level_);
@@ -103,10 +99,8 @@ public:
         if (code == MPI_SUCCESS && (count == MPI_UNDEFINED || count == 0)) return false;
         for (int i = 0; i < count && code == MPI_SUCCESS; ++i) {
             int bytes = 0;
-            std::size_t* const came =
-                tickets_[request_tickets_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])]].came;
-            if (came != nullptr &&
-                MPI_Get_count(&statuses_[static_cast<std::size_t>(i)], MPI_BYTE, &bytes) == MPI_SUCCESS)
+            std::size_t* const came = tickets_[request_tickets_[finished_[i]]].came;
+            if (came != nullptr && MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes) == MPI_SUCCESS)
                 *came += static_cast<std::size_t>(bytes);
         }
         // Completed requests are null now, even if another one has failed.
@@ -199,9 +193,7 @@ private:
     MpiOwner owner_;
     const bool one_machine_;
     MPI_Errhandler error_handler_ = MPI_ERRHANDLER_NULL;
-    int rank_ = 0, size_ = 1;
     int thread_level_ = MPI_THREAD_SINGLE;
-    int last_stream_ = 0;
     int key_ = MPI_KEYVAL_INVALID;
     std::atomic<bool> closed_{false};  ///< MPI was finalised
     bool orphans_ = false;             ///< a message without a ticket may use a caller's memory until the process ends

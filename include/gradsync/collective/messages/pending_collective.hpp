@@ -57,14 +57,12 @@ public:
         by_way_of_one_ = ranks_ > 2 && owners_ == 1 && !call.elsewhere && call.operation != Operation::barrier;
 
         for (int r = 0; r < ranks_; ++r) {
-            came_[index(r)] = due_[index(r)] = 0;
+            came_[r] = due_[r] = 0;
             if (!talks_to(r)) continue;
             const int stream = waits_for_hub() ? Route::answers : Route::hellos;
-            const std::size_t all = due_[index(r)] =
-                sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r));
-            hellos_in_[index(r)] = route_.receive(r, stream, hello_of(r), first_, &came_[index(r)]);
-            if (all > first_)
-                rests_in_[index(r)] = receive_rest(r, stream, hello_of(r) + first_, all - first_, &came_[index(r)]);
+            const std::size_t all = due_[r] = sizeof(Call) + (waits_for_hub() ? result_bytes(rank_) : brought_by(r));
+            hellos_in_[r] = route_.receive(r, stream, hello_of(r), first_, &came_[r]);
+            if (all > first_) rests_in_[r] = receive_rest(r, stream, hello_of(r) + first_, all - first_, &came_[r]);
         }
         std::byte* const own = hello_of(rank_);
         std::memcpy(own, &call, sizeof call);
@@ -87,22 +85,21 @@ public:
         if (!sent_ || !route_.transport.finish_all(hellos_in_)) return false;
         for (int r = 0; r < ranks_; ++r) {
             const int from = waits_for_hub() && r != rank_ ? 0 : r;
-            std::memcpy(static_cast<void*>(&calls_[index(r)]), hello_of(from), sizeof(Call));
-            if (from != rank_ && (came_[index(from)] < sizeof(Call) || !collective::is_valid(calls_[index(r)], ranks_)))
+            std::memcpy(static_cast<void*>(&calls_[r]), hello_of(from), sizeof(Call));
+            if (from != rank_ && (came_[from] < sizeof(Call) || !collective::is_valid(calls_[r], ranks_)))
                 throw Nonsense(route_.other(from), "an invalid call");
         }
         return true;
     }
     /// Has that rank started it, as far as this rank knows? True for ranks that this rank does not hear.
-    bool arrived(int rank) const noexcept { return hellos_in_[index(rank)] == Transport::no_ticket; }
+    bool arrived(int rank) const noexcept { return hellos_in_[rank] == Transport::no_ticket; }
     /// Does this rank wait for rank 0's answer? If so, rank 0 may have started it while others have not.
     bool waits_for_hub() const noexcept { return by_way_of_one_ && rank_ != 0; }
     /// Has that rank, which has started it, yet to send some of its contribution,
     /// or to receive some of what is sent to it?
     bool owes(int rank) const noexcept {
-        return rests_in_[index(rank)] != Transport::no_ticket ||
-               (has_to_leave_ && rests_out_[index(rank)] != Transport::no_ticket) ||
-               (is_leaving() && hellos_out_[index(rank)] != Transport::no_ticket);
+        return rests_in_[rank] != Transport::no_ticket || (has_to_leave_ && rests_out_[rank] != Transport::no_ticket) ||
+               (is_leaving() && hellos_out_[rank] != Transport::no_ticket);
     }
     const List<Call>& calls() const noexcept { return calls_; }
 
@@ -121,7 +118,7 @@ public:
     /// the receivers must not wait for that.
     bool is_all_here() {
         const bool here = route_.transport.finish_all(rests_in_);
-        for (int r = 0; here && r < ranks_; ++r) route_.check_length(r, came_[index(r)], due_[index(r)]);
+        for (int r = 0; here && r < ranks_; ++r) route_.check_length(r, came_[r], due_[r]);
         return (!has_to_leave_ || route_.transport.finish_all(rests_out_)) && here;
     }
 
@@ -169,17 +166,12 @@ public:
     }
 
     /// The messages that is_over() waits for, by rank.
-    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept {
-        return {hellos_out_[index(rank)], rests_out_[index(rank)]};
-    }
+    std::array<Transport::Ticket, 2> out_to(int rank) const noexcept { return {hellos_out_[rank], rests_out_[rank]}; }
 
     /// Gives up all messages after the world has failed. Returns false if a message may still be written into this
     /// object's memory.
     bool give_up() noexcept {
-        bool all = true;
-        for (auto* tickets : {&hellos_in_, &hellos_out_, &rests_in_, &rests_out_})
-            all &= route_.transport.give_up_all(*tickets);
-        return all;
+        return route_.transport.give_up_all({&hellos_in_, &hellos_out_, &rests_in_, &rests_out_});
     }
 
     /// Is the number of elements of the whole buffer known? In a gather or scatter only after the hellos.
@@ -209,8 +201,7 @@ private:
     /// (docs/background/lab-notes.md).
     static constexpr std::size_t min_share = 64 * 1024;
 
-    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
-    std::byte* hello_of(int rank) noexcept { return hellos_.data() + index(rank) * place_; }
+    std::byte* hello_of(int rank) noexcept { return hellos_.data() + static_cast<std::size_t>(rank) * place_; }
 
     /// The elements that came with that rank's hello.
     std::byte* elements_of(int rank, std::size_t first = 0) noexcept {
@@ -226,9 +217,9 @@ private:
     /// memory of rank 0's elements.
     void compute(int owner, ElementRange share, void* to, collective::Combiner& combiner, List<const void*>& inputs) {
         const bool gathers = collective::in_is_shard(call_.operation);
-        for (int r = 0; r < ranks_; ++r) inputs[index(r)] = brought(r, gathers ? 0 : share.first);
+        for (int r = 0; r < ranks_; ++r) inputs[r] = brought(r, gathers ? 0 : share.first);
         if (collective::reduces(call_.operation)) combiner.run(calls_, inputs, {&to, 1}, share.size());
-        else if (const void* const from = inputs[index(gathers ? owner : call_.root)]; from != to)
+        else if (const void* const from = inputs[gathers ? owner : call_.root]; from != to)
             std::memcpy(to, from, share.size() * size_of(call_.dtype));
     }
 
@@ -245,11 +236,11 @@ private:
             if (!talks_to(r)) continue;
             const std::size_t all = sizeof(Call) + (results ? result_bytes(r) : bytes);
             const int stream = is_hub() ? Route::answers : Route::hellos;
-            hellos_out_[index(r)] = route_.send(r, stream, own, smaller(all, first_));
+            hellos_out_[r] = route_.send(r, stream, own, smaller(all, first_));
             if (all <= first_) continue;
             const bool in_parts = route_.transport.in_parts(all - first_);
             has_to_leave_ = has_to_leave_ || from_in_ || !in_parts;
-            rests_out_[index(r)] = route_.send(r, stream + (in_parts ? 1 : 2), rest, all - first_, in_parts);
+            rests_out_[r] = route_.send(r, stream + (in_parts ? 1 : 2), rest, all - first_, in_parts);
         }
     }
 

@@ -41,7 +41,7 @@ public:
             if (range.size() == 0 || !collective::contributes(pending.call(), route_.rank, owner)) continue;
             const void* from = pending.input(range);
             if (!pending.in_is_known()) from = std::memcpy(place(sending_, owner), from, bytes(range));
-            contributions_out_[index(owner)] = route_.send(owner, Route::contributions, from, bytes(range), true);
+            contributions_out_[owner] = route_.send(owner, Route::contributions, from, bytes(range), true);
         }
     }
 
@@ -79,7 +79,7 @@ public:
         contribution,  ///< it has not sent its contribution or not received this rank's; it needs no other rank
     };
     Debt debt(int rank) const noexcept {
-        const auto open = [&](const Tickets& tickets) { return tickets[index(rank)] != Transport::no_ticket; };
+        const auto open = [&](const Tickets& tickets) { return tickets[rank] != Transport::no_ticket; };
         if (open(contributions_in_) || open(contributions_out_)) return Debt::contribution;
         return open(results_out_) ? Debt::look : open(results_in_) ? Debt::result : Debt::none;
     }
@@ -87,16 +87,12 @@ public:
     /// Gives up all messages after the world has failed. Returns false if a message may still
     /// be written into this round's memory.
     bool give_up() noexcept {
-        bool all = true;
-        for (auto* tickets : {&contributions_out_, &contributions_in_, &results_out_, &results_in_})
-            all &= route_.transport.give_up_all(*tickets);
-        return all;
+        return route_.transport.give_up_all({&contributions_out_, &contributions_in_, &results_out_, &results_in_});
     }
 
 private:
     using Tickets = List<Transport::Ticket>;
 
-    static std::size_t index(int rank) noexcept { return static_cast<std::size_t>(rank); }
     static bool none(const Tickets& tickets) noexcept {
         for (const Transport::Ticket ticket : tickets)
             if (ticket != Transport::no_ticket) return false;
@@ -115,12 +111,12 @@ private:
     /// The memory for a piece from or to `rank`.
     std::byte* place(kernel::HostBuffer& area, int rank) const {
         if (area.bytes() == 0) area = kernel::HostBuffer(route_.transport_ranks.size() * piece_bytes_);
-        return static_cast<std::byte*>(area.data()) + index(rank) * piece_bytes_;
+        return static_cast<std::byte*>(area.data()) + static_cast<std::size_t>(rank) * piece_bytes_;
     }
 
     Transport::Ticket receive(int from, int stream, void* to, ElementRange range, List<std::size_t>& came) {
-        came[index(from)] = 0;
-        return route_.receive(from, stream, to, bytes(range), &came[index(from)], bytes(range));
+        came[from] = 0;
+        return route_.receive(from, stream, to, bytes(range), &came[from], bytes(range));
     }
 
     /// Begins to receive the contributions of the other ranks to this rank's share.
@@ -129,13 +125,13 @@ private:
         const ElementRange range = part(route_.rank);
         if (range.size() == 0) return;
         for (int r = 0; r < route_.size(); ++r) {
-            if (!collective::contributes(pending_->calls()[index(r)], r, route_.rank)) continue;
+            if (!collective::contributes(pending_->calls()[r], r, route_.rank)) continue;
             if (r == route_.rank) {
-                inputs_[index(r)] = pending_->input(range);
+                inputs_[r] = pending_->input(range);
             } else {
                 std::byte* const to = place(hearing_area_, r);
-                inputs_[index(r)] = to;
-                contributions_in_[index(r)] = receive(r, Route::contributions, to, range, contributions_came_);
+                inputs_[r] = to;
+                contributions_in_[r] = receive(r, Route::contributions, to, range, contributions_came_);
             }
         }
     }
@@ -146,8 +142,8 @@ private:
         const ElementRange range = part(route_.rank);
         if (range.size() == 0) return;
         for (int r = 0; r < route_.size(); ++r)
-            if (r != route_.rank && collective::contributes(pending_->calls()[index(r)], r, route_.rank))
-                route_.check_length(r, contributions_came_[index(r)], bytes(range));
+            if (r != route_.rank && collective::contributes(pending_->calls()[r], r, route_.rank))
+                route_.check_length(r, contributions_came_[r], bytes(range));
         const Call& call = pending_->call();
         const bool keeps = collective::receives(call, route_.rank, route_.rank);
         bool sends = false;
@@ -164,7 +160,7 @@ private:
             result = outputs[count - 1];
         } else {
             const int source = collective::in_is_shard(call.operation) ? route_.rank : call.root;
-            result = inputs_[index(source)];
+            result = inputs_[source];
             if (keeps && result != pending_->output(range)) std::memcpy(pending_->output(range), result, bytes(range));
             if (sends && source == route_.rank && !pending_->in_is_known())
                 result = std::memcpy(place(combined_area_, 0), result, bytes(range));
@@ -172,7 +168,7 @@ private:
         for (int k = 1; k < route_.size(); ++k) {
             const int r = (route_.rank + k) % route_.size();
             if (collective::receives(call, r, route_.rank))
-                results_out_[index(r)] = route_.send(r, Route::results, result, bytes(range), true);
+                results_out_[r] = route_.send(r, Route::results, result, bytes(range), true);
         }
     }
 
@@ -185,16 +181,16 @@ private:
                 !collective::receives(pending_->call(), route_.rank, owner))
                 continue;
             void* const to = pending_->out_is_known() ? pending_->output(range) : place(taking_area_, owner);
-            results_in_[index(owner)] = receive(owner, Route::results, to, range, results_came_);
+            results_in_[owner] = receive(owner, Route::results, to, range, results_came_);
         }
     }
 
     void land() {
         for (int owner = 0; owner < route_.size(); ++owner) {
-            Transport::Ticket& ticket = results_in_[index(owner)];
+            Transport::Ticket& ticket = results_in_[owner];
             if (ticket == Transport::no_ticket || !route_.transport.finish_one(ticket)) continue;
             const ElementRange range = part(owner);
-            route_.check_length(owner, results_came_[index(owner)], bytes(range));
+            route_.check_length(owner, results_came_[owner], bytes(range));
             if (!pending_->out_is_known())
                 std::memcpy(pending_->output(range), place(taking_area_, owner), bytes(range));
         }

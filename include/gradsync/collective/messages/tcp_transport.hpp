@@ -21,42 +21,41 @@ public:
     static constexpr std::size_t most_kept = std::size_t{256} << 20;
 
     /// `sockets[r]`: the connection to rank r.
-    TcpTransport(List<net::Socket> sockets, int rank) : peers_(sockets.size()), rank_(rank) {
+    TcpTransport(List<net::Socket> sockets, int rank) : peers_(sockets.size()) {
+        rank_ = rank, size_ = static_cast<int>(peers_.size());
+
         for (std::size_t r = 0; r < sockets.size(); ++r) {
             peers_[r].socket = std::move(sockets[r]);
             peers_[r].socket.keep_alive();
         }
     }
 
-    int rank() const noexcept override { return rank_; }
-    int size() const noexcept override { return static_cast<int>(peers_.size()); }
-    int last_stream() const noexcept override { return 1 << 20; }
     const char* refusal() const noexcept override { return nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
     bool sends_in_poll() const noexcept override { return true; }  // the sockets may be full
     [[gnu::cold]] bool lost(int rank) noexcept override {
-        Peer& peer = peers_[at(rank)];
+        Peer& peer = peers_[rank];
         if (!peer.lost && is_unanswered(peer.socket)) {
             peer.silent = true;
             lose(peer);
         }
         return peer.lost;
     }
-    bool silent(int rank) const noexcept override { return peers_[at(rank)].silent; }
+    bool silent(int rank) const noexcept override { return peers_[rank].silent; }
     [[gnu::cold]] bool arrived(int rank) const noexcept override {
-        const Peer& peer = peers_[at(rank)];
+        const Peer& peer = peers_[rank];
         int bytes = 0;
         return peer.lost || ::ioctl(peer.socket.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0;
     }
 
     Ticket send(int rank, int stream, const void* data, std::size_t bytes, bool /*known*/ = false) override {
-        Peer& peer = peers_[at(rank)];
+        Peer& peer = peers_[rank];
         const Ticket ticket = tickets_.add(peer.lost);
         if (peer.lost) return ticket;
         const bool first = peer.outgoing.empty();
-        peer.outgoing.push_back({.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
-                                 .data = static_cast<std::byte*>(const_cast<void*>(data)),
-                                 .ticket = ticket});
+        peer.outgoing.push({.header = {static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(bytes)},
+                            .data = static_cast<std::byte*>(const_cast<void*>(data)),
+                            .ticket = ticket});
         if (first) push(peer);
         return ticket;
     }
@@ -65,7 +64,7 @@ public:
                    std::size_t /*known*/ = 0) override {
         const Ticket ticket = tickets_.add(false);
         Inbox& inbox = inbox_of(rank, stream);
-        inbox.posted.push_back({static_cast<std::byte*>(data), room, ticket, came});
+        inbox.posted.push({static_cast<std::byte*>(data), room, ticket, came});
         match(inbox);
         return ticket;
     }
@@ -111,7 +110,7 @@ public:
         for (Peer& peer : peers_) {
             for (Inbox& inbox : peer.inboxes)
                 if (inbox.stream >= first && inbox.stream <= last)
-                    for (const Kept& message : inbox.kept) peer.kept -= cost(message.bytes.size());
+                    for (; !inbox.kept.empty(); inbox.kept.pop()) peer.kept -= cost(inbox.kept.oldest().bytes.size());
             peer.inboxes.forget(first, last);
         }
     }
@@ -148,7 +147,7 @@ private:
         net::Socket socket;
         bool lost = false;
         bool silent = false;  ///< the system has given up on its host
-        Queue<Moving> outgoing;
+        Queue<Moving> outgoing{1};
         Incoming incoming;
         Clock::time_point held_up_since = {};
         bool takes_all = false;  ///< out of patience: nothing is held up until all that has arrived by then is read
@@ -158,8 +157,6 @@ private:
 
     static constexpr std::size_t max_copied_at_once = std::size_t{128} << 10;
     static constexpr std::chrono::milliseconds patience{1};
-
-    static std::size_t at(int rank) noexcept { return static_cast<std::size_t>(rank); }
 
     /// Counts sent bytes when they have arrived at the other rank's system: this one may hold many that have not.
     void count_moved() noexcept {
@@ -181,40 +178,35 @@ private:
     }
 
     /// The inbox of the control stream takes messages from any rank.
-    Inbox& inbox_of(int rank, int stream) {
-        return stream == control_stream ? control_ : peers_[at(rank)].inboxes[stream];
-    }
+    Inbox& inbox_of(int rank, int stream) { return stream == control_stream ? control_ : peers_[rank].inboxes[stream]; }
 
     /// Added to each kept message's bytes, so that empty messages count against the limit, too.
     static constexpr std::size_t cost(std::size_t bytes) noexcept { return bytes + 256; }
 
     /// Stops listening to a rank that has sent invalid data.
     [[noreturn, gnu::cold]] void refuse(int rank, const std::string& what) {
-        lose(peers_[at(rank)]);
+        lose(peers_[rank]);
         throw Nonsense(rank, what);
-    }
-    void check_room(int rank, std::size_t bytes, const Posted& posted) {
-        if (bytes > posted.bytes)
-            refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
     }
     /// Gives a kept message to its receive, if it has begun.
     void match(Inbox& inbox) {
         if (inbox.kept.empty() || inbox.posted.empty()) return;
-        Kept message = std::move(inbox.kept.front());
-        inbox.kept.pop_front();
+        Kept message = std::move(inbox.kept.oldest());
+        inbox.kept.pop();
         const std::size_t bytes = message.bytes.size();
         const Posted posted = take_posted(message.rank, inbox, bytes);
         if (bytes != 0) std::memcpy(posted.data, message.bytes.data(), bytes);
         if (posted.came != nullptr) *posted.came += bytes;
-        peers_[at(message.rank)].kept -= cost(bytes);
+        peers_[message.rank].kept -= cost(bytes);
         spare_.keep(std::move(message.bytes));
         set_over(posted.ticket);
     }
     /// Takes the oldest begun receive, for a message of `bytes` bytes.
     Posted take_posted(int rank, Inbox& inbox, std::size_t bytes) {
-        const Posted posted = inbox.posted.front();
-        check_room(rank, bytes, posted);
-        inbox.posted.pop_front();
+        const Posted posted = inbox.posted.oldest();
+        if (bytes > posted.bytes)
+            refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
+        inbox.posted.pop();
         return posted;
     }
 
@@ -223,8 +215,9 @@ private:
     [[gnu::cold]] void let_go(Concerned&& concerned) noexcept {
         for (Peer& peer : peers_) {
             try {
-                for (Moving& outgoing : peer.outgoing)
-                    if (outgoing.moved != 0 && concerned(outgoing)) outgoing.detach();
+                // Only the first one can be half sent.
+                if (!peer.outgoing.empty() && peer.outgoing.oldest().moved != 0 && concerned(peer.outgoing.oldest()))
+                    peer.outgoing.oldest().detach();
                 if (concerned(peer.incoming)) peer.incoming.detach();
             } catch (const std::exception&) {  // out of memory
                 lose(peer);
@@ -254,7 +247,7 @@ private:
 
     void push(Peer& peer) noexcept {
         while (!peer.outgoing.empty()) {
-            Moving& front = peer.outgoing.front();
+            Moving& front = peer.outgoing.oldest();
             constexpr std::size_t header = sizeof(Header);
             const std::size_t of_header = gradsync::detail::smaller(front.moved, header),
                               of_data = front.moved - of_header;
@@ -274,19 +267,18 @@ private:
             if (front.header.stream != control_stream) passed_ += static_cast<std::size_t>(sent);
             if (front.moved < front.all()) continue;
             set_over(front.ticket);
-            peer.outgoing.pop_front();
+            peer.outgoing.pop();
         }
     }
 
     /// Call when the rank receives no more. Messages that it sent earlier may still have to be
     /// read; after them it is lost.
     void stop_sending(Peer& peer) noexcept {
-        for (const Moving& outgoing : peer.outgoing) set_over(outgoing.ticket);
-        peer.outgoing = {};
+        for (; !peer.outgoing.empty(); peer.outgoing.pop()) set_over(peer.outgoing.oldest().ticket);
     }
 
     void pull(int rank) {
-        Peer& peer = peers_[at(rank)];
+        Peer& peer = peers_[rank];
         Incoming& incoming = peer.incoming;
         constexpr std::size_t header = sizeof(Header);
         while (!peer.lost) {
@@ -349,7 +341,7 @@ private:
         if (incoming.keep) {
             // A receive may have begun since its first byte came.
             Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
-            inbox.kept.push_back({rank, std::move(incoming.own)});
+            inbox.kept.push({rank, std::move(incoming.own)});
             match(inbox);
         } else {
             if (incoming.came != nullptr) *incoming.came += incoming.header.bytes;
@@ -359,7 +351,6 @@ private:
     }
 
     List<Peer> peers_;
-    const int rank_;
     std::mutex mutex_;
     Inbox control_;
     TicketBook<bool> tickets_;                ///< by ticket: the message is complete
@@ -397,7 +388,7 @@ private:
         fail(text("rank ", r, " has no file descriptors left for its connections; allow it more (ulimit -n)"), r);
     };
     for (int r = 0; r < size; ++r) {
-        const net::Contact& contact = contacts[at(r)];
+        const net::Contact& contact = contacts[r];
         if (contact.count == 0 && (contact.error == EMFILE || contact.error == ENFILE)) has_no_descriptors(r);
         if (contact.count == 0)
             fail(text("rank ", r, " cannot listen for connections",
@@ -407,22 +398,22 @@ private:
         if (r != rank) (r < rank ? below : above).push_back(r);
     }
     for (net::Link& link : net::connect(reception, contacts, rank, rendezvous.secret(), below, above, limit))
-        sockets[at(link.rank)] = link.channel.take_socket();
+        sockets[link.rank] = link.channel.take_socket();
 
     struct Finding {
         std::int32_t apart = -1, has_no_descriptors = 0;
     } own;
     for (int r = size; r-- > 0;)
-        if (r != rank && !sockets[at(r)]) own.apart = r;
+        if (r != rank && !sockets[r]) own.apart = r;
     if (own.apart >= 0)
         own.has_no_descriptors = !net::Socket::of_family(AF_INET) && (errno == EMFILE || errno == ENFILE);
     using Tenths = std::chrono::duration<std::int64_t, std::deci>;
     const auto spent = gradsync::detail::smaller<std::chrono::nanoseconds>(net::Clock::now() - begun, limit);
     const List<Finding> all = bootstrap::exchange(rendezvous, own, timeout - std::chrono::floor<Tenths>(spent));
     for (int r = 0; r < size; ++r)
-        if (all[at(r)].has_no_descriptors) has_no_descriptors(r);
+        if (all[r].has_no_descriptors) has_no_descriptors(r);
     for (int r = 0; r < size; ++r)
-        if (const int other = all[at(r)].apart; other >= 0) {
+        if (const int other = all[r].apart; other >= 0) {
             const int later = gradsync::detail::larger(other, r);
             fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", later,
                       " cannot reach one another over TCP within ", bootstrap::format_duration(limit),

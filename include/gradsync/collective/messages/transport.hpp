@@ -40,11 +40,10 @@ public:
 
     virtual ~Transport() = default;
 
-    virtual int rank() const noexcept = 0;
-    virtual int size() const noexcept = 0;
-
+    int rank() const noexcept { return rank_; }
+    int size() const noexcept { return size_; }
     /// Streams are 0 to this number.
-    virtual int last_stream() const noexcept = 0;
+    int last_stream() const noexcept { return last_stream_; }
 
     /// Returns why the calling thread may not communicate now; nullptr if it may.
     virtual const char* refusal() const noexcept = 0;
@@ -107,12 +106,16 @@ public:
         for (Ticket& ticket : tickets) all &= finish_one(ticket);
         return all;
     }
-    bool give_up_all(List<Ticket>& tickets) noexcept {
+    bool give_up_all(std::initializer_list<List<Ticket>*> lists) noexcept {
         bool all = true;
-        for (Ticket& ticket : tickets)
-            if (const Ticket open = std::exchange(ticket, no_ticket); open != no_ticket) all &= give_up(open);
+        for (List<Ticket>* tickets : lists)
+            for (Ticket& ticket : *tickets)
+                if (const Ticket open = std::exchange(ticket, no_ticket); open != no_ticket) all &= give_up(open);
         return all;
     }
+
+protected:
+    int rank_ = 0, size_ = 1, last_stream_ = 1 << 20;  ///< set by the constructor
 };
 
 /// How one rank of a communicator reaches the others, in streams of the communicator. The references must outlive it.
@@ -144,7 +147,7 @@ struct Route {
     /// Declares that no more messages travel in its streams.
     void forget() const noexcept { transport.forget(number(0), number(streams - 1)); }
 
-    int other(int member) const noexcept { return transport_ranks[static_cast<std::size_t>(member)]; }
+    int other(int member) const noexcept { return transport_ranks[member]; }
 
 private:
     int number(int stream) const noexcept { return 1 + communicator * streams + stream; }

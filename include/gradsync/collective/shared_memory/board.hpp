@@ -46,7 +46,7 @@ public:
     World& world() const noexcept { return *world_; }
     const Shared<World>& shared_world() const noexcept { return world_; }
     const WorldRanks& world_ranks() const noexcept { return world_ranks_; }
-    int world_rank(int rank) const noexcept { return (*world_ranks_)[static_cast<std::size_t>(rank)]; }
+    int world_rank(int rank) const noexcept { return (*world_ranks_)[rank]; }
 
     /// One rank's part of one collective.
     struct alignas(64) Cell {

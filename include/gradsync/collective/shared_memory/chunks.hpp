@@ -75,7 +75,7 @@ public:
             return combiner_.run(calls, inputs_, {outputs_.data(), receivers}, range.size());
         }
         const bool gathers = collective::in_is_shard(call.operation);
-        const Call& source = calls[static_cast<std::size_t>(gathers ? owner : call.root)];
+        const Call& source = calls[gathers ? owner : call.root];
         const void* const from = static_cast<const std::byte*>(source.in) + (gathers ? shard : whole);
         for (std::size_t i = 0; i < receivers; ++i)
             if (outputs_[i] != from) std::memcpy(outputs_[i], from, range.size() * size_of(call.dtype));

@@ -112,8 +112,18 @@ public:
         staged_.set_timeout(limit);
     }
 
-    std::uint64_t start(const Call& call) override { return begin(call, nullptr); }
-    std::uint64_t start_step(const Call& call, ShardStep& step) override { return begin(call, &step); }
+    std::uint64_t start(const Call& call, ShardStep* step = nullptr) override {
+        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
+            std::lock_guard lock(mutex_);
+            oldest = started_.first();
+            // The direct seat remembers which collectives need staging only for its last Board::slots.
+            if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
+            return started_.add([&](Started& started, std::uint64_t) {
+                direct_.start(call, step);  // both count from 0
+                started = {call};
+            });
+        });
+    }
 
     /// Makes progress on everything in flight; never blocks.
     void progress() noexcept override {
@@ -172,7 +182,7 @@ public:
     }
 
     /// The ranks that hold up collective n.
-    collective::Late late(std::uint64_t n) noexcept {
+    collective::Late late(std::uint64_t n) override {
         std::lock_guard lock(mutex_);
         if (is_complete(n)) return {};
         if (!started_.oldest().whole) return direct_.late(n);
@@ -196,7 +206,7 @@ public:
     /// memory of this process, on which collectives are slower. Collective.
     [[gnu::cold]] collective::Memory allocate(std::size_t bytes) override {
         if (bytes == 0) return {};
-        if (size() == 1) return collective::Memory::of(kernel::HostBuffer(bytes));
+        if (size() == 1) return collective::memory_of(kernel::HostBuffer(bytes));
         const std::size_t unit = bytes >= Segment::huge_page ? Segment::huge_page : Segment::page;
         const std::size_t stride = gradsync::detail::round_up(bytes, unit);
         SharedSegment shared = share(0, stride * static_cast<std::size_t>(size()));
@@ -204,7 +214,7 @@ public:
             std::lock_guard lock(mutex_);
             remark_ = text(", but ", bytes, " bytes that were to be shared are copied: ",
                            shared.problem.empty() ? text("see rank ", world_rank(shared.without)) : shared.problem);
-            return collective::Memory::of(kernel::HostBuffer(bytes));
+            return collective::memory_of(kernel::HostBuffer(bytes));
         }
         const auto number = static_cast<std::uint32_t>(shared.number);
         regions_->add(number, shared.segment.data(), shared.segment.bytes(), world_ranks());
@@ -212,7 +222,7 @@ public:
         const auto take_back = [regions = regions_, number, mapped = shared.segment.memory()](void*) {
             regions->remove(number);
         };
-        return collective::Memory(Shared<void>::of(data, take_back));
+        return Shared<void>::of(data, take_back);
     }
 
     [[gnu::cold]] collective::Memory adopt(std::span<std::byte> region) override {
@@ -230,7 +240,7 @@ public:
         }
         check_size("adopt", region.size(), problem);
         regions_->add_alias(*number, part, region.data(), region.size());
-        return collective::Memory(Shared<void>::of(region.data(), [shared = std::move(shared), pages](void*) {}));
+        return Shared<void>::of(static_cast<void*>(region.data()), [shared = std::move(shared), pages](void*) {});
     }
 
     [[gnu::cold]] bool shares(const void* data, std::size_t bytes) const noexcept override {
@@ -274,28 +284,9 @@ private:
                                     rank() == creator ? world_->next_region() : 0, for_huge_pages);
     }
 
-    std::uint64_t begin(const Call& call, ShardStep* step) {
-        return start_in_turn(call.operation, [&](std::uint64_t& oldest) -> std::optional<std::uint64_t> {
-            std::lock_guard lock(mutex_);
-            oldest = started_.first();
-            // The direct seat remembers which collectives need staging only for its last Board::slots.
-            if (!started_.empty() && started_.next() - classified_ >= Board::slots / 2) return std::nullopt;
-            try {
-                return started_.add([&](Started& started, std::uint64_t) {
-                    direct_.start(call, step);  // both count from 0
-                    started = {call};
-                });
-            } catch (const Error&) {
-                if (!world_->failed()) throw;
-                return std::nullopt;  // the caller throws the failure, with this engine's record of collectives
-            }
-        });
-    }
-
     struct Started {
         Call call;
         std::optional<std::size_t> whole = {};  ///< elements of the whole buffer, if it is staged
-        bool complete = false;
     };
 
     Shared<Board> board(const Shared<std::byte>& memory, std::size_t index) const {
@@ -308,20 +299,18 @@ private:
 
     bool is_complete(std::uint64_t n) const noexcept {
         if (n >= classified_) return direct_.done(n) && !direct_.elsewhere(n);
-        return started_.is_over(n) || started_[n].complete;
+        return started_.is_over(n) || !started_[n].whole;
     }
 
     void advance_started() noexcept {
-        for (; classified_ < started_.next() && direct_.done(classified_); ++classified_) {
-            Started& next = started_[classified_];
-            next.whole = direct_.elsewhere(classified_);
-            next.complete = !next.whole;
-        }
-        started_.retire(
-            [this](Started& oldest) { return oldest.complete || (oldest.whole && advance_staged(oldest)); });
+        for (; classified_ < started_.next() && direct_.done(classified_); ++classified_)
+            started_[classified_].whole = direct_.elsewhere(classified_);
+        started_.retire([this](Started& oldest) {
+            return started_.first() < classified_ && (!oldest.whole || advance_staged(oldest));
+        });
     }
 
-    bool advance_staged(Started& started) noexcept {
+    bool advance_staged(const Started& started) noexcept {
         if (!pieces_) pieces_.emplace(started.call, *started.whole, rank(), size(), piece_bytes);
         for (;;) {
             bool moved = false;
@@ -340,7 +329,7 @@ private:
             });
             if (pieces_->all_taken() && pieces_in_flight_.empty()) {
                 pieces_.reset();
-                return started.complete = true;
+                return true;
             }
             if (!moved) return false;
         }

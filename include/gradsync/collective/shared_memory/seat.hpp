@@ -10,19 +10,9 @@ namespace gradsync::inline v0_2::shared_memory {
 
 using collective::Failure;
 
-/// How one rank reads the addresses in another rank's calls.
-///
-/// - `publish` turns a call of this rank into one that others can read.
-/// - `resolve` turns a call that a rank has published into addresses that are valid here.
-/// - `keeps_memory`: does memory that one rank works on stay mapped when another rank releases it?
-template <class A>
-concept AddressSpace = requires(const A& space, const Call& call) {
-    { space.publish(call) } -> std::same_as<Call>;
-    { space.resolve(call) } -> std::same_as<Call>;
-    { A::keeps_memory } -> std::convertible_to<bool>;
-};
-
-/// Ranks that are threads of one process.
+/// How a rank reads the addresses in another rank's calls: `publish` turns a call of this rank into one that others can
+/// read, `resolve` a published one into addresses that are valid here. `keeps_memory`: does memory that one rank works on
+/// stay mapped when another rank releases it? This is for ranks that are threads of one process.
 struct OneAddressSpace {
     static Call publish(const Call& call) noexcept { return call; }
     static Call resolve(const Call& call) noexcept { return call; }
@@ -33,7 +23,7 @@ struct OneAddressSpace {
 ///
 /// Several threads of the rank may use it: their starts are serialised, and one of them works at a time. Nothing runs
 /// by itself: work is done inside `progress()`, `test()` and `wait()`.
-template <AddressSpace Space>
+template <class Space>
 class Seat : public collective::Member {
 public:
     Seat(Shared<Board> board, int rank, std::chrono::nanoseconds timeout, Space space = {})
@@ -73,8 +63,6 @@ public:
         board_->world().wait_queue.ring();
         return n;
     }
-
-    std::uint64_t start_step(const Call& call, ShardStep& step) { return start(call, &step); }
 
     /// Works on this rank's share of the collectives that every rank has started. Never blocks.
     void progress() noexcept { work(Mode::poll); }
@@ -248,8 +236,7 @@ private:
     }
 
     void collect_calls(std::uint64_t n) noexcept {
-        for (int r = 0; r < board_->size(); ++r)
-            calls_[static_cast<std::size_t>(r)] = space_.resolve(board_->cell(n, r).call);
+        for (int r = 0; r < board_->size(); ++r) calls_[r] = space_.resolve(board_->cell(n, r).call);
     }
 
     Chunks chunks_of(std::uint64_t n) noexcept {

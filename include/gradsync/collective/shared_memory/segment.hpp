@@ -124,28 +124,17 @@ private:
     /// Returns the mapping, which begins before the data.
     [[gnu::cold]] void* map(int descriptor, std::size_t bytes, std::chrono::nanoseconds for_huge_pages) {
         const std::size_t offset = data_offset(bytes), whole = offset + bytes;
-        void* address = nullptr;
-        if (offset == huge_page) {
-            // Huge pages need an aligned address: reserve one huge page more, and return the rest.
-            void* const reserved =
-                ::mmap(nullptr, whole + huge_page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (reserved == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
-            const auto begin = reinterpret_cast<std::uintptr_t>(reserved);
-            const auto own_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-            const std::uintptr_t aligned = gradsync::detail::round_up(begin, huge_page),
-                                 page_end = gradsync::detail::round_up(aligned + whole, own_page);
-            if (aligned != begin) ::munmap(reserved, aligned - begin);
-            if (const std::uintptr_t end = begin + gradsync::detail::round_up(whole + huge_page, own_page);
-                end > page_end)
-                ::munmap(reinterpret_cast<void*>(page_end), end - page_end);
-            address = ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                             descriptor, 0);
-        } else {
-            address = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-        }
+        // Huge pages need an aligned address. What is reserved around it takes no memory.
+        void* const reserved =
+            ::mmap(nullptr, whole + offset, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        const std::uintptr_t aligned = gradsync::detail::round_up(reinterpret_cast<std::uintptr_t>(reserved), offset);
+        void* const address = reserved == MAP_FAILED
+                                  ? reserved
+                                  : ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE,
+                                           MAP_SHARED | MAP_FIXED, descriptor, 0);
         if (address == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
         memory_ = Shared<std::byte>::of(static_cast<std::byte*>(address) + offset,
-                                        [address, whole](std::byte*) { ::munmap(address, whole); });
+                                        [reserved, all = whole + offset](std::byte*) { ::munmap(reserved, all); });
         if (offset == huge_page) use_huge_pages(bytes, for_huge_pages);
         return address;
     }
@@ -254,7 +243,7 @@ struct SharedSegment {
             }
         };
         const Segment created = rank == creator ? attempt(make) : Segment();
-        const Offer offer = exchange(Offer{created.ipc_handle(), number})[static_cast<std::size_t>(creator)];
+        const Offer offer = exchange(Offer{created.ipc_handle(), number})[creator];
         if (offer.handle.descriptor >= 0)
             shared.segment = attempt([&] { return Segment::open(offer.handle, for_huge_pages); });
         shared.number = offer.number;
