@@ -212,7 +212,7 @@ TEST_CASE("a steady step allocates nothing: sharded") {
         for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
             for (std::size_t i = model.size(); i-- > 0;) {
                 [[maybe_unused]] const auto use = in_use(i);
-                sharded.acquire_gradient(i);
+                (void)sharded.acquire_gradient(i);
                 sharded.mark_ready(i);
             }
             sharded.finish();
