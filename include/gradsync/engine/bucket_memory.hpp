@@ -60,9 +60,8 @@ public:
     BucketMemory() = default;
     /// `buckets`: those with memory keep it; there `layout` has the order of the trainer. `unit_of(b)`: the unit of
     /// bucket b, below `units`.
-    template <class UnitOf>
     [[gnu::cold]] BucketMemory(const BucketPlan& plan, BucketLayout layout, ListView<const ParameterInfo> infos,
-                               List<BufferView> buckets, std::size_t units, UnitOf&& unit_of)
+                               List<BufferView> buckets, std::size_t units, auto&& unit_of)
         : plan_(plan),
           layout_(std::move(layout)),
           buckets_(std::move(buckets)),
@@ -158,8 +157,7 @@ public:
     }
     /// The same, if need be with a new slot of `bytes`. `source`: the backend, which makes it collective; or
     /// HostPasses, whose memory is a little slower between processes, because it has to be copied.
-    template <class Source>
-    void place(Source&& source, std::size_t u, bool keep, std::size_t bytes) {
+    void place(auto&& source, std::size_t u, bool keep, std::size_t bytes) {
         if (take(u, keep)) return;
         add_slots(source, {bytes});
         take(u, keep);
@@ -215,8 +213,7 @@ private:
             parameters_[i].data = data == nullptr ? nullptr : data + layout_.offsets[i] * size_of(parameters_[i].dtype);
     }
     /// Makes slots, in one allocation.
-    template <class Source>
-    [[gnu::cold]] void add_slots(Source&& source, const List<std::size_t>& sizes) {
+    [[gnu::cold]] void add_slots(auto&& source, const List<std::size_t>& sizes) {
         using Memory = decltype(source.allocate(std::size_t{}));
         std::size_t total = 0;
         for (const std::size_t bytes : sizes) total += bytes;

@@ -146,8 +146,7 @@ public:
     // ---------------------------------------------------------------------------------------------- out of the buckets
 
     /// Copies the results of bucket b to the trainer's gradients i for which `wanted(i)`.
-    template <class Wanted>
-    void hand_out(std::size_t b, Wanted&& wanted) {
+    void hand_out(std::size_t b, auto&& wanted) {
         for (std::size_t i : planned_.plan().bucket(b))
             if (rows_[i].copied && wanted(i)) passes_.copy(storage_.parameter(i), rows_[i].gradient);
     }

@@ -59,8 +59,7 @@ public:
 
     /// Computes the norm. `part(i, first, count, bucket, offset)` returns the view of `count` elements of gradient i
     /// from element `first`. Sharded gradients lie at `offset` in this rank's shard of `bucket`. Collective.
-    template <Backend B, class Part>
-    double compute(B& backend, Part&& part) {
+    double compute(Backend auto& backend, auto&& part) {
         kernel::register_kernels<DType::f64>();  // parts of gradients become f64 before a view of them is made
         values_.fill(0);
         const auto passes = passes_of(backend);
@@ -95,8 +94,7 @@ private:
     };
 
     /// Copies elements of a split block to the host, as f64.
-    template <class Passes>
-    static void read_part(const Passes& passes, ConstBufferView elements, double* to) {
+    static void read_part(const auto& passes, ConstBufferView elements, double* to) {
         std::byte bytes[block * sizeof(double)];
         passes.read(elements, bytes);
         kernel::convert(bytes, elements.dtype, to, DType::f64, elements.count);

@@ -72,8 +72,7 @@ public:
     }
 
     /// Runs `f`. An exception from it is fatal to the communicator: it fails on all ranks.
-    template <class F>
-    decltype(auto) run(F&& f) {
+    decltype(auto) run(auto&& f) {
         try {
             return f();
         } catch (...) {

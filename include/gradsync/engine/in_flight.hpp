@@ -142,8 +142,7 @@ public:
     }
     /// The same while marks are missing, but a no-op if another thread is advancing collectives. Calls `on_limit()` if
     /// no bucket was launched for twice the time limit: by then ranks that wait for these marks have thrown.
-    template <class OnLimit>
-    void try_test(OnLimit&& on_limit) {
+    void try_test(auto&& on_limit) {
         if (const std::unique_lock lock(polling_, std::try_to_lock); lock) test();
         if (std::exchange(launched_before_, launched()) != launched()) unmarked_ = {};
         unmarked_.look(2 * backend_.timeout(), [&](std::chrono::nanoseconds) { on_limit(); });

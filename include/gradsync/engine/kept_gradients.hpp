@@ -22,8 +22,7 @@ public:
         passes_.read(slot, bytes_.data() + end);
     }
     /// Writes the gradients i for which `unused(i)` back, and forgets all.
-    template <class Unused>
-    void restore(Unused&& unused) {
+    void restore(auto&& unused) {
         const std::uint8_t* bytes = bytes_.data();
         for (const Kept& one : kept_) {
             if (unused(one.parameter)) passes_.write(bytes, one.slot);

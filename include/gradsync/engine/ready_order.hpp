@@ -20,8 +20,7 @@ private:
 };
 
 /// On a device a gradient is ready when the device reaches its mark.
-template <Backend B>
-auto stamps_of(B& backend) {
+auto stamps_of(Backend auto& backend) {
     if constexpr (requires { passes_of(backend).stamps(); }) return passes_of(backend).stamps();
     else return HostStamps(BackendClock(backend));
 }

@@ -145,8 +145,7 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 /// Compares parameters, settings and plan over all ranks. If they differ, every rank throws
 /// Error(parameter_mismatch) with the same text, which names the first parameter or setting that differs.
 /// The communicator stays usable. Collective.
-template <Backend B>
-[[gnu::cold]] void verify(B& backend, ListView<const ParameterView> parameters, const BucketPlan& plan,
+[[gnu::cold]] void verify(Backend auto& backend, ListView<const ParameterView> parameters, const BucketPlan& plan,
                           const std::string& settings) {
     debug(DebugLevel::info, backend.rank(), "synchronises ", parameters.size(), " parameters: ", settings);
     if (backend.size() == 1) return;

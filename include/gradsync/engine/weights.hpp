@@ -95,8 +95,7 @@ public:
         return every_ != gradsync::never && (steps_ == 0 || (every_ != 0 && steps_ % every_ == 0));
     }
     /// Reads the weights through `passes`. `backend` works on host memory.
-    template <class Passes>
-    void start(Host& backend, Passes&& passes, ListView<const ParameterView> parameters) {
+    void start(Host& backend, auto&& passes, ListView<const ParameterView> parameters) {
         own_.clear();
         for (std::size_t i = 0; i < parameters.size(); ++i) {
             const bool is_given = parameters[i].value.data == nullptr && !given_.empty();
@@ -111,8 +110,7 @@ public:
     }
     /// `start` then compares, of each of the `count` parameters that has no value, `value_of(i)` as it is now. No-op if
     /// this step compares nothing.
-    template <class Passes, class ValueOf>
-    void give(Passes&& passes, std::size_t count, ValueOf&& value_of) {
+    void give(auto&& passes, std::size_t count, auto&& value_of) {
         if (!is_due()) return;
         given_.clear();
         for (std::size_t i = 0; i < count; ++i) given_.push_back(digest_of_value(passes, value_of(i)));
@@ -163,8 +161,7 @@ private:
             }
     }
 
-    template <class Passes>
-    static std::uint64_t digest_of_value(Passes& passes, const BufferView& value) {
+    static std::uint64_t digest_of_value(auto& passes, const BufferView& value) {
         constexpr std::size_t piece_bytes = std::size_t{1} << 20;  // copied from a device at a time
         if (value.data == nullptr || value.count == 0) return 0;   // some ranks may have an address for an empty one
         if (value.space == MemorySpace::host)
@@ -218,8 +215,7 @@ private:
 /// Throws Error(invalid_argument), with the same text on every rank, if ranks of one process share a gradient (if
 /// gradients are `borrowed`) or trainable weights. If there are very many parameters and ranks, it looks at the first
 /// parameters only. Parameters are known to be alike on all ranks. Collective.
-template <Backend Host>
-[[gnu::cold]] void check_own_memory(Host& backend, ListView<const ParameterView> parameters, bool borrowed) {
+[[gnu::cold]] void check_own_memory(Backend auto& backend, ListView<const ParameterView> parameters, bool borrowed) {
     const auto ranks = static_cast<std::size_t>(backend.size());
     if (ranks == 1) return;
     constexpr std::size_t most = 65536;  // comparisons, each of one parameter on two ranks

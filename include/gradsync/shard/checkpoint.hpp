@@ -26,8 +26,7 @@ namespace detail {
 
 /// Runs `f` on every rank. If it throws on some ranks, every rank throws the error of the lowest one.
 /// The communicator stays usable.
-template <Backend B, class F>
-void agree_on_success(B& backend, F&& f) {
+void agree_on_success(Backend auto& backend, auto&& f) {
     std::string failure;
     try {
         f();
@@ -43,8 +42,7 @@ void agree_on_success(B& backend, F&& f) {
 }
 
 /// Returns the manifest, once all ranks read the same one. Collective.
-template <Backend B>
-ShardManifest agree_on_manifest(B& backend, const std::filesystem::path& directory) {
+ShardManifest agree_on_manifest(Backend auto& backend, const std::filesystem::path& directory) {
     ShardManifest manifest;
     for (int attempt = 0;; ++attempt) {
         agree_on_success(backend, [&] { manifest = ShardManifest::read(directory); });
@@ -60,8 +58,7 @@ ShardManifest agree_on_manifest(B& backend, const std::filesystem::path& directo
 }
 
 /// Calls `use` with consecutive parts of a view that fit into `room`, in any element type.
-template <class Use>
-void in_pieces(BufferView view, List<std::byte>& room, Use&& use) {
+void in_pieces(BufferView view, List<std::byte>& room, auto&& use) {
     constexpr std::size_t most = std::size_t{1} << 20;
     room.resize(most);
     for (std::size_t n, first = 0; first < view.count; first += n)
@@ -180,19 +177,17 @@ private:
 };
 
 /// Reads this rank's shards and all frozen parameters, and checks the digests of its part of the files.
-template <class Sharded, class Passes>
-void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, Sharded& sharded, int rank,
-                 int size, const Passes& passes) {
+void read_shards(const std::filesystem::path& directory, const ShardManifest& manifest, auto& sharded, int rank,
+                 int size, const auto& passes) {
     for (auto r = static_cast<std::size_t>(rank); r < manifest.digests.size(); r += static_cast<std::size_t>(size))
         ShardReader(manifest.file(directory, r)).verify(manifest.digests[r]);
-    ShardLoader<Sharded, Passes> loader(sharded, passes);
+    ShardLoader loader(sharded, passes);
     for (std::size_t r = 0; r < manifest.digests.size(); ++r) loader.read_file(manifest.file(directory, r));
     loader.check_complete(ShardManifest::path(directory));
 }
 
 /// Loads the state of one group; see `load_shards`. Collective over the group.
-template <class Sharded>
-ShardManifest load_group(const std::filesystem::path& directory, Sharded& sharded) {
+ShardManifest load_group(const std::filesystem::path& directory, auto& sharded) {
     auto backend = sharded.backend();
     auto& comm = host_of(backend);
     ShardManifest manifest = agree_on_manifest(comm, directory);
@@ -212,8 +207,7 @@ ShardManifest load_group(const std::filesystem::path& directory, Sharded& sharde
 }
 
 /// Throws unless the names of the parameters are unique and the note is short.
-template <class Sharded>
-void check_saveable(Sharded& sharded, const std::string& note) {
+void check_saveable(auto& sharded, const std::string& note) {
     if (note.size() > longest_text) throw std::length_error("the note is longer than 16 MiB");
     std::unordered_set<std::string> names;
     for (std::size_t i = 0; i < sharded.parameters().size(); ++i)
@@ -223,8 +217,7 @@ void check_saveable(Sharded& sharded, const std::string& note) {
 }
 
 /// Writes the records of this rank's shards.
-template <class Sharded, class Passes>
-void write_shards(ShardSink& out, Sharded& sharded, const Passes& passes) {
+void write_shards(ShardSink& out, auto& sharded, const auto& passes) {
     List<std::byte> room;
     std::uint64_t records = 0;
     sharded.for_each_shard([&](std::size_t, std::size_t a, std::size_t, BufferView) { records += a == 0 ? 1 : 0; });
@@ -251,8 +244,7 @@ void write_shards(ShardSink& out, Sharded& sharded, const Passes& passes) {
 template <class Backend>
 class ShardSaving {
 public:
-    template <class Sharded>
-    ShardSaving(const std::filesystem::path& directory, Sharded& sharded, const std::string& note)
+    ShardSaving(const std::filesystem::path& directory, auto& sharded, const std::string& note)
         : directory_(directory), backend_(sharded.backend()) {
         auto& comm = host_of(backend_);
         if (sharded.replica() != 0)
@@ -282,8 +274,7 @@ public:
     Backend& backend() noexcept { return backend_; }
 
     /// `written()` returns the digest of this rank's part, when that is on disk, or throws.
-    template <class F>
-    void finish(F&& written) {
+    void finish(auto&& written) {
         auto& comm = host_of(backend_);
         std::uint64_t digest = 0;
         try {
@@ -319,8 +310,7 @@ private:
 /// Throws Error(storage) on every rank if one could not write, or if another job is saving to the directory. The
 /// previous checkpoint then stays valid, and training can continue. Throws Error(invalid_argument) in a group other
 /// than 0 of hybrid sharding: only group 0 saves.
-template <class Sharded>
-void save_shards(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
+void save_shards(const std::filesystem::path& directory, auto& sharded, const std::string& note = {}) {
     detail::ShardSaving<std::remove_cvref_t<decltype(sharded.backend())>> saving(directory, sharded, note);
     saving.finish([&] {
         detail::ShardWriter out(saving.part());
@@ -342,8 +332,7 @@ void save_shards(const std::filesystem::path& directory, Sharded& sharded, const
 class ShardSave {
 public:
     /// The arguments of `save_shards`, and its errors but those of writing. Collective.
-    template <class Sharded>
-    [[nodiscard]] ShardSave(const std::filesystem::path& directory, Sharded& sharded, const std::string& note = {}) {
+    [[nodiscard]] ShardSave(const std::filesystem::path& directory, auto& sharded, const std::string& note = {}) {
         const auto saving = std::make_shared<detail::ShardSaving<std::remove_cvref_t<decltype(sharded.backend())>>>(
             directory, sharded, note);
         detail::ShardImage image;
@@ -388,8 +377,7 @@ private:
 ///
 /// If the optimizer has `round`, restore its scalars from the note, then call `publish()`: the weights were rounded
 /// with the old ones.
-template <class Sharded>
-std::string load_shards(const std::filesystem::path& directory, Sharded& sharded) {
+std::string load_shards(const std::filesystem::path& directory, auto& sharded) {
     sharded.flush();  // gathers in flight must not overwrite what is loaded
     detail::ShardManifest manifest;
     std::optional<Error> failure;

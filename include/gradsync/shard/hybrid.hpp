@@ -76,8 +76,7 @@ public:
     }
 
     bool is_single_rank(const B& group) const noexcept { return group.size() == 1 && replicas_.size() == 1; }
-    template <class Use>
-    void with_replicas(Use&& use) const {
+    void with_replicas(auto&& use) const {
         B replicas = replicas_;
         use(replicas);
     }

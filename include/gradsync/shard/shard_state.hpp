@@ -115,8 +115,7 @@ public:
     }
 
     /// Lets a MatrixOptimizer step whole parameters. `costs`: see WholeCosts. Both outlive this.
-    template <class O>
-    void step_matrices(const O& optimizer, const List<ParameterView>& parameters, const List<double>& costs) {
+    void step_matrices(const auto& optimizer, const List<ParameterView>& parameters, const List<double>& costs) {
         parameters_ = &parameters;
         costs_ = costs;
         for (const ShardSlice& slice : slices_)
@@ -147,9 +146,8 @@ public:
     bool is_master(std::size_t i) const noexcept { return !weights_.empty() && !is_low_precision(weights_[i].dtype); }
 
     /// The optimizer steps this rank's shard of bucket b, except parameters i with `used(i)` false.
-    template <class O, class Used>
     void step([[maybe_unused]] B& backend, std::size_t b, ConstBufferView gradients, double gradient_scale,
-              O& optimizer, Used&& used) {
+              auto& optimizer, auto&& used) {
         if constexpr (B::memory_space == MemorySpace::host) step_part(b, 0, gradients, gradient_scale, optimizer, used);
         else step_on(backend.stream(), b, gradients, gradient_scale, optimizer, used);
     }
@@ -177,9 +175,8 @@ public:
 
     /// Sets `values`, the part of this rank's shard of the weights of bucket b that begins at element `first`, from the
     /// master weights. If the optimizer rounds weights, parameters i with `used(i)` false are left out.
-    template <class Passes, class O, class Used>
-    void round(const Passes& passes, std::size_t b, std::size_t first, BufferView values, O& optimizer,
-               Used&& used) const {
+    void round(const auto& passes, std::size_t b, std::size_t first, BufferView values, auto& optimizer,
+               auto&& used) const {
         constexpr bool rounds = requires(const RoundingSlice& slice) { optimizer.round(slice); };
         const bool low = is_low_precision(values.dtype);
         if (low ? !rounds : weights_.empty()) return passes.copy(array(b, 0).subview(first, values.count), values);
@@ -206,8 +203,7 @@ public:
     /// Takes the trainer's weights of this rank's shard of bucket b, if they were written since they were rounded.
     /// Master weights that round to their weights stay, with the bits that rounding drops; an optimizer's `round`
     /// rounds as in its present state. `values`: the shard, which gets the weights, too.
-    template <class Passes, class O>
-    void adopt(const Passes& passes, std::size_t b, BufferView values, O& optimizer) {
+    void adopt(const auto& passes, std::size_t b, BufferView values, auto& optimizer) {
         if (!has_masters(values)) return;
         for (const ShardSlice& slice : slices(b)) {
             const BufferView own = weights_[slice.parameter].subview(slice.first, slice.count);
@@ -226,9 +222,8 @@ private:
         const std::uint64_t now = digest_of(static_cast<const std::byte*>(weights.data), weights.bytes(), 0);
         return std::exchange(rounded_[static_cast<std::size_t>(&slice - slices_.data())], now) != now;
     }
-    template <class Passes, class O>
-    [[gnu::cold, gnu::noinline]] void adopt_slice(const Passes& passes, const ShardSlice& slice, BufferView own,
-                                                  O& optimizer) const {
+    [[gnu::cold, gnu::noinline]] void adopt_slice(const auto& passes, const ShardSlice& slice, BufferView own,
+                                                  auto& optimizer) const {
         // On devices each block costs three copies that the host waits for.
         const std::size_t block =
                               smaller(own.count, std::size_t{1} << (B::memory_space == MemorySpace::host ? 12 : 20)),
@@ -252,9 +247,8 @@ private:
     }
 
     /// Enqueues the step of a shard in device memory on a stream.
-    template <class Stream, class O, class Used>
-    void step_on(Stream stream, std::size_t b, ConstBufferView gradients, double gradient_scale, O& optimizer,
-                 Used&& used) {
+    void step_on(auto stream, std::size_t b, ConstBufferView gradients, double gradient_scale, auto& optimizer,
+                 auto&& used) {
         device_slices_.clear();
         device_arrays_.resize(slices(b).size() * (arrays_ - 1));
         void** next = device_arrays_.data();
@@ -372,8 +366,7 @@ public:
     /// Calls `sink(parameter, array, first, view)` on the root, or on all, for every piece of every trainable
     /// parameter's arrays, in host memory. Plans differ between trainings, and change, so the order is that of
     /// registration. Collective.
-    template <class Sink>
-    void collect(int root, Sink&& sink) {
+    void collect(int root, auto&& sink) {
         for_pieces(state_.array_count(), [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
             std::memset(whole.data, 0, whole.bytes());
             with_own(i, a, first, whole, [&](BufferView part, BufferView own) { passes_.read(own, part.data); });
@@ -386,8 +379,7 @@ public:
 
     /// Sets the first `arrays` arrays from the root: `source(parameter, array, first, view)`
     /// fills each piece there. Collective.
-    template <class Source>
-    void distribute(int root, std::size_t arrays, Source&& source) {
+    void distribute(int root, std::size_t arrays, auto&& source) {
         for_pieces(arrays, [&](std::size_t i, std::size_t a, std::size_t first, BufferView whole) {
             if (host_.rank() == root) source(i, a, first, whole);
             host_.broadcast(whole, root).wait();
@@ -401,8 +393,7 @@ public:
     }
 
 private:
-    template <class Use>
-    void for_pieces(std::size_t arrays, Use&& use) {
+    void for_pieces(std::size_t arrays, auto&& use) {
         for (std::size_t i = 0; i < parameters_.size(); ++i)
             for (std::size_t a = 0; planned_[i] != 0 && a < arrays; ++a)
                 for (std::size_t first = 0, count = parameters_[i].gradient.count; first < count; first += piece)
@@ -412,8 +403,7 @@ private:
     }
 
     /// Calls `use(part, own)` if this rank owns a part of the piece; `own` are the same elements in its state.
-    template <class View, class Use>
-    void with_own(std::size_t i, std::size_t a, std::size_t first, View whole, Use&& use) const {
+    void with_own(std::size_t i, std::size_t a, std::size_t first, auto whole, auto&& use) const {
         const ShardSlice* const slice = slice_of_[i];
         if (slice == nullptr) return;
         const std::size_t from = larger(first, slice->first),

@@ -137,8 +137,7 @@ public:
     /// Calls `use(parameter, array, first element, view)` for each slice and each array of this rank's state. Array 0
     /// holds the master weights, array 1 + k the optimizer's k-th array. You may read the views. You may write them
     /// after `flush()`; then call `publish()` (collective), at the latest before the next backward. Local.
-    template <class Use>
-    void for_each_shard(Use&& use) {
+    void for_each_shard(auto&& use) {
         adopt_written();
         for (const ShardSlice& slice : state_.slices())
             for (std::size_t a = 0; a < state_.array_count(); ++a) {
@@ -167,23 +166,18 @@ public:
         return number;
     }
     /// Internal, for checkpoints: calls `use(replicas)` with hybrid sharding; see the concept ExchangePolicy.
-    template <class Use>
-    friend void with_replicas(const ShardedBase& sharded, Use&& use) {
-        sharded.exchange_.with_replicas(use);
-    }
+    friend void with_replicas(const ShardedBase& sharded, auto&& use) { sharded.exchange_.with_replicas(use); }
 
     /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)`
     /// there, in order of registration. The pieces of an array come in order. No rank holds more than its
     /// shards and one piece. Collective.
-    template <class Sink>
-    void collect_state(int root, Sink&& sink) {
+    void collect_state(int root, auto&& sink) {
         guard_.check_root(root, "collect_state");
         with_settled_state("collect_state",
                            [&] { StateTransfer<B>(backend_, plan(), state_, parameters_).collect(root, sink); });
     }
     /// The same for all ranks at once: calls `sink` with every piece on each rank. Collective.
-    template <class Sink>
-    void collect_state(Sink&& sink) {
+    void collect_state(auto&& sink) {
         using Transfer = StateTransfer<B>;
         with_settled_state("collect_state",
                            [&] { Transfer(backend_, plan(), state_, parameters_).collect(Transfer::all, sink); });
@@ -191,8 +185,7 @@ public:
 
     /// Sets all state from the root: `source(parameter, array, first element, view)` fills each piece there, in the
     /// same order. Every rank's weights then follow array 0. Collective.
-    template <class Source>
-    void distribute_state(int root, Source&& source) {
+    void distribute_state(int root, auto&& source) {
         guard_.check_root(root, "distribute_state");
         with_settled_state("distribute_state", [&] {
             StateTransfer<B>(backend_, plan(), state_, parameters_).distribute(root, state_.array_count(), source);
@@ -283,8 +276,7 @@ protected:
     }
     /// Starts to gather the master weights of all ranks into the values of bucket b. If the optimizer rounds weights,
     /// it does so only for parameters i with `used(i)` true; the others keep theirs.
-    template <class Used>
-    void start_gather(std::size_t b, CollectiveTag tag, Used&& used) {
+    void start_gather(std::size_t b, CollectiveTag tag, auto&& used) {
         state_.round(passes_of(backend_), b, 0, own_values(b), optimizer_, used);
         state_.note_rounded(b, own_values(b));
         gathers_.start(b, values_.buckets()[b], tag);
@@ -380,8 +372,7 @@ protected:
     }
 
     /// Runs `f` while no gather is in flight.
-    template <class F>
-    void with_settled_state(const char* operation, F&& f) {
+    void with_settled_state(const char* operation, auto&& f) {
         guard_.check_usable(operation);
         guard_.run([&] {
             self().flush();

@@ -48,16 +48,14 @@ public:
     }
 
     /// Calls `finish()`, which completes the reductions of a step; their results are stepped instead of stored.
-    template <class Finish>
-    void run(double gradient_scale, Finish&& finish) {
+    void run(double gradient_scale, auto&& finish) {
         scale_ = gradient_scale;
         inside_ = true;
         finish();
         inside_ = false;
     }
     /// Calls `f()`. If it fails because this rank's optimizer threw, rethrows that exception.
-    template <class F>
-    void rethrow(F&& f) {
+    void rethrow(auto&& f) {
         try {
             f();
         } catch (...) {

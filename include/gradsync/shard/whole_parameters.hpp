@@ -121,9 +121,8 @@ struct WholeBalance {
 /// What `ranks` ranks of a ShardedOptimizer with these parameters and policies, and default options, will have. Reads
 /// no memory of the parameters. Throws Error(invalid_argument) as the ShardedOptimizer does, and unless `ranks` is
 /// positive.
-template <BucketPolicy Buckets>
 WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks, const WholeParameters& whole,
-                           const Buckets& buckets) {
+                           const BucketPolicy auto& buckets) {
     if (ranks < 1) detail::refuse("whole_balance", detail::text("the number of ranks must be positive, not ", ranks));
     detail::WholeOwners owners({detail::costs_of(parameters, whole, "whole_balance", 0), true});
     List<ParameterInfo> infos(parameters.size());
