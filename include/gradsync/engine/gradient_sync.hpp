@@ -72,7 +72,6 @@ public:
     // ------------------------------------------------------------------------------------------------ before a step
 
     bool begin_step(bool has_batch = true) {
-        guard_.check_usable("begin_step");
         marks_.check_phase("begin_step");
         if (!has_batch && home_.rounds().dealt().several() && !home_.pooled())
             guard_.refuse("begin_step",
@@ -85,19 +84,17 @@ public:
     }
 
     void set_weight(double weight) {
-        guard_.check_usable("set_weight");
+        marks_.check_phase("set_weight");
         if (!is_weighted(options_.averaging))
             guard_.refuse("set_weight",
                           "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
         constexpr double least = 0x1p-126, most = 0x1.fffffep127;  // of f32
         if (weight != 0 && !(weight >= least && weight <= most))
             guard_.refuse("set_weight", text("a weight must be 0, or from 1.2e-38 to 3.4e38, not ", weight));
-        marks_.check_phase("set_weight");
         in_flight_.contribution().set_weight(weight);
     }
 
     GRADSYNC_SETUP bool rebuild_buckets(auto&& share) {
-        guard_.check_usable("rebuild_buckets");
         marks_.check_phase("rebuild_buckets");
         flush("rebuild_buckets");
         return guard_.run([&] {
@@ -188,7 +185,6 @@ public:
     /// Moves the borrowed gradient i to another memory.
     void rebind_gradient(std::size_t i, BufferView gradient) {
         guard_.check_index(i, planned_.size(), "rebind_gradient");
-        guard_.check_usable("rebind_gradient");
         marks_.check_phase("rebind_gradient");
         const ParameterView& p = planned_[i];
         const auto refuse = [&](const auto&... what) { guard_.refuse("rebind_gradient", text(what...), p.name); };
@@ -216,7 +212,6 @@ public:
     }
 
     double gradient_norm() {
-        guard_.check_usable("gradient_norm");
         marks_.check_phase("gradient_norm");
         return guard_.run([&] {
             if (norm_ == std::nullopt) prepare_norm();
@@ -229,7 +224,6 @@ public:
     }
     /// Calls `use(gradient)` with each average of a floating type.
     void for_averages(CheckedCall call, auto&& use) {
-        guard_.check_usable(call.name);
         marks_.check_phase(call);
         flush(call.name);
         for (const std::size_t i : planned_.order())
@@ -393,7 +387,6 @@ private:
 /// Scales all gradients down to a global norm of at most `max_norm`; returns the norm before. See Reducer.
 template <class B>
 double clip_gradients_by_norm(GradientSync<B>& engine, Guard<B>& guard, double max_norm, std::optional<double> total) {
-    guard.check_usable("clip_gradients_by_norm");
     engine.marks().check_phase("clip_gradients_by_norm");
     guard.check_limit(max_norm, "clip_gradients_by_norm");
     const double norm = total ? *total : engine.gradient_norm();
@@ -406,8 +399,6 @@ double clip_gradients_by_norm(GradientSync<B>& engine, Guard<B>& guard, double m
 /// Clamps every element. See Reducer.
 template <class B>
 void clip_gradients_by_value(GradientSync<B>& engine, Guard<B>& guard, double limit) {
-    guard.check_usable("clip_gradients_by_value");
-    engine.marks().check_phase("clip_gradients_by_value");
     guard.check_limit(limit, "clip_gradients_by_value");
     engine.for_averages("clip_gradients_by_value",
                         [&](BufferView gradient) { passes_of(guard.backend()).clamp(gradient, limit); });

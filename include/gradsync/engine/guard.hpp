@@ -26,7 +26,7 @@ public:
     [[gnu::cold]] void broadcast_values(ListView<const ParameterView> parameters, int root) {
         List<BufferView> values;
         for (const ParameterView& p : parameters) {
-            check_value(p);
+            check_value(p, "broadcast_parameters");
             values.push_back(p.value);
         }
         broadcast_buffers(values, root);
@@ -99,10 +99,10 @@ public:
             refuse(operation, text("there is no rank ", root, " among ", backend_.size()));
     }
 
-    /// Refuses to broadcast weights that have no memory.
-    void check_value(const ParameterView& p) const {
+    /// Refuses weights that have no memory.
+    void check_value(const ParameterView& p, const char* operation) const {
         if (p.value.data != nullptr || p.gradient.count == 0) return;
-        refuse("broadcast_parameters",
+        refuse(operation,
                text(p.requires_grad ? "" : "frozen ", "parameter '", p.name,
                     "' has no value; give one in its ParameterView or parameter_traits"),
                p.name);

@@ -131,11 +131,10 @@ public:
     }
 
     NoSync no_sync() {
-        guard_.check_usable("no_sync");
+        check_phase("no_sync");
         if (home_.pooled())
             guard_.refuse("no_sync",
                           "pooled gradients do not outlive a backward; reduce each micro-batch with finish()");
-        check_phase("no_sync");
         const MicroBatchSums<B>& sums = home_.sums();
         if (options_.micro_batches != 0 && sums.over() + 1 >= sums.due())
             guard_.refuse("no_sync", text("this is the last micro-batch of a step, which has ", sums.due(),
@@ -145,7 +144,6 @@ public:
     }
 
     void discard() {
-        guard_.check_usable("discard");
         check_phase("discard");
         if (under_no_sync()) guard_.refuse("discard", "a guard of no_sync() lives; destroy it first");
         skips_ = false;
@@ -161,7 +159,9 @@ public:
         if (readiness_.any_used()) return Phase::accumulated;
         return base_.load(std::memory_order_relaxed);
     }
+    /// Refuses a call if this object has failed, or in a phase that does not allow it.
     void check_phase(CheckedCall call) const {
+        guard_.check_usable(call.name);
         if (const char* const refusal = call.refusal(phase())) guard_.refuse(call.name, refusal);
     }
     /// Was no gradient marked since the last `finish()`, except under `no_sync()`?

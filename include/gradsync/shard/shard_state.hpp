@@ -3,8 +3,8 @@
 
 #include "../core/backend.hpp"
 #include "../core/flat_optimizer.hpp"
-#include "../core/parameter.hpp"
 #include "../engine/bucket_memory.hpp"
+#include "../engine/parameters.hpp"
 #include "../engine/weights.hpp"
 #include "../kernel/host_buffer.hpp"
 #include "../kernel/passes.hpp"
@@ -47,7 +47,9 @@ consteval bool require_optimizer() {
 
 /// Why O cannot step this parameter; null if it can.
 template <class O, MemorySpace space>
-const char* refusal_of_f64(const ParameterView& p) {
+const char* refusal_of(const ParameterView& p) {
+    if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
+        return "is not of a floating type; freeze it (requires_grad = false)";
     if constexpr (space == MemorySpace::host) {
         if constexpr (!requires(O& optimizer, const OptimizerSlice<double>& slice) { optimizer.step(slice); })
             if (p.value.dtype == DType::f64) return "is f64, and the optimizer has no step(OptimizerSlice<double>)";
@@ -61,11 +63,10 @@ const char* refusal_of_f64(const ParameterView& p) {
 /// Throws Error(invalid_argument) if O cannot step one of the trainable parameters.
 /// `face`: the public object as errors name it.
 template <class O, MemorySpace space>
-void check_f64(const List<ParameterView>& parameters, const char* face, int rank) {
+void check_types(const List<ParameterView>& parameters, const char* face, int rank) {
     for (const ParameterView& p : parameters)
-        if (const char* const why = p.requires_grad ? refusal_of_f64<O, space>(p) : nullptr)
-            raise(Errc::invalid_argument, text(face, " on rank ", rank, ": parameter '", p.name, "' ", why),
-                  {.operation = face, .rank = rank, .parameter = p.name});
+        if (const char* const why = p.requires_grad ? refusal_of<O, space>(p) : nullptr)
+            refuse_on(rank, face, text("parameter '", p.name, "' ", why), p.name);
 }
 
 /// Passes the slices of an optimizer's step to a function.

@@ -28,7 +28,6 @@ public:
 
     /// See Reducer::begin_step. Collective.
     [[nodiscard]] bool begin_step(bool has_batch = true) {
-        guard_.check_usable("begin_step");
         check_averages("begin_step");
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (!has_batch) guard_.refuse("begin_step", "with hybrid sharding every rank needs a batch");
@@ -42,13 +41,11 @@ public:
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one,
     /// it weighs the ranks of each.
     void set_weight(double weight) {
-        guard_.check_usable("set_weight");
         check_averages("set_weight");
         engine_->set_weight(weight);
     }
     /// See Reducer::no_sync. Throws Error(invalid_argument) if gradients are sharded, or averaged already.
     NoSync no_sync() {
-        guard_.check_usable("no_sync");
         check_open("no_sync");
         return engine_->marks().no_sync();
     }
@@ -152,7 +149,6 @@ public:
     /// micro-batches so far. Call it between `finish()` and `step()`. Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
-        guard_.check_usable("for_each_gradient");
         check_averages("for_each_gradient");
         check_traces("for_each_gradient");
         adopt_written();
@@ -232,7 +228,7 @@ protected:
             guard_.refuse(Derived::name,
                           "weights that live with the library are compared once only; leave "
                           "ReducerOptions::compare_weights_every out");
-        check_f64<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
+        check_types<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
         const std::string all = text(settings, " states=", optimizer_.state_count(), describe_whole(costs_));
         verify(host_of(backend_), parameters_, {}, all);
         List<ParameterView> views = parameters_;
@@ -256,7 +252,10 @@ protected:
     void lay_out_values(std::size_t units, auto&& unit_of, bool borrows = false) {
         const GradientHome<B>& home = engine_->home();
         const BucketLayout& layout = home.storage().layout();
-        List<BufferView> buckets = value_buckets<B>(plan(), layout, parameters_, Derived::name, backend_.rank());
+        List<BufferView> buckets;
+        for (std::size_t b = 0; b < plan().size(); ++b)  // a bucket is of one kind, so its values have one type
+            buckets.push_back(typed_view(nullptr, layout.counts[b], parameters_[plan().bucket(b).front()].value.dtype,
+                                         B::memory_space));
         if (borrows) borrow_values(backend_, plan(), layout, parameters_, buckets);
         values_ = BucketMemory<B>(plan(), layout, home.planned().infos(), std::move(buckets), units, unit_of);
     }
@@ -290,7 +289,7 @@ protected:
         guard_.check_usable("broadcast_parameters");
         guard_.check_root(root, "broadcast_parameters");
         for (const ParameterView& p : parameters_)
-            if (!p.requires_grad) guard_.check_value(p);
+            if (!p.requires_grad) guard_.check_value(p, "broadcast_parameters");
     }
     /// Are gradients sharded, and the micro-batches of a step counted?
     bool counts_micro_batches() const noexcept {
@@ -316,19 +315,18 @@ protected:
     }
     /// Refuses a call for which there are no averages, or some of another step.
     void check_averages(CheckedCall call) const {
+        guard_.check_usable(call.name);
         if (const char* const refusal = call.refusal(averages_)) guard_.refuse(call.name, refusal);
     }
     /// Refuses a call that uses the averages before all of them are there, or after gradients were written.
     void check_averaged(CheckedCall call) const {
-        const char* const operation = call.name;
-        guard_.check_usable(operation);
         check_averages(call);
         if (averages_ == Averages::reduced) engine_->marks().check_phase(call);
         if (const std::size_t due = engine_->home().rounds().deal().rounds();
             counts_micro_batches() && micro_batches_ != due)
-            guard_.refuse(operation, text("only ", micro_batches_, " of this step's ", due,
+            guard_.refuse(call.name, text("only ", micro_batches_, " of this step's ", due,
                                           " micro-batches were averaged; call finish() after each"));
-        check_traces(operation);
+        check_traces(call.name);
     }
     void take_traces() {
         for (std::size_t i = 0; i < traces_.size(); ++i)

@@ -122,11 +122,7 @@ public:
         this->engine_options_ = detail::with_storage(
             this->engine_options_, Stage::shards_gradients ? GradientStorage::pooled : GradientStorage::borrowed);
         for (const ParameterView& p : parameters_)
-            if (p.requires_grad && p.value.data == nullptr && p.gradient.count != (in_buckets() ? p.value.count : 0))
-                guard_.refuse(name,
-                              detail::text("parameter '", p.name,
-                                           "' has no value; give one in its ParameterView or parameter_traits"),
-                              p.name);
+            if (p.requires_grad && !(in_buckets() && p.value.count == p.gradient.count)) guard_.check_value(p, name);
         make_engine();
         this->gathers_.attach(backend_, this,
                               [](void* self, std::size_t b) { static_cast<ShardedOptimizer*>(self)->hand_out(b); });
@@ -218,7 +214,6 @@ public:
     /// and their state move to their new owners. Returns true if the plan changed; ask for all views again then. With
     /// hybrid sharding all groups take the order of the first one. Call it between steps. Collective, over all groups.
     [[nodiscard]] bool rebuild_buckets() {
-        guard_.check_usable("rebuild_buckets");
         check_no_gradients("rebuild_buckets");
         return guard_.run([&] {
             flush();
@@ -243,8 +238,7 @@ public:
         for (std::size_t i : which) {
             this->check_index(i, "unfreeze");
             const ParameterView& p = parameters_[i];
-            if (parameter_value(i).data == nullptr && p.gradient.count != 0)
-                guard_.refuse("unfreeze", detail::text("parameter '", p.name, "' has no value"), p.name);
+            if (!p.requires_grad) guard_.check_value(p, "unfreeze");
             if (this->engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr &&
                 p.gradient.count != 0)
                 guard_.refuse(
@@ -262,7 +256,7 @@ public:
         List<ParameterView> trained = parameters_;
         for (std::size_t i : which) trained[i].requires_grad = true;
         check_values_apart(trained);
-        detail::check_f64<O, B::memory_space>(trained, name, backend_.rank());
+        detail::check_types<O, B::memory_space>(trained, name, backend_.rank());
         (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank(),
                                    backend_.size());
         guard_.run([&] {

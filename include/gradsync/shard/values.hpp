@@ -7,38 +7,6 @@
 
 namespace gradsync::inline v0_2::detail {
 
-/// The dtype of the values of bucket b. Throws Error(invalid_argument) if they differ, because a bucket is gathered as
-/// one buffer, or if a type is not floating-point.
-inline DType value_dtype(const BucketPlan& plan, std::size_t b, std::span<const ParameterView> parameters,
-                         const char* who, int rank) {
-    const ParameterView& first = parameters[plan.bucket(b).front()];
-    for (std::size_t i : plan.bucket(b)) {
-        const ParameterView& p = parameters[i];
-        std::string problem;
-        if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
-            problem = "is not of a floating type; freeze it (requires_grad = false)";
-        else if (p.value.dtype != first.value.dtype)
-            problem = text("has values of ", p.value.dtype, ", but shares bucket ", b, " with '", first.name, "' of ",
-                           first.value.dtype, "; put them in different buckets");
-        if (!problem.empty())
-            raise(Errc::invalid_argument, text(who, " on rank ", rank, ": parameter '", p.name, "' ", problem),
-                  {.operation = who, .rank = rank, .parameter = p.name});
-    }
-    return first.value.dtype;
-}
-
-/// The buckets of the parameters' values, laid out like those of their gradients, without memory. Throws as
-/// `value_dtype` does.
-template <Backend B>
-List<BufferView> value_buckets(const BucketPlan& plan, const BucketLayout& layout,
-                               std::span<const ParameterView> parameters, const char* who, int rank) {
-    List<BufferView> buckets;
-    for (std::size_t b = 0; b < plan.size(); ++b)
-        buckets.push_back(
-            typed_view(nullptr, layout.counts[b], value_dtype(plan, b, parameters, who, rank), B::memory_space));
-    return buckets;
-}
-
 /// Uses the trainer's memory for buckets whose values lie there alone and in the order of the gradients, on all ranks.
 /// Collective.
 template <Backend B>
@@ -66,10 +34,8 @@ template <Backend B>
     const List<std::uint64_t> all = gather_values(host_of(backend), own);
     for (std::size_t k = 0; k < all.size(); k += 2)
         if (all[k] != all[0])
-            raise(Errc::invalid_argument,
-                  text(who, " on rank ", backend.rank(),
-                       ": ParameterStorage::shared is for ranks that are threads of one process; use in_buckets"),
-                  {.operation = who, .rank = backend.rank()});
+            refuse_on(backend.rank(), who,
+                      "ParameterStorage::shared is for ranks that are threads of one process; use in_buckets");
     if (backend.rank() != 0) values.share(*reinterpret_cast<const BucketMemory<B>*>(all[1]));
     backend.barrier().wait();  // only then may rank 0 continue, and be destroyed
 }

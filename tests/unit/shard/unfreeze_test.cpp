@@ -144,7 +144,7 @@ TEST_CASE("parameters that cannot be trained are not unfrozen, and the training 
                               finding.check(!sharded.parameters()[i].requires_grad, "it is trained");
                           };
                           refused(1, "'p1' is f64, and the optimizer");
-                          refused(2, "'p2' has a gradient of i32");
+                          refused(2, "'p2' is not of a floating type");
                           if (storage == ParameterStorage::borrowed) refused(3, "the values of 'p0' and 'p3' share memory");
                           write(sharded.acquire_gradient(0), random_gradient(model[0], comm.rank(), s, 0));
                           sharded.mark_ready(0);
@@ -152,6 +152,33 @@ TEST_CASE("parameters that cannot be trained are not unfrozen, and the training 
                           sharded.step();
                       }
                   }) == "");
+}
+
+TEST_CASE("an integer parameter is not unfrozen even where integers could be summed, and the training goes on") {
+    for (const int size : rank_counts(1, 3))
+        CHECK(findings(size, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors({30, 50, 50}, DType::f32);
+                  std::vector<ParameterView> views = views_of(model);
+                  std::vector<std::int32_t> counts(50), others(50), sums(50);
+                  for (const std::size_t i : {1u, 2u}) views[i].requires_grad = false;
+                  views[1].gradient = buffer(sums), views[1].value = buffer(counts);
+                  views[2].value = buffer(others);
+                  ShardedOptimizer sharded(comm, views, Sgd{}, ShardingOptions{.reducer = {.averaging = Averaging::sum}});
+                  for (int s = 0; s < 2; ++s) {
+                      const BucketPlan before = sharded.plan();
+                      for (const std::size_t i : {1u, 2u}) {
+                          const std::size_t which[] = {i};
+                          const std::string name = "p" + std::to_string(i);
+                          check_refused(
+                              finding, [&] { sharded.unfreeze(which); }, "'" + name + "' is not of a floating type", name);
+                      }
+                      finding.check(sharded.plan() == before && !sharded.parameters()[1].requires_grad, "what was refused has changed something");
+                      write(sharded.acquire_gradient(0), random_gradient(model[0], comm.rank(), s, 0));
+                      sharded.mark_ready(0);
+                      sharded.finish();
+                      sharded.step();
+                  }
+              }) == "");
 }
 
 TEST_CASE("gradients that live with the library need no memory to be unfrozen") {
