@@ -27,10 +27,11 @@ public:
         : options_(options),
           rank_(backend.rank()),
           planned_(backend, std::move(parameters), options, policy, policies),
-          rounds_(backend, options, policies.sums && B::memory_space == MemorySpace::host,
-                  policies.exchange->traits.scatters, storage_, sums_),
+          rounds_(backend, options, policies, storage_, sums_),
           sums_(backend, planned_.size(), place_of_sums(), rounds_.deal(), rounds_.dealt().several() && !pooled()),
-          passes_(passes_of(backend)) {}
+          passes_(passes_of(backend)),
+          keeps_(options.gradients == GradientStorage::in_buckets &&
+                 (policies.decoupled || !policies.exchange->traits.scatters)) {}
 
     /// Allocates the buckets. Call it first, once all ranks are known to have the same plan. Collective.
     [[gnu::cold]] void allocate(B& backend) {
@@ -68,15 +69,12 @@ public:
     BufferView gradient(std::size_t i) const noexcept {
         return live_here() && planned_[i].requires_grad ? storage_.written(i) : planned_[i].gradient;
     }
-    /// This rank's shard of bucket b, once its collective is complete.
-    BufferView shard(std::size_t b) const noexcept { return rounds_.shard(b); }
     /// Bytes of memory that the library owns.
     std::size_t bytes() const noexcept { return storage_.bytes() + sums_apart_.bytes() + rounds_.bytes(); }
 
     // -------------------------------------------------------------------------------------------- sums over the ranks
 
-    const RoundSums<B>& rounds() const noexcept { return rounds_; }
-    void end_round(bool ends_step) { rounds_.end_round(ends_step); }
+    RoundSums<B>& rounds() noexcept { return rounds_; }
 
     // ------------------------------------------------------------------------ the memory of buckets, while needed
 
@@ -149,6 +147,24 @@ public:
     void hand_out(std::size_t b, auto&& wanted) {
         for (std::size_t i : planned_.plan().bucket(b))
             if (rows_[i].copied && wanted(i)) passes_.copy(storage_.parameter(i), rows_[i].gradient);
+    }
+
+    /// Copies gradient i, which this rank did not use, if it lives in its bucket: it comes back if no rank used it.
+    void keep(std::size_t i) {
+        if (!keeps_) return;
+        kept_.push_back(i);
+        kept_bytes_.resize(kept_bytes_.size() + gradient(i).bytes());
+        passes_.read(gradient(i), kept_bytes_.end() - gradient(i).bytes());
+    }
+    /// Writes the kept gradients i for which `unused(i)` back, and forgets all.
+    void restore(auto&& unused) {
+        const std::uint8_t* bytes = kept_bytes_.data();
+        for (const std::size_t i : kept_) {
+            if (unused(i)) passes_.write(bytes, gradient(i));
+            bytes += gradient(i).bytes();
+        }
+        kept_.clear();
+        kept_bytes_.clear();
     }
 
 private:
@@ -231,6 +247,9 @@ private:
     [[no_unique_address]] PassesOf<B> passes_;
     List<Row> rows_;                      ///< by parameter
     std::atomic<bool> some_left_{false};  ///< some gradients have left the range that was their bucket; see `rebind`
+    const bool keeps_;                    ///< gradients live in buckets whose results are whole
+    List<std::size_t> kept_;              ///< parameters; see `keep`
+    List<std::uint8_t> kept_bytes_;       ///< their gradients, one after the other
 };
 
 }  // namespace gradsync::inline v0_2::detail

@@ -91,7 +91,7 @@ public:
         constexpr double least = 0x1p-126, most = 0x1.fffffep127;  // of f32
         if (weight != 0 && !(weight >= least && weight <= most))
             guard_.refuse("set_weight", text("a weight must be 0, or from 1.2e-38 to 3.4e38, not ", weight));
-        in_flight_.contribution().set_weight(weight);
+        in_flight_.contribution().weight = weight;
     }
 
     GRADSYNC_SETUP bool rebuild_buckets(auto&& share) {
@@ -127,8 +127,7 @@ public:
     }
     bool try_finish() {
         guard_.check_usable("try_finish");
-        if (in_flight_.contribution().has_batch() && options_.unused == UnusedParameters::error &&
-            !marks_.all_ready()) {
+        if (in_flight_.contribution().has_batch && options_.unused == UnusedParameters::error && !marks_.all_ready()) {
             guard_.run([&] {
                 in_flight_.try_test([&] { marks_.name_unready(); });
                 if constexpr (abilities_of<B>.failed)
@@ -159,7 +158,7 @@ public:
     /// Ends a step after `settle()` without its reductions.
     void drop_step() {
         if (marks_.order().recording()) marks_.order().forget();
-        in_flight_.contribution().reset();
+        in_flight_.contribution() = {};
         marks_.reset();
     }
 
@@ -217,7 +216,8 @@ public:
             if (norm_ == std::nullopt) prepare_norm();
             return norm_->compute(
                 backend_, [&](std::size_t i, std::size_t first, std::size_t count, std::size_t b, std::size_t offset) {
-                    if (scatters_ || (decoupled_ && gathers_.pending(b))) return home_.shard(b).subview(offset, count);
+                    if (scatters_ || (decoupled_ && gathers_.pending(b)))
+                        return home_.rounds().shard(b).subview(offset, count);
                     return home_.gradient(i).subview(first, count);
                 });
         });
@@ -346,7 +346,7 @@ private:
             gathers_.wait(b);  // they overwrite what is restored
         for (std::size_t b = 0; b < planned_.plan().size(); ++b)
             home_.hand_out(b, [&](std::size_t i) { return used[i] != 0; });
-        kept_.restore([&](std::size_t i) { return used[i] == 0; });
+        home_.restore([&](std::size_t i) { return used[i] == 0; });
     }
     void take_statistics(bool skips) {
         statistics_.last = in_flight_.take_statistics(statistics_.buckets);
@@ -372,11 +372,10 @@ private:
     const PlannedParameters<B>& planned_ = home_.planned();
     Readiness readiness_{uses_of(planned_.parameters()), planned_.plan()};
     InFlight<B> in_flight_;
-    KeptGradients<B> kept_{backend_, options_.gradients == GradientStorage::in_buckets && !scatters_};
     AnyOverlap overlap_;
     DeferredGather<B> gathers_;  ///< only if decoupled
-    Marks<B> marks_{
-        guard_, options_, home_, readiness_, in_flight_, kept_, overlap_, gathers_, bucket_policy_.plans_by_times()};
+    Marks<B> marks_{guard_,     options_, home_,    readiness_,
+                    in_flight_, overlap_, gathers_, bucket_policy_.plans_by_times()};
     std::optional<GradientNorm> norm_;
     List<std::uint8_t> used_;                 ///< by parameter, of the last step; only with find_unused
     typename HostOf<B>::WorkType agreement_;  ///< the ranks' agreement on used gradients and on skipping the step

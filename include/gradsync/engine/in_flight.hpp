@@ -2,14 +2,19 @@
 #pragma once
 
 #include "../collective/deadline.hpp"
-#include "dealt_exchange.hpp"
 #include "deferred_gather.hpp"
 #include "gradient_home.hpp"
 #include "launch_groups.hpp"
-#include "own_contribution.hpp"
 #include "weights.hpp"
 
 namespace gradsync::inline v0_2::detail {
+
+/// Whether this rank has a batch in a step, and the weight that the trainer has set for it.
+struct OwnContribution {
+    std::optional<double> weight = {};
+    bool has_batch = true;
+    bool some_have_none = false;  ///< other ranks may have no batch
+};
 
 /// The buckets of a step in flight. Starts their collectives in the plan's order as they fill, advances them, waits for
 /// them, and measures the time that this adds to the step. `Readiness` tells which buckets are full.
@@ -63,7 +68,7 @@ public:
     void launch_full_buckets(bool in_hook, bool ends = false) {
         std::lock_guard lock(launching_);
         const bool waits = !ends && exchange_->traits.scatters &&
-                           (contribution_.some_have_none() || options_.unused == UnusedParameters::find_unused);
+                           (contribution_.some_have_none || options_.unused == UnusedParameters::find_unused);
         const auto next = [&](std::size_t b) {
             return b < times_.size() && groups_.full(b, readiness_) &&
                    (!waits || groups_.continues(b) || b - completed() < most_ahead);
@@ -113,7 +118,7 @@ public:
     /// False once there is nothing to do.
     bool launch_before_wait() {
         if (!home_.pooled() || launched() == times_.size()) return false;
-        if (contribution_.has_batch()) return launch_full_buckets(true), false;
+        if (contribution_.has_batch) return launch_full_buckets(true), false;
         poll(true);
         for (std::size_t b = launched(); b < times_.size() && b - completed() < most_ahead && home_.obtain(b); ++b)
             readiness_.fill_all(b, planned_.plan().bucket(b));
@@ -174,7 +179,7 @@ public:
         }
         started_.store(0, std::memory_order_relaxed);
         completed_.store(0, std::memory_order_relaxed);
-        contribution_.reset();
+        contribution_ = {};
         unmarked_ = {};
         return step;
     }
@@ -239,11 +244,11 @@ private:
         set_tag(backend_, tag(b));
         const BufferView bucket = home_.marked_bucket(b);
         if (!is_floating(bucket.dtype)) {
-            if (!contribution_.has_batch()) passes_of(backend_).clear(bucket);
+            if (!contribution_.has_batch) passes_of(backend_).clear(bucket);
             if (!is_single_rank()) running_->start(backend_, b, bucket, ReduceOp::sum, {});
             return;
         }
-        if (contribution_.has_batch() && !contribution_.weight() && is_weighted(options_.averaging))
+        if (contribution_.has_batch && !contribution_.weight && is_weighted(options_.averaging))
             raise(Errc::invalid_argument,
                   text("rank ", backend_.rank(),
                        " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
@@ -252,8 +257,8 @@ private:
             larger(home_.rounds().dealt().several() ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
         const auto count =
             static_cast<double>(options_.micro_batches == 0 ? 1 : home_.rounds().deal().count(backend_.rank()));
-        const Contribution own = contribution_of(options_, backend_.rank(), contribution_.weight().value_or(1),
-                                                 contribution_.has_batch(), count, divisor);
+        const Contribution own = contribution_of(options_, backend_.rank(), contribution_.weight.value_or(1),
+                                                 contribution_.has_batch, count, divisor);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         running_->start(backend_, b, bucket, ReduceOp::mean, own);
     } catch (Error& error) {
@@ -268,10 +273,9 @@ private:
     const PlannedParameters<B>& planned_ = home_.planned();
     Readiness& readiness_;
     std::unique_ptr<AnyExchange<B>> exchange_;
-    DealtExchange<B> dealt_{home_.rounds(), exchange_->traits};
-    AnyExchange<B>* const running_ =
-        home_.rounds().dealt().several() ? &dealt_ : exchange_.get();  ///< reduces the buckets
-    const bool single_rank_ = exchange_->is_single_rank(backend_);     ///< cached, because every mark asks
+    /// Reduces the buckets.
+    AnyExchange<B>* const running_ = home_.rounds().dealt().several() ? &home_.rounds() : exchange_.get();
+    const bool single_rank_ = exchange_->is_single_rank(backend_);  ///< cached, because every mark asks
     LaunchGroups<B> groups_;
     Watch watch_{BackendClock(backend_), options_.observer};
     List<Times> times_;  ///< by bucket

@@ -3,7 +3,6 @@
 
 #include "guard.hpp"
 #include "in_flight.hpp"
-#include "kept_gradients.hpp"
 #include "no_sync.hpp"
 #include "phases.hpp"
 #include "ready_order.hpp"
@@ -25,14 +24,12 @@ class Marks {
 public:
     /// The references must outlive this object.
     [[gnu::cold]] Marks(Guard<B>& guard, const ReducerOptions& options, GradientHome<B>& home, Readiness& readiness,
-                        InFlight<B>& in_flight, KeptGradients<B>& kept, AnyOverlap& overlap,
-                        const DeferredGather<B>& gathers, bool timed)
+                        InFlight<B>& in_flight, AnyOverlap& overlap, const DeferredGather<B>& gathers, bool timed)
         : guard_(guard),
           options_(options),
           home_(home),
           readiness_(readiness),
           in_flight_(in_flight),
-          kept_(kept),
           overlap_(overlap),
           gathers_(gathers),
           order_(guard.backend(), timed),
@@ -92,7 +89,7 @@ public:
                 mark_ready(i);
                 any = true;
             }
-        if (under_no_sync() || !contribution_.has_batch() || planned_.order().empty()) return;
+        if (under_no_sync() || !contribution_.has_batch || planned_.order().empty()) return;
         if (!any && has_ended())
             guard_.refuse("mark_ready", "try_finish() has ended the backward; first call it until it returns true");
         // Twice in a step, and nothing is left: then finish() was forgotten, and ranks would train apart.
@@ -183,13 +180,14 @@ public:
     // ------------------------------------------------------------------------------------------ the end of a backward
 
     void set_has_batch(bool has_batch, bool some_have_none = false) noexcept {
-        contribution_.set_batch(has_batch, some_have_none);
+        contribution_.has_batch = has_batch;
+        contribution_.some_have_none = some_have_none;
         if (has_batch) unsynchronised_ &= ~without_batch;
         else unsynchronised_ |= without_batch;
     }
     /// Throws Error(invalid_argument) if this is not the last of this rank's micro-batches.
     void check_micro_batches(const char* operation) const {
-        if (options_.micro_batches == 0 || !contribution_.has_batch() || home_.pooled()) return;
+        if (options_.micro_batches == 0 || !contribution_.has_batch || home_.pooled()) return;
         const std::size_t due = home_.sums().due(), marked = home_.sums().over() + 1;
         if (marked != due)
             guard_.refuse(operation, text("this is micro-batch ", marked, " of the step, and not the last of ", due,
@@ -219,12 +217,12 @@ public:
     void settle() {
         if (has_ended()) return;
         base_.store(Phase::ended, std::memory_order_relaxed);
-        if (contribution_.has_batch()) {
+        if (contribution_.has_batch) {
             if (!all_ready()) settle_unready();
             return;
         }
         if (options_.unused == UnusedParameters::find_unused)
-            for (const std::size_t i : planned_.order()) kept_.keep(i, home_.gradient(i));
+            for (const std::size_t i : planned_.order()) home_.keep(i);
         for (std::size_t b = in_flight_.launched(); b < planned_.plan().size(); ++b) {
             if (home_.pooled()) obtain(b, "finish");
             readiness_.fill_all(b, planned_.plan().bucket(b));
@@ -238,8 +236,8 @@ public:
             check_written(b, "finish");
         written_.reset();
         in_flight_.launch_full_buckets(false, true);
-        if (!contribution_.has_batch()) readiness_.forget_used();
-        readiness_.used().back() = skips_.exchange(false, std::memory_order_relaxed) && contribution_.has_batch();
+        if (!contribution_.has_batch) readiness_.forget_used();
+        readiness_.used().back() = skips_.exchange(false, std::memory_order_relaxed) && contribution_.has_batch;
         base_.store(Phase::closed, std::memory_order_relaxed);
     }
     /// Prepares the next step. Without `close()` before, there are no averages.
@@ -321,7 +319,7 @@ private:
                 if (home_.obtain(b, true)) return;
                 fail_at(planned_.plan().bucket(b).front(), operation,
                         text("there is no memory for bucket ", b,
-                             contribution_.has_batch()
+                             contribution_.has_batch
                                  ? ": too many buckets are open; on devices ask in reverse order of registration "
                                    "(docs/guides/sharding.md)"
                                  : ": this rank has no batch, and marks nothing; ask for no gradients after "
@@ -341,7 +339,7 @@ private:
                     const std::uint32_t remaining = readiness_.remaining(i);
                     if (remaining == 0 || remaining == readiness_.uses(i)) continue;
                     readiness_.rearm(i);
-                    if (unwinds || !contribution_.has_batch()) continue;
+                    if (unwinds || !contribution_.has_batch) continue;
                     check_gradient(i);
                     readiness_.used()[i] = 1;
                     if (adds_up()) add_up(i, "no_sync");
@@ -371,7 +369,7 @@ private:
                 if (home_.row(i).deposited) home_.deposit(i);
             } else {
                 if (home_.pooled()) obtain(readiness_.bucket_of(i), "finish");
-                kept_.keep(i, home_.gradient(i));
+                home_.keep(i);
                 home_.clear(i);
             }
             readiness_.settle(i);
@@ -451,7 +449,6 @@ private:
     Readiness& readiness_;
     InFlight<B>& in_flight_;
     OwnContribution& contribution_ = in_flight_.contribution();
-    KeptGradients<B>& kept_;
     AnyOverlap& overlap_;
     const DeferredGather<B>& gathers_;  ///< of averages, with OverlapForward
 

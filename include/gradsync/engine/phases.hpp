@@ -8,7 +8,7 @@
 namespace gradsync::inline v0_2::detail {
 
 /// The phases of a step, from its first mark to its averages.
-enum class Phase : std::uint16_t {
+enum class Phase : std::uint8_t {
     fresh = 1,        ///< before the first step
     averaged = 2,     ///< `finish()` has returned, and nothing was marked since
     accumulated = 4,  ///< some gradients were marked under `no_sync()`

@@ -22,11 +22,10 @@ public:
     virtual ~AnyExchange() = default;
 
     const ExchangeTraits traits;
-    virtual std::string describe() const = 0;
     virtual bool is_single_rank(const B& backend) const noexcept = 0;
     virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
     /// See ExchangeTraits::reports_progress_time; 0 without it.
-    virtual std::chrono::nanoseconds progress_time() const = 0;
+    virtual std::chrono::nanoseconds progress_time() const { return {}; }
 
     /// Prepares for a plan and drops what was started. Collective if the traits say so and there are several ranks.
     virtual void adopt_plan(B& backend, const BucketLayout& layout, const BucketPlan& plan,
@@ -48,7 +47,6 @@ public:
 
     X& exchange() noexcept { return exchange_; }
 
-    std::string describe() const override { return exchange_.describe(); }
     bool is_single_rank(const B& backend) const noexcept override { return exchange_.is_single_rank(backend); }
     Traffic traffic([[maybe_unused]] const B& backend, [[maybe_unused]] std::size_t b,
                     BufferView bucket) const override {
@@ -103,8 +101,9 @@ struct Policies {
 template <class B, class Buckets, class Overlap, class X>
 Policies<B> make_policies(Buckets buckets, Overlap overlap, X exchange) {
     constexpr bool decoupled = gathers_in_forward<Overlap>() && !ExchangeOver<X, B>::traits.scatters;
-    std::unique_ptr<AnyExchange<B>> own(new ExchangeAs<ExchangeOver<X, B>, B>(std::move(exchange)));
-    std::string name = own->describe();
+    auto given = std::make_unique<ExchangeAs<ExchangeOver<X, B>, B>>(std::move(exchange));
+    std::string name = given->exchange().describe();
+    std::unique_ptr<AnyExchange<B>> own = std::move(given);
     if constexpr (decoupled) own = std::make_unique<ExchangeAs<ReduceScatter, B>>(ReduceScatter());
     return {std::move(buckets),
             {std::in_place, std::move(overlap)},

@@ -4,27 +4,30 @@
 #include "../kernel/reduce.hpp"
 #include "bucket_memory.hpp"
 #include "dealt_sums.hpp"
-#include "options.hpp"
+#include "policies.hpp"
 
 namespace gradsync::inline v0_2::detail {
 
 /// The sums over ranks that a step is made of: which there are (`dealt()`), the memory in which each is reduced, and
 /// their addition. Most steps have one sum for each bucket, and its memory is the bucket. Sums of pooled gradients are
 /// added to this rank's shards, which stay during a step.
+///
+/// If a bucket has several sums, this is the exchange that reduces them, each in memory of its own. Ranks outside a sum
+/// contribute nothing to it and send nothing. Rarely used, so it is compiled for size.
 template <Backend B>
-class RoundSums {
+class RoundSums final : public AnyExchange<B> {
 public:
-    /// The references outlive this. `own`: this rank's sums of its micro-batches. `several`: may a round be split into
-    /// sums? `halves`: does the exchange end with this rank's shards?
-    RoundSums(B& backend, const ReducerOptions& options, bool several, bool halves, const BucketMemory<B>& storage,
+    /// The references outlive this. `own`: this rank's sums of its micro-batches.
+    RoundSums(B& backend, const ReducerOptions& options, const Policies<B>& policies, const BucketMemory<B>& storage,
               const MicroBatchSums<B>& own)
-        : options_(options),
-          halves_(halves),
+        : AnyExchange<B>(policies.exchange->traits),
+          options_(options),
           size_(backend.size()),
           rank_(backend.rank()),
           storage_(storage),
           own_(own),
-          dealt_(deal_of(options, size_), several && has_several_sums(options, size_)),
+          dealt_(deal_of(options, size_),
+                 policies.sums && B::memory_space == MemorySpace::host && has_several_sums(options, size_)),
           passes_(passes_of(backend)),
           sums_(backend, 0) {
         if (!pooled() && dealt_.several()) additions_ = dealt_.needs().additions;
@@ -61,6 +64,52 @@ public:
     std::size_t images() const noexcept {
         return spares() + (own_.apart() ? 1 : larger<std::size_t>(1, own_.places() + (own_.in_place() ? 1 : 0)));
     }
+    /// This rank's shard of bucket b, once its collectives are complete.
+    BufferView shard(std::size_t b) const noexcept {
+        return pooled() ? own_part(b, shards_[b]) : shard_of(storage_.bucket(b), size_, rank_);
+    }
+    /// Call when bucket b is reduced. Adds up its sums, if there are several, or adds them to the shard.
+    void add_up(std::size_t b) {
+        if (pooled()) add_to_shard(b);
+        else if (!additions_.empty()) add_up_all(b);
+    }
+
+    // ------------------------------------------------------------------------------------------ see AnyExchange
+
+    bool is_single_rank(const B&) const noexcept override { return size_ == 1; }
+    [[gnu::cold]] Traffic traffic(const B&, std::size_t, BufferView bucket) const override {
+        Traffic all{0, dealt_.now().size()};
+        for (const DealtSum& sum : dealt_.now()) all.bytes += sum.has(rank_) ? bucket.bytes() : 0;
+        return all;
+    }
+    [[gnu::cold]] void adopt_plan(B&, const BucketLayout&, const BucketPlan& plan, ListView<const ParameterInfo>,
+                                  ListView<const ParameterView>) override {
+        each_ = dealt_.needs().at_a_time;
+        works_ = List<typename B::WorkType>(plan.size() * each_);
+    }
+    [[gnu::cold]] void start(B& backend, std::size_t b, BufferView, ReduceOp op, Contribution own) override {
+        for (std::size_t k = 0; k < dealt_.now().size(); ++k) {
+            const Contribution part{dealt_.now()[k].has(rank_) ? own.scale : 0, own.weight};
+            works_[b * each_ + k] = this->traits.scatters ? backend.reduce_scatter(memory(b, k), result(b, k), op, part)
+                                                          : backend.all_reduce(memory(b, k), op, part);
+        }
+    }
+    // If a round uses fewer works than exist, the others are complete from an earlier round, or empty.
+    [[gnu::cold]] bool poll(std::size_t b) override {
+        for (std::size_t k = 0; k < each_; ++k)
+            if (!poll_work(works_[b * each_ + k])) return false;
+        return true;
+    }
+    [[gnu::cold]] bool test(std::size_t b) override {
+        for (std::size_t k = 0; k < each_; ++k)
+            if (!works_[b * each_ + k].test()) return false;
+        return true;
+    }
+    [[gnu::cold]] void wait(B& backend, std::size_t b) override {
+        for (std::size_t k = 0; k < each_; ++k) await(backend, works_[b * each_ + k]);
+    }
+
+private:
     /// The memory of bucket b in which sum k of the current ones is reduced. It holds this rank's contribution, if it
     /// has one.
     BufferView memory(std::size_t b, std::size_t k) const noexcept {
@@ -75,19 +124,8 @@ public:
     /// The memory of the result of sum k: the whole bucket, or this rank's shard.
     BufferView result(std::size_t b, std::size_t k) const noexcept {
         if (pooled() && dealt_.now().size() > 1) return own_part(b, parts_.image(b, k));
-        return halves_ ? shard_of(memory(b, k), size_, rank_) : memory(b, k);
+        return this->traits.scatters ? shard_of(memory(b, k), size_, rank_) : memory(b, k);
     }
-    /// This rank's shard of bucket b, once its collectives are complete.
-    BufferView shard(std::size_t b) const noexcept {
-        return pooled() ? own_part(b, shards_[b]) : shard_of(storage_.bucket(b), size_, rank_);
-    }
-    /// Call when bucket b is reduced. Adds up its sums, if there are several, or adds them to the shard.
-    void add_up(std::size_t b) {
-        if (pooled()) add_to_shard(b);
-        else if (!additions_.empty()) add_up_all(b);
-    }
-
-private:
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
     BufferView own_part(std::size_t b, BufferView largest) const noexcept {
         return largest.subview(0, shard_range(storage_.bucket(b).count, size_, rank_).size());
@@ -106,7 +144,8 @@ private:
     [[gnu::cold, gnu::noinline]] void add_up_all(std::size_t b) {
         inputs_.resize(additions_.size());
         for (std::size_t k = 0; k < inputs_.size(); ++k) inputs_[k] = result(b, k).data;
-        const BufferView bucket = storage_.bucket(b), to = halves_ ? shard_of(bucket, size_, rank_) : bucket;
+        const BufferView bucket = storage_.bucket(b),
+                         to = this->traits.scatters ? shard_of(bucket, size_, rank_) : bucket;
         kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor(), additions_});
     }
     /// The last sum of a step completes the shard.
@@ -128,7 +167,6 @@ private:
     }
 
     const ReducerOptions& options_;
-    const bool halves_;
     const int size_, rank_;
     const BucketMemory<B>& storage_;
     const MicroBatchSums<B>& own_;
@@ -138,6 +176,8 @@ private:
     [[no_unique_address]] PassesOf<B> passes_;
     Arrays<B> shards_, parts_;  ///< of pooled gradients, by place or sum, and bucket
     SumStacks<B> sums_;         ///< of pooled gradients, by bucket
+    std::size_t each_ = 0;
+    List<typename B::WorkType> works_;  ///< by bucket, and sum of a round
 };
 
 }  // namespace gradsync::inline v0_2::detail

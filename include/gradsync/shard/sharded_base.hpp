@@ -365,7 +365,7 @@ protected:
         step_bucket(b, gradient_scale, optimizer_);
     }
     void step_bucket(std::size_t b, double gradient_scale, auto& optimizer) {
-        state_.step(backend_, b, engine_->home().shard(b), gradient_scale / divisor(), optimizer,
+        state_.step(backend_, b, engine_->home().rounds().shard(b), gradient_scale / divisor(), optimizer,
                     [&](std::size_t i) { return engine_->was_used(i); });
     }
 
@@ -408,13 +408,13 @@ protected:
     void end_averages() {
         averages_ = Averages::none;
         micro_batches_ = 0;
-        engine_->home().end_round(true);
+        engine_->home().rounds().end_round(true);
     }
     /// Waits for the reductions of this backward.
     void reduce() {
         inside_.rethrow([&] { engine_->finish(); });
         averages_ = Averages::reduced;
-        engine_->home().end_round(false);
+        engine_->home().rounds().end_round(false);
         step_ += engine_->statistics().last;
     }
 
