@@ -14,25 +14,6 @@ inline std::size_t distance(const BufferView& range, const BufferView& part) noe
            size_of(range.dtype);
 }
 
-/// The range of memory that the views fill side by side, in any order, with nothing between them; a view without
-/// memory if they do not. `view(i)` is the view of parameter i. All views have one type and do not overlap.
-/// Empty ones may lie anywhere.
-template <class View>
-BufferView range_of(std::span<const std::size_t> parameters, View&& view) noexcept {
-    BufferView range = view(parameters.front()).subview(0, 0);
-    const std::byte* end = nullptr;
-    for (const std::size_t i : parameters) {
-        const BufferView next = view(i);
-        if (next.count == 0) continue;
-        if (next.data == nullptr) return {};
-        if (range.count == 0 || next.data < range.data) range.data = next.data;
-        if (const auto* its_end = static_cast<std::byte*>(next.data) + next.bytes(); its_end > end) end = its_end;
-        range.count += next.count;
-    }
-    if (range.count == 0) return range;
-    return static_cast<std::byte*>(range.data) + range.bytes() == end ? range : BufferView();
-}
-
 /// The position of each parameter in its bucket, in elements. Positions are aligned to 64 bytes,
 /// unless the bucket is a range of the trainer's memory. Gaps between parameters belong to no parameter.
 /// A bucket ends with its last parameter, unless its parameters have owners: it then has slots of one size, one for

@@ -126,6 +126,10 @@ public:
         if (bucket.data != nullptr) view.data = static_cast<std::byte*>(bucket.data) + written_[i].offset;
         return view;
     }
+    /// The same part of a bucket in image `number`.
+    BufferView image(BufferView view, std::size_t number) const noexcept {
+        return shifted(view, number * image_bytes_);
+    }
     /// The distance between the images of an array.
     std::size_t image_bytes() const noexcept { return image_bytes_; }
 
@@ -238,11 +242,5 @@ private:
     std::size_t image_bytes_ = 0, bytes_ = 0;
     std::uint64_t releases_ = 0;
 };
-
-/// The same part of a bucket in image `number`.
-template <Backend B>
-BufferView image_of(const BucketMemory<B>& memory, BufferView view, std::size_t number) noexcept {
-    return shifted(view, number * memory.image_bytes());
-}
 
 }  // namespace gradsync::inline v0_2::detail

@@ -53,7 +53,7 @@ public:
         for (const std::size_t i : planned_.order())
             // Borrowed gradients stay in the trainer's memory: their buckets hold only sums of micro-batches.
             for (std::size_t k = 0; !pooled() && (live_here() || sums_.holds(i)) && k < rounds_.images(); ++k)
-                passes_.copy(image_of(storage_, storage_.parameter(i), k), image_of(storage, storage.parameter(i), k));
+                passes_.copy(storage_.image(storage_.parameter(i), k), storage.image(storage.parameter(i), k));
         storage_ = std::move(storage);
         rounds_.allocate(backend);
         prepare();
@@ -119,7 +119,7 @@ public:
     /// Zeroes gradient i in its bucket, because this rank contributes nothing.
     [[gnu::noinline]] void clear(std::size_t i) {
         for (std::size_t image = 0; image < rounds_.images(); ++image)
-            passes_.clear(image_of(storage_, storage_.parameter(i), image));
+            passes_.clear(storage_.image(storage_.parameter(i), image));
     }
 
     /// Moves the borrowed gradient i, in bucket b, to another memory. Returns false if it cannot leave an arena of
@@ -201,7 +201,7 @@ private:
     }
     /// Place 0 of the sums of gradient i.
     BufferView first_sum(std::size_t i) const noexcept {
-        return sums_.apart() ? sums_apart_[i] : image_of(storage_, storage_.parameter(i), sums_.in_place() ? 1 : 0);
+        return sums_.apart() ? sums_apart_[i] : storage_.image(storage_.parameter(i), sums_.in_place() ? 1 : 0);
     }
 
     [[gnu::cold]] BucketMemory<B> make_storage(B& backend) const {

@@ -26,31 +26,32 @@ namespace gradsync::inline v0_2::detail {
 /// collective as the sums.
 class GradientNorm {
 public:
-    /// For whole gradients: `counts[i]` elements of gradient i, 0 if it does not count.
+    /// For whole gradients.
     template <class = void>  // see isa.hpp
-    GradientNorm(std::span<const std::size_t> counts, int size, int rank) : GradientNorm(counts) {
+    GradientNorm(ListView<const ParameterView> parameters, int size, int rank) : GradientNorm(parameters) {
         const ElementRange own = shard_range(blocks_, size, rank);
-        for (std::size_t i = 0; i < counts.size(); ++i) {
-            const ElementRange blocks{larger(first_block_[i], own.first), smaller(end_block(i), own.last)};
+        for (std::size_t i = 0; i < counts_.size(); ++i) {
+            const ElementRange blocks{larger(first_block_[i], own.first), smaller(first_block_[i + 1], own.last)};
             if (blocks.first >= blocks.last) continue;
             const std::size_t first = (blocks.first - first_block_[i]) * block;
-            pieces_.push_back({i, first, smaller(counts[i], (blocks.last - first_block_[i]) * block) - first, 0, 0});
+            const std::size_t last = smaller(counts_[i], (blocks.last - first_block_[i]) * block);
+            slices_.push_back({.parameter = i, .first = first, .count = last - first});
         }
     }
 
     /// For gradients that are sharded by bucket.
     template <class = void>
-    GradientNorm(std::span<const std::size_t> counts, const BucketPlan& plan, const BucketLayout& layout,
+    GradientNorm(ListView<const ParameterView> parameters, const BucketPlan& plan, const BucketLayout& layout,
                  ListView<const ParameterInfo> infos, int size, int rank)
-        : GradientNorm(counts) {
+        : GradientNorm(parameters) {
         // Blocks that are cut have one place each behind the sums.
         split_ = List<std::size_t>(blocks_, whole);
         for (int r = 0; r < size; ++r)
             for (const ShardSlice& s : shard_slices(plan, layout, infos, size, r)) {
-                if (counts[s.parameter] == 0) continue;
-                if (r == rank) pieces_.push_back({s.parameter, s.first, s.count, s.offset, s.bucket});
+                if (counts_[s.parameter] == 0) continue;
+                if (r == rank) slices_.push_back(s);
                 for (const std::size_t edge : {s.first, s.first + s.count})
-                    if (edge % block != 0 && edge != counts[s.parameter])
+                    if (edge % block != 0 && edge != counts_[s.parameter])
                         if (std::size_t& place = split_[first_block_[s.parameter] + edge / block]; place == whole)
                             place = splits_++;
             }
@@ -64,12 +65,12 @@ public:
         values_.fill(0);
         const auto passes = passes_of(backend);
         auto sums = passes.square_sums();
-        for (const Piece& piece : pieces_) {
-            for (std::size_t done = 0; done < piece.count;) {
-                const std::size_t first = piece.first + done, in_block = first % block;
-                const std::size_t n = smaller(block - in_block, piece.count - done),
-                                  k = first_block_[piece.parameter] + first / block;
-                const ConstBufferView elements = part(piece.parameter, first, n, piece.bucket, piece.offset + done);
+        for (const ShardSlice& s : slices_) {
+            for (std::size_t done = 0; done < s.count;) {
+                const std::size_t first = s.first + done, in_block = first % block;
+                const std::size_t n = smaller(block - in_block, s.count - done),
+                                  k = first_block_[s.parameter] + first / block;
+                const ConstBufferView elements = part(s.parameter, first, n, s.bucket, s.offset + done);
                 if (splits_ == 0 || split_[k] == whole) sums.add(elements, values_[k]);
                 else read_part(passes, elements, values_.data() + blocks_ + split_[k] * block + in_block);
                 done += n;
@@ -89,10 +90,6 @@ private:
     static constexpr std::size_t block = 1024;
     static constexpr std::size_t whole = static_cast<std::size_t>(-1);
 
-    struct Piece {
-        std::size_t parameter, first, count, offset, bucket;
-    };
-
     /// Copies elements of a split block to the host, as f64.
     static void read_part(const auto& passes, ConstBufferView elements, double* to) {
         std::byte bytes[block * sizeof(double)];
@@ -101,20 +98,18 @@ private:
     }
 
     template <class = void>
-    explicit GradientNorm(std::span<const std::size_t> counts) {
-        for (const std::size_t count : counts) {
-            first_block_.push_back(blocks_);
-            blocks_ += divide_up(count, block);
+    explicit GradientNorm(ListView<const ParameterView> parameters) {
+        for (const ParameterView& p : parameters) {
+            counts_.push_back(p.requires_grad && is_floating(p.gradient.dtype) ? p.gradient.count : 0);
+            first_block_.push_back(blocks_ += divide_up(counts_.back(), block));
         }
         values_.resize(blocks_);
     }
-    std::size_t end_block(std::size_t i) const noexcept {
-        return i + 1 < first_block_.size() ? first_block_[i + 1] : blocks_;
-    }
 
-    List<std::size_t> first_block_;  ///< by parameter
+    List<std::size_t> counts_;             ///< by parameter: elements that count
+    List<std::size_t> first_block_ = {0};  ///< by parameter; then the number of blocks
     std::size_t blocks_ = 0;
-    List<Piece> pieces_;       ///< the elements that this rank reads
+    List<ShardSlice> slices_;  ///< the elements that this rank reads
     List<std::size_t> split_;  ///< by block: its index among the split ones, or `whole`
     std::size_t splits_ = 0;
     List<double> values_;  ///< the blocks' sums, then the elements of split blocks

@@ -251,11 +251,10 @@ private:
     }
     /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
     [[gnu::cold]] void prepare_norm() {
-        const List<std::size_t> counts = norm_counts(planned_.parameters());
         if (scatters_ || decoupled_)
-            norm_.emplace(counts, planned_.plan(), home_.storage().layout(), planned_.infos(), backend_.size(),
-                          backend_.rank());
-        else norm_.emplace(counts, backend_.size(), backend_.rank());
+            norm_.emplace(planned_.parameters(), planned_.plan(), home_.storage().layout(), planned_.infos(),
+                          backend_.size(), backend_.rank());
+        else norm_.emplace(planned_.parameters(), backend_.size(), backend_.rank());
     }
 
     void flush(const char* operation) {

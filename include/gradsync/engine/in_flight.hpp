@@ -84,13 +84,13 @@ public:
             if (travels) {
                 auto launch = watch_.tell(Activity::launch, b, last);
                 group.before(b);
-                start(b);
+                naming_bucket(b, [&] { start(b); });
                 group.after(b);
                 last = watch_.now();
                 launch.end(last);
                 watch_.depart(Activity::collective, b, times_[b].launch);
             } else {
-                start(b);
+                naming_bucket(b, [&] { start(b); });
             }
             started_.store(b + 1, std::memory_order_release);
         }
@@ -222,9 +222,7 @@ private:
         const auto worked = std::chrono::duration_cast<Time::duration>(progress_time() - before);
         if (worked == Time::duration::zero()) return;  // saves reading the clock
         const Time now = watch_.now();
-        watch_.add(now - worked, now);
-        watch_.begin(Activity::progress, Observer::no_index, now - worked);
-        watch_.end(Activity::progress, Observer::no_index, now);
+        watch_.hold_since(now - worked, Activity::progress).end(now);
     }
     /// Advances the collectives in flight, in order. Never blocks.
     void advance() {
@@ -240,7 +238,7 @@ private:
     std::chrono::nanoseconds progress_time() const { return backend_.progress_time() + running_->progress_time(); }
 
     /// A single rank exchanges nothing: it starts a bucket only to scale it.
-    void start(std::size_t b) try {
+    void start(std::size_t b) {
         set_tag(backend_, tag(b));
         const BufferView bucket = home_.marked_bucket(b);
         if (!is_floating(bucket.dtype)) {
@@ -261,9 +259,6 @@ private:
                                                  contribution_.has_batch, count, divisor);
         if (is_single_rank() && own.scale == own.weight && own.scale != 0) return;  // x w / w
         running_->start(backend_, b, bucket, ReduceOp::mean, own);
-    } catch (Error& error) {
-        error.name_bucket(b);
-        throw;
     }
 
     B backend_;                                        ///< its tag names the bucket being started

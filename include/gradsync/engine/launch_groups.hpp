@@ -53,17 +53,11 @@ public:
         /// Call these before and after bucket b, the next one, is started.
         void before([[maybe_unused]] std::size_t b) {
             if constexpr (grouped)
-                if (!open_ && !is_last(b)) {
-                    group_ = backend_.group();
-                    open_ = true;
-                }
+                if (!group_ && !is_last(b)) group_.emplace(backend_.group());
         }
         void after([[maybe_unused]] std::size_t b) {
             if constexpr (grouped)
-                if (open_ && is_last(b)) {
-                    group_ = {};
-                    open_ = false;
-                }
+                if (is_last(b)) group_.reset();
         }
 
     private:
@@ -71,16 +65,15 @@ public:
         bool is_last(std::size_t b) const noexcept {
             return order_ == LaunchOrder::of_plan ? ends_[b] == b + 1 : b == 0 || ends_[b - 1] == b;
         }
-        static auto no_group(B& backend) {
-            if constexpr (grouped) return decltype(backend.group())();
+        static auto group_of(B& backend) {
+            if constexpr (grouped) return backend.group();
             else return false;
         }
 
         const List<std::size_t>& ends_;
         B& backend_;
         const LaunchOrder order_;
-        decltype(no_group(std::declval<B&>())) group_{};
-        bool open_ = false;
+        std::optional<decltype(group_of(std::declval<B&>()))> group_;
     };
 
 private:

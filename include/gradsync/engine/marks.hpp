@@ -195,22 +195,16 @@ public:
                                           "ReducerOptions::micro_batches their number on all ranks"));
     }
 
-    /// While it lives, a mark is an error: too late for the step that ends, too early for the next.
-    class Ending {
-    public:
-        Ending(Marks& marks, const char* operation) : marks_(marks) {
-            if ((marks.unsynchronised_.fetch_or(finishing) & finishing) != 0) marks.guard_.refuse(operation, in_finish);
-        }
-        Ending& operator=(Ending&&) = delete;
-        ~Ending() { marks_.unsynchronised_ &= ~finishing; }
-
-    private:
-        Marks& marks_;
+    struct Reopen {
+        void operator()(Marks* marks) const noexcept { marks->unsynchronised_ &= ~finishing; }
     };
+    /// While it lives, a mark is an error: too late for the step that ends, too early for the next.
+    using Ending = std::unique_ptr<Marks, Reopen>;
     Ending end(const char* operation) {
         check_micro_batches(operation);
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
-        return {*this, operation};
+        if ((unsynchronised_.fetch_or(finishing) & finishing) != 0) guard_.refuse(operation, in_finish);
+        return Ending(this);
     }
     /// Settles the gradients that are not ready. Without a batch this rank's gradients do not count,
     /// but may have to be restored.

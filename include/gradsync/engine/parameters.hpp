@@ -73,8 +73,9 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const List<Par
     return {};
 }
 
-/// The range that the `part` (value or gradient) of these parameters fills in the trainer's memory, if it may serve as
-/// a bucket; otherwise a view without memory.
+/// The range that the `part` (value or gradient) of these parameters fills in the trainer's memory, side by side, in any
+/// order, with nothing between them, if it may serve as a bucket; otherwise a view without memory. All parts have one
+/// type and do not overlap. Empty ones may lie anywhere.
 template <Backend B>
 BufferView range_in_place(std::span<const std::size_t> bucket, ListView<const ParameterView> parameters,
                           BufferView ParameterView::*part) {
@@ -82,8 +83,18 @@ BufferView range_in_place(std::span<const std::size_t> bucket, ListView<const Pa
     // In device memory, two allocations may be adjacent by chance. No copy may cross that border, and the bucket could
     // not be detached.
     bool may = B::memory_space == MemorySpace::host || bucket.size() == 1 || arena != nullptr;
-    for (const std::size_t i : bucket) may = may && parameters[i].arena == arena;
-    return may ? range_of(bucket, [&](std::size_t i) { return parameters[i].*part; }) : BufferView();
+    BufferView range = (parameters[bucket.front()].*part).subview(0, 0);
+    const std::byte* end = nullptr;
+    for (const std::size_t i : bucket) {
+        const BufferView next = parameters[i].*part;
+        may = may && parameters[i].arena == arena && (next.count == 0 || next.data != nullptr);
+        if (!may || next.count == 0) continue;
+        if (range.count == 0 || next.data < range.data) range.data = next.data;
+        if (const auto* its_end = static_cast<std::byte*>(next.data) + next.bytes(); its_end > end) end = its_end;
+        range.count += next.count;
+    }
+    return may && (range.count == 0 || static_cast<std::byte*>(range.data) + range.bytes() == end) ? range
+                                                                                                   : BufferView();
 }
 
 /// The product of the extents; nullopt if it overflows std::size_t.
@@ -92,8 +103,7 @@ inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shap
     bool fits = true;
     for (const std::size_t extent : shape) {
         if (extent == 0) return 0;
-        fits = fits && volume <= static_cast<std::size_t>(-1) / extent;
-        volume *= extent;
+        fits = !__builtin_mul_overflow(volume, extent, &volume) && fits;
     }
     return fits ? std::optional(volume) : std::nullopt;
 }
@@ -104,28 +114,10 @@ inline bool may_replace(const BufferView& other, const BufferView& own) noexcept
            (other.data != nullptr || own.count == 0);
 }
 
-/// Sets `cheaper_alone` of the parameters i of at least `least` bytes for which `may(i, info)`. Doubles `least` until
-/// they are 256 at most.
-template <class May>
-void choose_alone(List<ParameterInfo>& infos, std::size_t least, May&& may) {
-    // Limited, so that a rank that is ahead need not wait for the others before it starts another bucket.
-    constexpr std::size_t most = 256;
-    for (std::size_t alone = most + 1; alone > most; least *= 2) {
-        alone = 0;
-        for (std::size_t i = 0; i < infos.size(); ++i)
-            alone += infos[i].cheaper_alone = may(i, infos[i]) && infos[i].bytes() >= least;
-    }
-}
-
 /// Are all bytes 0, or is there no memory?
 [[gnu::cold]] inline bool is_zero(const BufferView& view) noexcept {
     const auto* const bytes = static_cast<const unsigned char*>(view.data);
     return bytes == nullptr || view.count == 0 || (*bytes == 0 && std::memcmp(bytes, bytes + 1, view.bytes() - 1) == 0);
-}
-
-/// Is the view aligned to its element size?
-inline bool is_aligned(const BufferView& view) noexcept {
-    return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0;
 }
 
 [[noreturn, gnu::cold]] inline void refuse_on(int rank, const char* operation, std::string_view what,
@@ -219,7 +211,7 @@ struct ParameterRules {
     }
 
     void check_alignment(const ParameterView& p, const BufferView& view, const char* part) const {
-        if (!is_aligned(view))
+        if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0)
             refuse(p, text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ",
                            size_of(view.dtype), "; align it for its element type"));
     }
@@ -340,15 +332,6 @@ inline bool any_tracked(const List<ParameterView>& parameters) noexcept {
     List<std::uint32_t> uses(parameters.size());
     for (std::size_t i = 0; i < uses.size(); ++i) uses[i] = parameters[i].requires_grad ? parameters[i].uses : 0;
     return uses;
-}
-
-/// The number of elements of each gradient that count in the norm; 0 for frozen parameters and integers.
-[[gnu::cold]] inline List<std::size_t> norm_counts(const List<ParameterView>& parameters) {
-    List<std::size_t> counts(parameters.size());
-    for (std::size_t i = 0; i < counts.size(); ++i)
-        if (const ParameterView& p = parameters[i]; p.requires_grad && is_floating(p.gradient.dtype))
-            counts[i] = p.gradient.count;
-    return counts;
 }
 
 }  // namespace gradsync::inline v0_2::detail

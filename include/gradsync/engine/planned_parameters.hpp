@@ -94,9 +94,14 @@ private:
                 shared = shared && (!p.requires_grad || p.gradient.count == 0 || backend.shares(p.gradient));
             for (const std::uint64_t all : gather_values(backend, {&shared, 1})) shared = shared && all;
             least_direct_ = shared != 0 ? 0 : backend.cheaper_alone_from(false);
-            if (!policies.packs)
-                choose_alone(infos, backend.cheaper_alone_from(shared != 0),
-                             [&](auto&&... x) { return may_be_direct(x...); });
+            // Doubles the bytes from which gradients travel alone until these are few: a rank that is ahead need not
+            // wait for the others before it starts another bucket.
+            std::size_t least = backend.cheaper_alone_from(shared != 0), most = 256;
+            for (std::size_t alone = most + 1; alone > most && !policies.packs; least *= 2) {
+                alone = 0;
+                for (std::size_t i = 0; i < infos.size(); ++i)
+                    alone += infos[i].cheaper_alone = may_be_direct(i, infos[i]) && infos[i].bytes() >= least;
+            }
         }
         return infos;
     }

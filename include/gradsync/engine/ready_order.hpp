@@ -34,7 +34,6 @@ public:
 
     /// Records `steps` steps: the order of the last one, and the mean of the times.
     void start(unsigned steps, std::size_t parameters) {
-        parameters_ = parameters;
         recorded_.resize(parameters);
         forget();
         steps_ = steps;
@@ -79,7 +78,9 @@ public:
             seconds_ = std::move(seconds);
             sort_by(order, [&](std::uint64_t one, std::uint64_t other) { return seconds_[one] < seconds_[other]; });
         } else {
-            if (backend.rank() == 0) put_recorded_first(order, present);
+            List<std::size_t> place(recorded_.size(), recorded_.size());  // those without a mark keep their order
+            for (std::size_t k = 0; k < recorded().size(); ++k) place[recorded()[k]] = k;
+            sort_by(order, [&](std::uint64_t one, std::uint64_t other) { return place[one] < place[other]; });
             host_of(backend).broadcast(BufferView(order.data(), order.size()), 0).wait();
             share(BufferView(order.data(), order.size()));
         }
@@ -121,20 +122,8 @@ private:
         return {recorded_.data(), n < recorded_.size() ? n : recorded_.size()};
     }
 
-    void put_recorded_first(List<std::uint64_t>& order, std::span<const std::size_t> present) const {
-        List<bool> seen(parameters_);
-        std::size_t n = 0;
-        for (const std::size_t i : recorded()) {
-            order[n++] = i;
-            seen[i] = true;
-        }
-        for (const std::size_t i : present)
-            if (!seen[i]) order[n++] = i;
-    }
-
     decltype(stamps_of(std::declval<B&>())) stamps_;  ///< by parameter, of the current step; only if `timed`
     bool timed_;
-    std::size_t parameters_ = 0;
     List<std::size_t> recorded_;
     std::atomic<std::size_t> count_{0};
     unsigned steps_ = 0;          ///< number of steps still to be recorded

@@ -4,6 +4,7 @@
 #include "../kernel/reduce.hpp"
 #include "bucket_memory.hpp"
 #include "dealt_sums.hpp"
+#include "options.hpp"
 #include "policies.hpp"
 
 namespace gradsync::inline v0_2::detail {
@@ -116,10 +117,10 @@ private:
         const BufferView bucket = storage_.buckets()[b];
         if (pooled()) return bucket;
         const ListView<const DealtSum> now = dealt_.now();
-        if (!has_spare(k)) return own_.root(now[k].round, image_of(storage_, bucket, own_.in_place() ? 1 : 0), bucket);
+        if (!has_spare(k)) return own_.root(now[k].round, storage_.image(bucket, own_.in_place() ? 1 : 0), bucket);
         std::size_t before = 0;
         for (std::size_t i = 0; i < k; ++i) before += std::size_t{has_spare(i)};
-        return image_of(storage_, bucket, images() - spares() + before);
+        return storage_.image(bucket, images() - spares() + before);
     }
     /// The memory of the result of sum k: the whole bucket, or this rank's shard.
     BufferView result(std::size_t b, std::size_t k) const noexcept {

@@ -36,9 +36,13 @@ public:
         }
         begin(activity, index, at);
     }
-    /// Records that it has arrived now, and returns the time.
+    /// Records that it has arrived now, and returns the time, which is read under the lock, so that it is ordered with
+    /// `depart` in other threads.
     Time arrive(Activity activity, std::size_t index) {
-        const Time at = leave();
+        std::unique_lock lock(lock_);
+        const Time at = now();
+        if (--under_way_ == 0) count_until(at);
+        lock.unlock();
         end(activity, index, at);
         return at;
     }
@@ -103,14 +107,6 @@ public:
 private:
     static double seconds(Time::duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
-    /// Records that one fewer is in flight. Reads the time under the lock, so that it is ordered
-    /// with `depart` in other threads.
-    Time leave() {
-        std::lock_guard lock(lock_);
-        const Time at = now();
-        if (--under_way_ == 0) count_until(at);
-        return at;
-    }
     /// Counts the time until `at` as time in flight. Call it under the lock.
     void count_until(Time at) noexcept {
         covered_ += at - counted_until_;
