@@ -134,10 +134,10 @@ public:
     Reducer(const B& backend, Range&& parameters, First first = {}, More... more)
         : guard_(backend, "this Reducer"),
           engine_(guard_, detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
-                  detail::choose<ReducerOptions, detail::Role::other, B>(first, more...),
-                  detail::make_policies<B>(detail::choose<Buckets, detail::Role::buckets, B>(first, more...),
-                                           detail::choose<Overlap, detail::Role::overlap, B>(first, more...),
-                                           detail::choose<Exchange, detail::Role::exchange, B>(first, more...))) {
+                  detail::choose<ReducerOptions, B>(first, more...),
+                  detail::make_policies<B>(detail::choose<Buckets, B>(first, more...),
+                                           detail::choose<Overlap, B>(first, more...),
+                                           detail::choose<Exchange, B>(first, more...))) {
         static_assert(detail::Accepts<B, ReducerOptions, detail::Role::buckets, detail::Role::overlap,
                                       detail::Role::exchange>::template check<First, More...>());
     }
@@ -341,8 +341,7 @@ private:
 
 template <class B, class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
 Reducer(B, Range&&, First = First(), More...)
-    -> Reducer<B, detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
-               detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
-               detail::Chosen<detail::Role::exchange, B, AllReduce, First, More...>>;
+    -> Reducer<B, detail::Chosen<B, SizeCappedBuckets, First, More...>,
+               detail::Chosen<B, OverlapBackward, First, More...>, detail::Chosen<B, AllReduce, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -26,22 +26,23 @@ consteval Role role_of() {
     else return Role::other;
 }
 
-template <Role role, class B, class Default, class... Arguments>
+template <class B, class Default, class... Arguments>
 struct ChosenType {
     using type = Default;
 };
-template <Role role, class B, class Default, class First, class... Rest>
-struct ChosenType<role, B, Default, First, Rest...>
-    : std::conditional_t<role_of<First, B>() == role, std::type_identity<First>,
-                         ChosenType<role, B, Default, Rest...>> {};
+template <class B, class Default, class First, class... Rest>
+struct ChosenType<B, Default, First, Rest...>
+    : std::conditional_t<role_of<First, B>() == role_of<Default, B>(), std::type_identity<First>,
+                         ChosenType<B, Default, Rest...>> {};
 
-/// The first of the types that has this role, or the default.
-template <Role role, class B, class Default, class... Arguments>
-using Chosen = typename ChosenType<role, B, Default, Arguments...>::type;
+/// The first of the types that has the role of the default, or the default.
+template <class B, class Default, class... Arguments>
+using Chosen = typename ChosenType<B, Default, Arguments...>::type;
 
-/// The first argument that is a T or has this role, converted to T; a default-constructed T if there is none.
-template <class T, Role role, class B, class First, class... Rest>
+/// The first argument that is a T or has its role, converted to T; a default-constructed T if there is none.
+template <class T, class B, class First, class... Rest>
 T choose(First& first, Rest&... rest) {
+    constexpr Role role = role_of<T, B>();
     if constexpr (std::same_as<First, T> || (role != Role::other && role_of<First, B>() == role)) {
         constexpr bool fits = std::same_as<First, T> || (std::convertible_to<First, T> && !std::derived_from<First, T>);
         static_assert(fits,
@@ -49,7 +50,7 @@ T choose(First& first, Rest&... rest) {
                       "leave the template arguments out, and they follow from the arguments");
         if constexpr (fits) return std::move(first);
     } else if constexpr (sizeof...(Rest) != 0) {
-        return choose<T, role, B>(rest...);
+        return choose<T, B>(rest...);
     } else {
         static_assert(std::default_initializable<T>,
                       "gradsync: this policy has no default: pass the constructor one of the type that the template "

@@ -97,12 +97,10 @@ public:
     }
     /// Makes slots for the largest units. Collective.
     [[gnu::cold]] void make_slots(B& backend, SlotNeeds needs) {
-        List<std::size_t> sizes(needs.slots);
-        for (const Unit& unit : units_) {  // each replaces the smallest so far
-            std::size_t bytes = unit.bytes;
-            for (std::size_t& size : sizes)
-                if (size < bytes) std::swap(size, bytes);
-        }
+        List<std::size_t> sizes;
+        for (const Unit& unit : units_) sizes.push_back(unit.bytes);
+        sort_by(sizes, [](std::size_t one, std::size_t other) { return one > other; });
+        sizes.resize(needs.slots);
         stays_open_ = std::move(needs.stays_open);
         add_slots(backend, sizes);
     }
@@ -114,7 +112,6 @@ public:
 
     /// The memory that collectives read and write; none while the unit has no slot.
     const List<BufferView>& buckets() const noexcept { return buckets_; }
-    BufferView bucket(std::size_t b) const noexcept { return buckets_[b]; }
     /// The bucket of trainable parameter i, and its part of the bucket.
     std::size_t bucket_of(std::size_t i) const noexcept { return bucket_of_[i]; }
     BufferView parameter(std::size_t i) const noexcept { return parameters_[i]; }

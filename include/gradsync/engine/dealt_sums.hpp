@@ -60,7 +60,6 @@ public:
     struct Needs {
         std::size_t places = 1;        ///< open sums before the last one comes; at least 1
         std::size_t at_a_time = 0;     ///< sums that are reduced together
-        std::size_t parts = 0;         ///< of these, the sums that share their round with others
         List<std::uint8_t> additions;  ///< by sum of a step: see kernel::Reduction::sums
     };
     [[gnu::noinline]] Needs needs() const {
@@ -76,7 +75,6 @@ public:
                     ++needs.additions.back();
                 if (leaves != this->leaves()) needs.places = larger(needs.places, top);
             }
-            if (all.now_.size() > 1) needs.parts = larger(needs.parts, all.now_.size());
             needs.at_a_time = larger(needs.at_a_time, all.now_.size());
         }
         return needs;

@@ -20,13 +20,13 @@ public:
         bool deposited;       ///< a mark must `deposit` it
     };
 
-    /// Plans the buckets without allocating them. `options` and `policy` outlive this. Throws Error if parameters,
+    /// Plans the buckets without allocating them. `options` and `policies` outlive this. Throws Error if parameters,
     /// options and policy do not fit together.
     [[gnu::cold]] GradientHome(B& backend, List<ParameterView> parameters, const ReducerOptions& options,
-                               const AnyBuckets& policy, const Policies<B>& policies)
+                               const Policies<B>& policies)
         : options_(options),
           rank_(backend.rank()),
-          planned_(backend, std::move(parameters), options, policy, policies),
+          planned_(backend, std::move(parameters), options, policies),
           rounds_(backend, options, policies, storage_, sums_),
           sums_(backend, planned_.size(), place_of_sums(), rounds_.deal(), rounds_.dealt().several() && !pooled()),
           passes_(passes_of(backend)),
@@ -85,7 +85,7 @@ public:
     /// For any thread.
     bool obtain(std::size_t b, bool more = false) {
         std::lock_guard lock(slots_);
-        if (storage_.bucket(b).data != nullptr || storage_.bucket(b).count == 0) return true;
+        if (storage_.buckets()[b].data != nullptr || storage_.buckets()[b].count == 0) return true;
         if (storage_.take(b, true, !more && B::memory_space != MemorySpace::host)) return true;
         if constexpr (B::memory_space == MemorySpace::host)
             if (more) return storage_.place(HostPasses(), b, true, storage_[b].bytes), true;

@@ -21,14 +21,12 @@ public:
                                 Policies<B> policies)
         : guard_(guard),
           scatters_(policies.exchange->traits.scatters && !policies.decoupled),
-          decoupled_(policies.decoupled),
           options_(checked(with_storage(options, GradientStorage::borrowed), !policies.packs, policies.sums)),
-          bucket_policy_(std::move(policies.buckets)),
-          home_(backend_, std::move(parameters), options_, bucket_policy_, policies),
-          in_flight_(backend_, options_, home_, readiness_, std::move(policies.exchange)),
-          overlap_(std::move(policies.overlap)) {
+          policies_(std::move(policies)),
+          home_(backend_, std::move(parameters), options_, policies_),
+          in_flight_(backend_, options_, home_, readiness_, std::move(policies_.exchange)) {
         verify(host_of(backend_), planned_.parameters(), planned_.plan(),
-               text(bucket_policy_.describe(), " ", overlap_.describe(), " ", policies.exchange_name, " ",
+               text(policies_.buckets.describe(), " ", policies_.overlap.describe(), " ", policies_.exchange_name, " ",
                     describe(options_)));
         check_own_memory(host_of(backend_), planned_.parameters(), options_.gradients == GradientStorage::borrowed);
         // After verify(): all ranks ask for the same, so all throw or none.
@@ -39,26 +37,26 @@ public:
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
-        if (decoupled_) {
+        if (policies_.decoupled) {
             gathers_.attach(backend_, this, [](void* self, std::size_t b) {
                 static_cast<GradientSync*>(self)->home_.hand_out(b, every);
             });
             gathers_.set_watch(in_flight_.watch());
         }
-        overlap_.attach(in_flight_.background());
+        policies_.overlap.attach(in_flight_.background());
     }
     GradientSync& operator=(GradientSync&&) = delete;
     /// If an exception ended a step, or buckets were launched without a `finish()`, the communicator fails on every
     /// rank, because the others would wait for the rest of the step. It fails even if all ranks do the same: no rank
     /// can tell whether the others did.
     ~GradientSync() {
-        overlap_.detach();
+        policies_.overlap.detach();
         const bool unwinds = std::uncaught_exceptions() != exceptions_;
         if (!guard_.failed() && !in_flight_.is_single_rank() &&
             (in_flight_.launched() != 0 || (unwinds && !marks_.between_steps())))
             backend_.fail(unwinds ? "an exception ended its step"
                                   : "its Reducer was destroyed during a step; call finish() first");
-        if (decoupled_ && guard_.failed()) gathers_.drop();
+        if (policies_.decoupled && guard_.failed()) gathers_.drop();
     }
 
     Marks<B>& marks() noexcept { return marks_; }
@@ -100,7 +98,7 @@ public:
         return guard_.run([&] {
             ReadyOrder<B>& recorded = marks_.order();
             const List<std::uint64_t> order = recorded.agree(backend_, planned_.order(), share);
-            if (!recorded.seconds().empty()) bucket_policy_.set_ready_seconds(recorded.seconds());
+            if (!recorded.seconds().empty()) policies_.buckets.set_ready_seconds(recorded.seconds());
             statistics_.ready_seconds = recorded.seconds();
             if (!home_.reorder(backend_, order)) return false;
             readiness_.set_plan(planned_.plan());
@@ -216,7 +214,7 @@ public:
             if (norm_ == std::nullopt) prepare_norm();
             return norm_->compute(
                 backend_, [&](std::size_t i, std::size_t first, std::size_t count, std::size_t b, std::size_t offset) {
-                    if (scatters_ || (decoupled_ && gathers_.pending(b)))
+                    if (scatters_ || (policies_.decoupled && gathers_.pending(b)))
                         return home_.rounds().shard(b).subview(offset, count);
                     return home_.gradient(i).subview(first, count);
                 });
@@ -246,12 +244,12 @@ private:
     [[gnu::cold]] void adopt_plan() {
         in_flight_.adopt_plan();
         statistics_.buckets = List<BucketStatistics>(planned_.plan().size());
-        if (decoupled_) gathers_.resize(planned_.plan().size());
+        if (policies_.decoupled) gathers_.resize(planned_.plan().size());
         norm_.reset();
     }
     /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
     [[gnu::cold]] void prepare_norm() {
-        if (scatters_ || decoupled_)
+        if (scatters_ || policies_.decoupled)
             norm_.emplace(planned_.parameters(), planned_.plan(), home_.storage().layout(), planned_.infos(),
                           backend_.size(), backend_.rank());
         else norm_.emplace(planned_.parameters(), backend_.size(), backend_.rank());
@@ -292,9 +290,9 @@ private:
         for (std::size_t b = 0; b < buckets; ++b) {
             in_flight_.complete(b);
             if (skips) passes_of(backend_).clear(home_.storage().buckets()[b]);
-            if (!agree && !scatters_ && !decoupled_) home_.hand_out(b, every);
+            if (!agree && !scatters_ && !policies_.decoupled) home_.hand_out(b, every);
         }
-        if (decoupled_) {
+        if (policies_.decoupled) {
             in_flight_.start_gathers(gathers_);
             for (std::size_t b = 0; !agree && b < buckets; ++b) spoil(b);
         }
@@ -341,7 +339,7 @@ private:
         used_.resize(planned_.size());
         for (std::size_t i = 0; i < used_.size(); ++i) used_[i] |= used[i];
         if (scatters_) return;
-        for (std::size_t b = planned_.plan().size(); decoupled_ && b-- > 0;)
+        for (std::size_t b = planned_.plan().size(); policies_.decoupled && b-- > 0;)
             gathers_.wait(b);  // they overwrite what is restored
         for (std::size_t b = 0; b < planned_.plan().size(); ++b)
             home_.hand_out(b, [&](std::size_t i) { return used[i] != 0; });
@@ -349,7 +347,7 @@ private:
     }
     void take_statistics(bool skips) {
         statistics_.last = in_flight_.take_statistics(statistics_.buckets);
-        if (decoupled_ && backend_.size() > 1) {  // the gathers are in flight
+        if (policies_.decoupled && backend_.size() > 1) {  // the gathers are in flight
             for (std::size_t b = 0; b < planned_.plan().size(); ++b)
                 statistics_.last.bytes += home_.storage().buckets()[b].bytes();
             statistics_.last.collectives += planned_.plan().size();
@@ -363,18 +361,16 @@ private:
 
     Guard<B>& guard_;
     B& backend_ = guard_.backend();
-    const bool scatters_;   ///< this rank gets only its shards
-    const bool decoupled_;  ///< `finish()` leaves half of the all-reduce to be waited for
+    const bool scatters_;  ///< this rank gets only its shards
     ReducerOptions options_;
-    AnyBuckets bucket_policy_;
+    Policies<B> policies_;  ///< without the exchange, which `in_flight_` has
     GradientHome<B> home_;
     const PlannedParameters<B>& planned_ = home_.planned();
     Readiness readiness_{uses_of(planned_.parameters()), planned_.plan()};
     InFlight<B> in_flight_;
-    AnyOverlap overlap_;
     DeferredGather<B> gathers_;  ///< only if decoupled
-    Marks<B> marks_{guard_,     options_, home_,    readiness_,
-                    in_flight_, overlap_, gathers_, bucket_policy_.plans_by_times()};
+    Marks<B> marks_{guard_,     options_,          home_,    readiness_,
+                    in_flight_, policies_.overlap, gathers_, policies_.buckets.plans_by_times()};
     std::optional<GradientNorm> norm_;
     List<std::uint8_t> used_;                 ///< by parameter, of the last step; only with find_unused
     typename HostOf<B>::WorkType agreement_;  ///< the ranks' agreement on used gradients and on skipping the step

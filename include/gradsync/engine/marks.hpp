@@ -230,7 +230,7 @@ public:
             check_written(b, "finish");
         written_.reset();
         in_flight_.launch_full_buckets(false, true);
-        if (!contribution_.has_batch) readiness_.forget_used();
+        if (!contribution_.has_batch) readiness_.used().fill(0);
         readiness_.used().back() = skips_.exchange(false, std::memory_order_relaxed) && contribution_.has_batch;
         base_.store(Phase::closed, std::memory_order_relaxed);
     }

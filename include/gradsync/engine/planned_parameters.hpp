@@ -11,11 +11,11 @@ namespace gradsync::inline v0_2::detail {
 template <Backend B>
 class PlannedParameters {
 public:
-    /// `options` and `policy` outlive this. Throws Error if parameters, options and policy do not fit together.
+    /// `options` and `policies` outlive this. Throws Error if parameters, options and policy do not fit together.
     [[gnu::cold]] PlannedParameters(B& backend, List<ParameterView> parameters, const ReducerOptions& options,
-                                    const AnyBuckets& policy, const Policies<B>& policies)
+                                    const Policies<B>& policies)
         : options_(options),
-          policy_(policy),
+          policy_(policies.buckets),
           means_only_(policies.exchange->traits.means_only),
           size_(backend.size()),
           owners_(policies.whole),

@@ -96,7 +96,6 @@ public:
             if (used != 0) return true;
         return false;
     }
-    void forget_used() noexcept { used_.fill(0); }
 
     /// Treats gradient i as ready, however often it was marked. Later marks are extra marks.
     void settle(std::size_t i) noexcept {
@@ -129,7 +128,7 @@ public:
     void reset() noexcept {
         for (std::size_t i = 0; i < uses_.size(); ++i) rearm(i);
         empty_buckets();
-        forget_used();
+        used_.fill(0);
     }
 
 private:

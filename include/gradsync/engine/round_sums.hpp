@@ -47,7 +47,7 @@ public:
         }
         sums_.reset(shards.size());
         shards_ = Arrays<B>(backend, std::move(shards), needs.places);
-        parts_ = Arrays<B>(backend, std::move(parts), needs.parts);
+        parts_ = Arrays<B>(backend, std::move(parts), needs.at_a_time > 1 ? needs.at_a_time : 0);
         sums_.set_stride(shards_.image_bytes());
     }
     std::size_t bytes() const noexcept { return shards_.bytes() + parts_.bytes(); }
@@ -67,7 +67,7 @@ public:
     }
     /// This rank's shard of bucket b, once its collectives are complete.
     BufferView shard(std::size_t b) const noexcept {
-        return pooled() ? own_part(b, shards_[b]) : shard_of(storage_.bucket(b), size_, rank_);
+        return pooled() ? own_part(b, shards_[b]) : shard_of(storage_.buckets()[b], size_, rank_);
     }
     /// Call when bucket b is reduced. Adds up its sums, if there are several, or adds them to the shard.
     void add_up(std::size_t b) {
@@ -129,7 +129,7 @@ private:
     }
     bool pooled() const noexcept { return options_.gradients == GradientStorage::pooled; }
     BufferView own_part(std::size_t b, BufferView largest) const noexcept {
-        return largest.subview(0, shard_range(storage_.bucket(b).count, size_, rank_).size());
+        return largest.subview(0, shard_range(storage_.buckets()[b].count, size_, rank_).size());
     }
     std::size_t spares() const noexcept { return own_.leaves_roots() ? dealt_.now().size() - deal().rounds() : 0; }
     /// Sums of other ranks use spare memory, except the first of a round without a sum of this rank.
@@ -145,7 +145,7 @@ private:
     [[gnu::cold, gnu::noinline]] void add_up_all(std::size_t b) {
         inputs_.resize(additions_.size());
         for (std::size_t k = 0; k < inputs_.size(); ++k) inputs_[k] = result(b, k).data;
-        const BufferView bucket = storage_.bucket(b),
+        const BufferView bucket = storage_.buckets()[b],
                          to = this->traits.scatters ? shard_of(bucket, size_, rank_) : bucket;
         kernel::reduce({inputs_, {}, {&to.data, 1}, to.count, to.dtype, ReduceOp::sum, factor(), additions_});
     }
@@ -153,7 +153,7 @@ private:
     void add_to_shard(std::size_t b) {
         const BufferView shard = this->shard(b);
         if (options_.micro_batches == 0)
-            return sums_.push_in_a_row(b, shard_of(storage_.bucket(b), size_, rank_), shard);
+            return sums_.push_in_a_row(b, shard_of(storage_.buckets()[b], size_, rank_), shard);
         for (std::size_t k = 0; k < dealt_.now().size(); ++k) {
             const BufferView sum = result(b, k);
             const std::size_t leaves = dealt_.now()[k].leaves;

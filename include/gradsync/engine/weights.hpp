@@ -67,18 +67,14 @@ public:
     explicit WrittenGradients(std::size_t parameters) : checksums_(parameters) {}
 
     bool checked() const noexcept { return !checksums_.empty(); }
-    void mark(std::size_t i, BufferView gradient) noexcept { checksums_[i] = checksum(gradient); }
+    void mark(std::size_t i, BufferView gradient) noexcept { checksums_[i] = trace_of(gradient, true); }
     /// Was gradient i written since its mark in this step?
     bool since_mark(std::size_t i, BufferView gradient) const noexcept {
-        return checksums_[i] != 0 && checksums_[i] != checksum(gradient);
+        return checksums_[i] != 0 && checksums_[i] != trace_of(gradient, true);
     }
     void reset() noexcept { checksums_.fill(0); }
 
 private:
-    static std::uint64_t checksum(BufferView g) noexcept {
-        return digest_of(static_cast<const std::byte*>(g.data), g.bytes(), 0);
-    }
-
     List<std::uint64_t> checksums_;  ///< by parameter; 0: no mark yet
 };
 
@@ -108,12 +104,12 @@ public:
             exchange(*groups_, of_groups_, groups_work_);
         }
     }
-    /// `start` then compares, of each of the `count` parameters that has no value, `value_of(i)` as it is now. No-op if
-    /// this step compares nothing.
-    void give(auto&& passes, std::size_t count, auto&& value_of) {
+    /// `start` then compares, of each parameter that has no value there, the one in `given` as it is now. No-op if this
+    /// step compares nothing.
+    void give(auto&& passes, ListView<const ParameterView> given) {
         if (!is_due()) return;
         given_.clear();
-        for (std::size_t i = 0; i < count; ++i) given_.push_back(digest_of_value(passes, value_of(i)));
+        for (const ParameterView& p : given) given_.push_back(p.requires_grad ? digest_of_value(passes, p.value) : 0);
     }
     bool test() { return work_.test() && groups_work_.test(); }
     /// Also compares the groups of a hybrid sharding from now on. `replicas`: one rank of each group;

@@ -164,10 +164,9 @@ public:
     /// Reducer's constructor does, and Error(invalid_argument), naming the tensor, if one cannot be synchronised.
     template <class First = ReducerOptions, class... More>
     TorchReducer(B comm, const TorchParameters& trained, First first = {}, More... more)
-        : TorchGradients(comm, trained, detail::choose<ReducerOptions, Role::other, B>(first, more...), plain),
-          Base(comm, this->placed_views(), this->options_, detail::choose<Buckets, Role::buckets, B>(first, more...),
-               detail::choose<Overlap, Role::overlap, B>(first, more...),
-               detail::choose<Exchange, Role::exchange, B>(first, more...)),
+        : TorchGradients(comm, trained, detail::choose<ReducerOptions, B>(first, more...), plain),
+          Base(comm, this->placed_views(), this->options_, detail::choose<Buckets, B>(first, more...),
+               detail::choose<Overlap, B>(first, more...), detail::choose<Exchange, B>(first, more...)),
           hooks_(tensors, [this](std::size_t i) { mark(i); }) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap,
                                       Role::exchange>::template check<First, More...>());
@@ -252,8 +251,7 @@ private:
 
 template <class B, class First = ReducerOptions, class... More>
 TorchReducer(B, const TorchParameters&, First = First(), More...)
-    -> TorchReducer<B, detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
-                    detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
-                    detail::Chosen<detail::Role::exchange, B, AllReduce, First, More...>>;
+    -> TorchReducer<B, detail::Chosen<B, SizeCappedBuckets, First, More...>,
+                    detail::Chosen<B, OverlapBackward, First, More...>, detail::Chosen<B, AllReduce, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -312,11 +312,9 @@ private:
 };
 
 template <class B, class O, class First = ReducerOptions, class... More>
-TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...)
-    -> TorchShardedOptimizer<B, O, detail::Chosen<detail::Role::stage, B, Zero1, First, More...>,
-                             detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
-                             detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
-                             detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+TorchShardedOptimizer(B, const TorchParameters&, O, First = First(), More...) -> TorchShardedOptimizer<
+    B, O, detail::Chosen<B, Zero1, First, More...>, detail::Chosen<B, SizeCappedBuckets, First, More...>,
+    detail::Chosen<B, OverlapBackward, First, More...>, detail::Chosen<B, ReduceScatter, First, More...>>;
 
 /// ShardedParameters (ZeRO stage 3, FSDP) of libtorch tensors. Units are submodules, and their weights exist only while
 /// they run: your `forward` runs each unit with `run`, and autograd's hooks gather the weights again in the backward.
@@ -432,7 +430,7 @@ private:
 
 template <class B, class O, class First = ShardedParametersOptions, class... More>
 TorchFullyShard(B, const TorchParameters&, O, std::vector<std::string>, First = First(), More...)
-    -> TorchFullyShard<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
-                       detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+    -> TorchFullyShard<B, O, detail::Chosen<B, OverlapBackward, First, More...>,
+                       detail::Chosen<B, ReduceScatter, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

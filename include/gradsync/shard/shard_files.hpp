@@ -189,14 +189,12 @@ struct ShardManifest {
     /// Atomic: readers see the old manifest or the new one.
     void write(const std::filesystem::path& directory) const {
         const std::filesystem::path temporary = path(directory).string() + ".new";
-        {
-            ShardWriter out(temporary);
-            out.number(generation);
-            out.number(digests.size());
-            for (const std::uint64_t of_part : digests) out.number(of_part);
-            out.text(note);
-            out.finish();
-        }
+        ShardWriter out(temporary);
+        out.number(generation);
+        out.number(digests.size());
+        for (const std::uint64_t of_part : digests) out.number(of_part);
+        out.text(note);
+        out.finish();
         std::filesystem::rename(temporary, path(directory));
         const Folder folder = open(directory);
         if (folder) ::fsync(folder.get());

@@ -72,8 +72,6 @@ void check_types(const List<ParameterView>& parameters, const char* face, int ra
 /// Passes the slices of an optimizer's step to a function.
 template <class Use>
 struct SliceVisitor {
-    std::size_t state_count() const noexcept { return 0; }
-    void begin_step() noexcept {}
     void step(const auto& slice) { (*use)(slice); }
     void step(std::span<const DeviceSlice> slices, double gradient_scale, const auto&) {
         for (const DeviceSlice& slice : slices) (*use)(slice, gradient_scale);
@@ -153,7 +151,7 @@ public:
         else step_on(backend.stream(), b, gradients, gradient_scale, optimizer, used);
     }
     /// The same for the part of the shard that begins at element `first`, in host memory.
-    template <FlatOptimizer O, class Used>
+    template <class O, class Used>
     void step_part(std::size_t b, std::size_t first, ConstBufferView gradients, double gradient_scale, O& optimizer,
                    Used&& used) const {
         for (const ShardSlice& whole : slices(b)) {

@@ -205,8 +205,8 @@ protected:
           parameters_(std::move(parameters)),
           engine_options_(options),
           buckets_(std::move(buckets)),
-          overlap_(choose<Overlap, Role::overlap, B>(arguments...)),
-          exchange_(choose<Exchange, Role::exchange, B>(arguments...)),
+          overlap_(choose<Overlap, B>(arguments...)),
+          exchange_(choose<Exchange, B>(arguments...)),
           costs_(costs_of_whole<O, B>(parameters_, Derived::name, backend_.rank(), arguments...)),
           optimizer_(std::move(optimizer)) {
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
@@ -429,10 +429,6 @@ protected:
     }
 
     Derived& self() noexcept { return static_cast<Derived&>(*this); }
-    const Derived& self() const noexcept { return static_cast<const Derived&>(*this); }
-    void check_index(std::size_t i, const char* operation) const {
-        guard_.check_index(i, parameters_.size(), operation);
-    }
 
     Guard<B> guard_;
     B& backend_ = guard_.backend();

@@ -97,9 +97,9 @@ public:
     template <class Range = std::initializer_list<ParameterView>, class First = ShardingOptions, class... More>
     ShardedOptimizer(B backend, Range&& parameters, O optimizer, First first = {}, More... more)
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
-               std::move(optimizer), detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).reducer,
-               detail::choose<Buckets, detail::Role::buckets, B>(first, more...), first, more...),
-          storage_(detail::choose<ShardingOptions, detail::Role::other, B>(first, more...).parameters) {
+               std::move(optimizer), detail::choose<ShardingOptions, B>(first, more...).reducer,
+               detail::choose<Buckets, B>(first, more...), first, more...),
+          storage_(detail::choose<ShardingOptions, B>(first, more...).parameters) {
         using detail::Role;
         static_assert(detail::Accepts<B, ShardingOptions, Role::buckets, Role::overlap, Role::exchange, Role::stage,
                                       Role::shards>::template check<First, More...>());
@@ -111,7 +111,7 @@ public:
                       "gradsync: an optimizer inside the reduction takes no exchange");
         static_assert(!steps_inside || std::same_as<Overlap, OverlapBackward>,
                       "gradsync: with StepInside buckets leave in step(): leave the overlap policy out");
-        (void)detail::choose<Stage, Role::stage, B>(first, more...);  // checks it against the template argument
+        (void)detail::choose<Stage, B>(first, more...);  // checks it against the template argument
         const GradientStorage gradients = this->engine_options_.gradients;
         if (Stage::shards_gradients && gradients != GradientStorage::automatic)
             guard_.refuse(name, "gradients of stage 2 are pooled; leave ReducerOptions::gradients out with Zero2");
@@ -150,7 +150,7 @@ public:
     /// The memory of the weights of parameter i. With ParameterStorage::in_buckets the object owns that of a trainable
     /// parameter; it is valid until `rebuild_buckets` returns true or `unfreeze` is called.
     BufferView parameter_value(std::size_t i) const {
-        this->check_index(i, "parameter_value");
+        guard_.check_index(i, parameters_.size(), "parameter_value");
         const ParameterView& p = parameters_[i];
         return in_buckets() && p.requires_grad ? values_.parameter(i) : p.value;
     }
@@ -200,7 +200,7 @@ public:
     /// With OverlapForward: returns when parameter i has the weights of the last step. Starts no collective, so each
     /// rank may call it in its own order.
     void wait_parameter(std::size_t i) {
-        this->check_index(i, "wait_parameter");
+        guard_.check_index(i, parameters_.size(), "wait_parameter");
         guard_.check_usable("wait_parameter");
         if (parameters_[i].requires_grad) guard_.run([&] { this->gathers_.land(values_.bucket_of(i)); });
     }
@@ -236,7 +236,7 @@ public:
     void unfreeze(std::span<const std::size_t> which) {
         guard_.check_usable("unfreeze");
         for (std::size_t i : which) {
-            this->check_index(i, "unfreeze");
+            guard_.check_index(i, parameters_.size(), "unfreeze");
             const ParameterView& p = parameters_[i];
             if (!p.requires_grad) guard_.check_value(p, "unfreeze");
             if (this->engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr &&
@@ -286,12 +286,9 @@ private:
     }
     void make_engine() {
         check_values_apart(parameters_);
-        Base::make_engine(
-            detail::text("stage=", Stage::shards_gradients ? "2" : "1", steps_inside ? " inside" : "", " parameters=",
-                         !in_buckets() ? "borrowed"
-                         : shared()    ? "shared"
-                                       : "in_buckets"),
-            in_buckets());
+        Base::make_engine(detail::text("stage=", Stage::shards_gradients ? "2" : "1", steps_inside ? " inside" : "",
+                                       " parameters=", detail::name_in({"borrowed", "in_buckets", "shared"}, storage_)),
+                          in_buckets());
     }
 
     void check_no_gradients(detail::CheckedCall call) const {
@@ -346,7 +343,10 @@ private:
             if (!shared()) engine_->home().planned().set_value(i, weights[i]);
         }
         Base::make_state(std::move(weights));
-        find_inside();
+        if constexpr (steps_inside)  // collective
+            this->inside_.adopt_plan(
+                backend_, *engine_,
+                this->engine_options_.unused == UnusedParameters::error && !engine_->home().rounds().dealt().several());
         for (std::size_t b = 0; b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b)) {
                 BufferView& value = parameters_[i].value;
@@ -357,14 +357,6 @@ private:
         for (std::size_t b = 0; b < plan().size(); ++b) copy(this->own_values(b), this->state_.array(b, 0));
         if (shared()) backend_.barrier().wait();
     }
-    /// Finds out whether the current plan can be stepped inside the reductions. Collective.
-    void find_inside() {
-        if constexpr (steps_inside)
-            this->inside_.adopt_plan(
-                backend_, *engine_,
-                this->engine_options_.unused == UnusedParameters::error && !engine_->home().rounds().dealt().several());
-    }
-
     /// Moves weights and state from the plan `before` to the current one. Collective.
     void move_state(const BucketPlan& before) {
         const detail::BucketMemory<B> old_values = std::move(values_);
@@ -386,10 +378,8 @@ private:
 
 template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardingOptions,
           class... More>
-ShardedOptimizer(B, Range&&, O, First = First(), More...)
-    -> ShardedOptimizer<B, O, detail::Chosen<detail::Role::stage, B, Zero1, First, More...>,
-                        detail::Chosen<detail::Role::buckets, B, SizeCappedBuckets, First, More...>,
-                        detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
-                        detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+ShardedOptimizer(B, Range&&, O, First = First(), More...) -> ShardedOptimizer<
+    B, O, detail::Chosen<B, Zero1, First, More...>, detail::Chosen<B, SizeCappedBuckets, First, More...>,
+    detail::Chosen<B, OverlapBackward, First, More...>, detail::Chosen<B, ReduceScatter, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -63,10 +63,9 @@ public:
     template <class Range = std::initializer_list<ParameterView>, class First = ShardedParametersOptions, class... More>
     ShardedParameters(B backend, Range&& parameters, O optimizer, const Units& units, First first = {}, More... more)
         : Base(std::move(backend), detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
-               std::move(optimizer),
-               detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...).reducer, units, first,
+               std::move(optimizer), detail::choose<ShardedParametersOptions, B>(first, more...).reducer, units, first,
                more...),
-          options_(detail::choose<ShardedParametersOptions, detail::Role::other, B>(first, more...)),
+          options_(detail::choose<ShardedParametersOptions, B>(first, more...)),
           given_units_(units) {
         static_assert(detail::Accepts<B, ShardedParametersOptions, detail::Role::overlap, detail::Role::exchange,
                                       detail::Role::shards>::template check<First, More...>());
@@ -92,7 +91,7 @@ public:
         this->gathers_.attach(*this->gathering_);
         make_state();
         reads_values_ = true;
-        give_weights([&](std::size_t i) { return parameters_[i].requires_grad ? parameters_[i].value : BufferView(); });
+        give_weights();
     }
 
     /// The gathers in flight are waited for on the stream that is set now: the one of the last gather may be gone.
@@ -194,7 +193,7 @@ public:
     /// `parameter_value(i).as<float>()` has its type. They are copies, so a write would be lost: write master weights
     /// in `for_each_shard`, then call `publish()`.
     ConstBufferView parameter_value(std::size_t i) const {
-        this->check_index(i, "parameter_value");
+        guard_.check_index(i, parameters_.size(), "parameter_value");
         if (!parameters_[i].requires_grad) return parameters_[i].value;
         const Unit& unit = values_[this->buckets_.unit_of(i)];
         const BufferView whole = values_.parameter(i);
@@ -247,10 +246,8 @@ private:
         this->buckets_ = Units(std::move(unit_of));
     }
 
-    /// The ranks compare `value_of(i)` in their first step.
-    void give_weights(auto&& value_of) {
-        engine_->in_flight().weights().give(detail::passes_of(backend_), parameters_.size(), value_of);
-    }
+    /// The ranks compare the weights that they have here in their first step.
+    void give_weights() { engine_->in_flight().weights().give(detail::passes_of(backend_), parameters_); }
 
     /// Allocates units and state for the current plan. Collective.
     void make_state() {
@@ -311,7 +308,7 @@ private:
         if (std::exchange(reads_values_, false)) {
             for (ParameterView& p : parameters_)  // the trainer may free them now
                 if (p.requires_grad) p.value.data = nullptr;
-            give_weights([](std::size_t) { return BufferView(); });  // the ranks have one set now
+            give_weights();  // none: the ranks have one set now
         }
         for (std::size_t u = 0; u < this->buckets_.count(); ++u) {
             Unit& unit = values_[u];
@@ -338,7 +335,7 @@ private:
 template <class B, class Range = std::initializer_list<ParameterView>, class O, class First = ShardedParametersOptions,
           class... More>
 ShardedParameters(B, Range&&, O, Units, First = First(), More...)
-    -> ShardedParameters<B, O, detail::Chosen<detail::Role::overlap, B, OverlapBackward, First, More...>,
-                         detail::Chosen<detail::Role::exchange, B, ReduceScatter, First, More...>>;
+    -> ShardedParameters<B, O, detail::Chosen<B, OverlapBackward, First, More...>,
+                         detail::Chosen<B, ReduceScatter, First, More...>>;
 
 }  // namespace gradsync::inline v0_2

@@ -74,7 +74,7 @@ List<double> costs_of_whole(const List<ParameterView>& parameters, const char* f
                             Arguments&... arguments) {
     List<double> costs;
     if constexpr (MatrixOptimizer<O> || ((role_of<Arguments, B>() == Role::shards) || ...)) {
-        costs = costs_of(parameters, choose<WholeParameters, Role::shards, B>(arguments...), face, rank);
+        costs = costs_of(parameters, choose<WholeParameters, B>(arguments...), face, rank);
         if (!MatrixOptimizer<O>) return costs;
         bool any = costs.empty();
         for (std::size_t i = 0; i < costs.size(); ++i) {
