@@ -5,7 +5,6 @@
 #include "core/requirements.hpp"
 #include "engine/arguments.hpp"
 #include "engine/gradient_sync.hpp"
-#include "engine/options.hpp"
 #include "overlap/overlap_backward.hpp"
 
 namespace gradsync::inline v0_2 {

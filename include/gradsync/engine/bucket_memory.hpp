@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/parameter.hpp"
 #include "../core/shared.hpp"
-#include "../kernel/passes.hpp"
 #include "bucket_layout.hpp"
 #include "micro_batch_sums.hpp"
 

@@ -15,7 +15,7 @@ namespace gradsync::inline v0_2::detail {
 /// they advance in a background thread if the backend needs one, otherwise in `poll()`. Not thread-safe. The destructor
 /// waits for pending gathers, unless an exception is propagating.
 template <Backend B>
-class DeferredGather {
+class DeferredGather final : BucketLauncher {
 public:
     DeferredGather() = default;
     DeferredGather& operator=(DeferredGather&&) = delete;
@@ -32,8 +32,8 @@ public:
         owner_ = owner;
         landed_ = landed;
         backend_.emplace(backend);
-        progress_.backend.emplace(backend);
-        if (wants_progress_thread(backend)) thread_.start(progress_);
+        polled_.emplace(backend);
+        if (wants_progress_thread(backend)) thread_.start(*this);
     }
     /// Call it before the first gather. `watch` outlives the last one.
     void set_watch(Watch& watch) noexcept { watch_ = &watch; }
@@ -51,23 +51,23 @@ public:
             watch_->depart(Activity::gather, b, begin);
         }
         gather.pending = true;
-        progress_.pending.fetch_add(1, std::memory_order_relaxed);
+        pending_.fetch_add(1, std::memory_order_relaxed);
         if (thread_.running()) thread_.wake();
     }
 
     /// Drops the pending gathers after a failed step. This fails the communicator, too.
     void drop() noexcept {
         gathers_.clear();
-        progress_.pending.store(0, std::memory_order_relaxed);
+        pending_.store(0, std::memory_order_relaxed);
     }
 
     /// The number of gathers that were not waited for yet.
-    std::size_t pending() const noexcept { return progress_.pending.load(std::memory_order_relaxed); }
+    std::size_t pending() const noexcept { return pending_.load(std::memory_order_relaxed); }
     bool pending(std::size_t b) const noexcept { return gathers_[b].pending; }
 
     /// Advances the gathers and records which have arrived.
-    void poll() {
-        if (!thread_.working() && progress_.in_flight()) progress_.poll();
+    void advance() {
+        if (!thread_.working() && in_flight()) poll();
         for (std::size_t b = 0; b < gathers_.size(); ++b)
             if (gathers_[b].under_way && naming_bucket(b, [&] { return poll_work(gathers_[b].work); })) arrive(b);
     }
@@ -85,12 +85,12 @@ public:
             arrive(b);
         }
         gather.pending = false;
-        progress_.pending.fetch_sub(1, std::memory_order_relaxed);
+        pending_.fetch_sub(1, std::memory_order_relaxed);
     }
 
     /// Returns when bucket b has arrived and `landed` was called.
     void land(std::size_t b) {
-        if (!gathers_[b].pending) return poll();
+        if (!gathers_[b].pending) return advance();
         const auto held = watch_->hold(Activity::wait, b);
         wait(b);
         if (landed_ != nullptr) landed_(owner_, b);
@@ -107,16 +107,11 @@ private:
         bool under_way = false;  ///< may still be in flight
     };
 
-    /// The gathers as the background thread sees them.
-    struct Progress final : BucketLauncher {
-        std::optional<B> backend;
-        std::atomic<std::size_t> pending{0};
-
-        void launch_full_buckets() final {}
-        bool in_flight() const noexcept final { return pending.load(std::memory_order_relaxed) != 0; }
-        void poll() final { backend->progress(); }
-        bool wants_thread() const noexcept final { return true; }
-    };
+    // As the background thread sees the gathers.
+    void launch_full_buckets() override {}
+    bool in_flight() const noexcept override { return pending() != 0; }
+    void poll() override { polled_->progress(); }
+    bool wants_thread() const noexcept override { return true; }
 
     void arrive(std::size_t b) {
         gathers_[b].under_way = false;
@@ -124,11 +119,12 @@ private:
     }
 
     std::optional<B> backend_;  ///< a separate handle, because a handle holds one tag
+    std::optional<B> polled_;   ///< another, for the thread
     void* owner_ = nullptr;
     void (*landed_)(void* owner, std::size_t b) = nullptr;
     Watch* watch_ = nullptr;
     List<Gather> gathers_;
-    Progress progress_;
+    std::atomic<std::size_t> pending_{0};
     ProgressThread thread_;
     int exceptions_ = std::uncaught_exceptions();
 };

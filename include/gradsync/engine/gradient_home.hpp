@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "bucket_memory.hpp"
 #include "planned_parameters.hpp"
 #include "round_sums.hpp"
 
@@ -25,7 +24,6 @@ public:
     [[gnu::cold]] GradientHome(B& backend, List<ParameterView> parameters, const ReducerOptions& options,
                                const Policies<B>& policies)
         : options_(options),
-          rank_(backend.rank()),
           planned_(backend, std::move(parameters), options, policies),
           rounds_(backend, options, policies, storage_, sums_),
           sums_(backend, planned_.size(), place_of_sums(), rounds_.deal(), rounds_.dealt().several() && !pooled()),
@@ -229,7 +227,7 @@ private:
                 B::memory_space != MemorySpace::host && options_.unused == UnusedParameters::find_unused;
             storage.make_slots(backend, slots_needed(plan, planned_.parameters(), planned_.order(), unused));
         } else {
-            debug(DebugLevel::info, rank_, direct, " of ", plan.size(),
+            debug(DebugLevel::info, backend.rank(), direct, " of ", plan.size(),
                   " buckets are the trainer's own memory; the others have memory of the library");
             storage.place_images(backend, rounds_.images());
         }
@@ -237,7 +235,6 @@ private:
     }
 
     const ReducerOptions& options_;
-    const int rank_;
     PlannedParameters<B> planned_;
     BucketMemory<B> storage_;
     std::mutex slots_;

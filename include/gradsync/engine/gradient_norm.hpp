@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../kernel/passes.hpp"
-#include "bucket_layout.hpp"
+#include "gradient_home.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -24,30 +23,31 @@ namespace gradsync::inline v0_2::detail {
 ///
 /// A block that a shard boundary cuts is put together first: each owner adds its elements to zeros, in the same
 /// collective as the sums.
+template <Backend B>
 class GradientNorm {
 public:
-    /// For whole gradients.
-    template <class = void>  // see isa.hpp
-    GradientNorm(ListView<const ParameterView> parameters, int size, int rank) : GradientNorm(parameters) {
-        const ElementRange own = shard_range(blocks_, size, rank);
-        for (std::size_t i = 0; i < counts_.size(); ++i) {
-            const ElementRange blocks{larger(first_block_[i], own.first), smaller(first_block_[i + 1], own.last)};
-            if (blocks.first >= blocks.last) continue;
-            const std::size_t first = (blocks.first - first_block_[i]) * block;
-            const std::size_t last = smaller(counts_[i], (blocks.last - first_block_[i]) * block);
-            slices_.push_back({.parameter = i, .first = first, .count = last - first});
+    /// `sharded`: this rank has only its shards of the averages; otherwise it has all of them.
+    [[gnu::cold]] GradientNorm(const B& backend, const GradientHome<B>& home, bool sharded) {
+        const PlannedParameters<B>& planned = home.planned();
+        const int size = backend.size(), rank = backend.rank();
+        for (const ParameterView& p : planned.parameters()) {
+            counts_.push_back(p.requires_grad && is_floating(p.gradient.dtype) ? p.gradient.count : 0);
+            first_block_.push_back(blocks_ += divide_up(counts_.back(), block));
         }
-    }
-
-    /// For gradients that are sharded by bucket.
-    template <class = void>
-    GradientNorm(ListView<const ParameterView> parameters, const BucketPlan& plan, const BucketLayout& layout,
-                 ListView<const ParameterInfo> infos, int size, int rank)
-        : GradientNorm(parameters) {
+        if (sharded) split_ = List<std::size_t>(blocks_, whole);
+        const ElementRange own = shard_range(blocks_, size, rank);
+        for (std::size_t i = 0; !sharded && i < counts_.size(); ++i) {
+            const std::size_t begin = first_block_[i], end = smaller(first_block_[i + 1], own.last);
+            const std::size_t first = larger(begin, own.first);
+            if (first < end)
+                slices_.push_back({.parameter = i,
+                                   .first = (first - begin) * block,
+                                   .count = smaller(counts_[i], (end - begin) * block) - (first - begin) * block});
+        }
         // Blocks that are cut have one place each behind the sums.
-        split_ = List<std::size_t>(blocks_, whole);
-        for (int r = 0; r < size; ++r)
-            for (const ShardSlice& s : shard_slices(plan, layout, infos, size, r)) {
+        for (int r = 0; sharded && r < size; ++r)
+            for (const ShardSlice& s :
+                 shard_slices(planned.plan(), home.storage().layout(), planned.infos(), size, r)) {
                 if (counts_[s.parameter] == 0) continue;
                 if (r == rank) slices_.push_back(s);
                 for (const std::size_t edge : {s.first, s.first + s.count})
@@ -60,7 +60,7 @@ public:
 
     /// Computes the norm. `part(i, first, count, bucket, offset)` returns the view of `count` elements of gradient i
     /// from element `first`. Sharded gradients lie at `offset` in this rank's shard of `bucket`. Collective.
-    double compute(Backend auto& backend, auto&& part) {
+    double compute(B& backend, auto&& part) {
         kernel::register_kernels<DType::f64>();  // parts of gradients become f64 before a view of them is made
         values_.fill(0);
         const auto passes = passes_of(backend);
@@ -95,15 +95,6 @@ private:
         std::byte bytes[block * sizeof(double)];
         passes.read(elements, bytes);
         kernel::convert(bytes, elements.dtype, to, DType::f64, elements.count);
-    }
-
-    template <class = void>
-    explicit GradientNorm(ListView<const ParameterView> parameters) {
-        for (const ParameterView& p : parameters) {
-            counts_.push_back(p.requires_grad && is_floating(p.gradient.dtype) ? p.gradient.count : 0);
-            first_block_.push_back(blocks_ += divide_up(counts_.back(), block));
-        }
-        values_.resize(blocks_);
     }
 
     List<std::size_t> counts_;             ///< by parameter: elements that count

@@ -115,7 +115,7 @@ public:
     // ------------------------------------------------------------------------------------------------------- a step
 
     void finish() {
-        const auto alone = end_marks("finish");
+        const auto alone = marks_.end("finish");
         auto held = in_flight_.watch().hold(Activity::finish);
         guard_.run([&] {
             close_step();
@@ -133,7 +133,7 @@ public:
             });
             return false;
         }
-        const auto alone = end_marks("try_finish");
+        const auto alone = marks_.end("try_finish");
         const auto begin = in_flight_.watch().now();
         return guard_.run([&] {
             close_step();
@@ -150,7 +150,7 @@ public:
     }
     /// The first part of `finish()`, for callers that finish later: no marks may follow.
     void settle() {
-        const auto alone = end_marks("finish");
+        const auto alone = marks_.end("finish");
         guard_.run([&] { marks_.settle(); });
     }
     /// Ends a step after `settle()` without its reductions.
@@ -211,7 +211,7 @@ public:
     double gradient_norm() {
         marks_.check_phase("gradient_norm");
         return guard_.run([&] {
-            if (norm_ == std::nullopt) prepare_norm();
+            if (!norm_) norm_.emplace(backend_, home_, scatters_ || policies_.decoupled);
             return norm_->compute(
                 backend_, [&](std::size_t i, std::size_t first, std::size_t count, std::size_t b, std::size_t offset) {
                     if (scatters_ || (policies_.decoupled && gathers_.pending(b)))
@@ -247,27 +247,9 @@ private:
         if (policies_.decoupled) gathers_.resize(planned_.plan().size());
         norm_.reset();
     }
-    /// Runs at the first request for a norm, because it takes memory if gradients are sharded over many ranks.
-    [[gnu::cold]] void prepare_norm() {
-        if (scatters_ || policies_.decoupled)
-            norm_.emplace(planned_.parameters(), planned_.plan(), home_.storage().layout(), planned_.infos(),
-                          backend_.size(), backend_.rank());
-        else norm_.emplace(planned_.parameters(), backend_.size(), backend_.rank());
-    }
-
     void flush(const char* operation) {
         guard_.check_usable(operation);
         guard_.run([&] { gathers_.land_all(); });
-    }
-
-    /// A mark is an error while the result lives.
-    typename Marks<B>::Ending end_marks(const char* operation) {
-        guard_.check_usable(operation);
-        if (gathers_.pending() != 0 && marks_.phase() != Phase::closed)
-            guard_.refuse(operation,
-                          "averages of the last step were not waited for; call acquire(i) on what finish() returned "
-                          "before parameter i is stepped and used, or wait()");
-        return marks_.end(operation);
     }
 
     /// Settles the gradients that are not ready and launches the remaining buckets. No marks may follow.
@@ -371,7 +353,7 @@ private:
     DeferredGather<B> gathers_;  ///< only if decoupled
     Marks<B> marks_{guard_,     options_,          home_,    readiness_,
                     in_flight_, policies_.overlap, gathers_, policies_.buckets.plans_by_times()};
-    std::optional<GradientNorm> norm_;
+    std::optional<GradientNorm<B>> norm_;     ///< from the first request on, because it takes memory
     List<std::uint8_t> used_;                 ///< by parameter, of the last step; only with find_unused
     typename HostOf<B>::WorkType agreement_;  ///< the ranks' agreement on used gradients and on skipping the step
     Statistics statistics_;

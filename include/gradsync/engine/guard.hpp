@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <atomic>
-#include <mutex>
-
 #include "../core/parameter.hpp"
 #include "../kernel/passes.hpp"
 
@@ -91,8 +88,8 @@ public:
     void check_usable(const char* operation) const {
         if (failed()) refuse_use(operation);
     }
-    void check_index(std::size_t i, std::size_t size, const char* operation) const {
-        if (i >= size) refuse_index(i, size, operation);
+    void check_index(std::size_t i, std::size_t size, const char* operation, const char* what = "parameter") const {
+        if (i >= size) refuse_index(i, size, operation, what);
     }
     void check_root(int root, const char* operation) const {
         if (root < 0 || root >= backend_.size())
@@ -117,9 +114,9 @@ private:
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_use(const char* operation) const {
         refuse(code_, operation, text(owner_, " failed earlier and cannot go on: ", what_));
     }
-    [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(std::size_t i, std::size_t size,
-                                                             const char* operation) const {
-        refuse(operation, text("parameter index ", i, " is out of range [0, ", size, ")"));
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(std::size_t i, std::size_t size, const char* operation,
+                                                             const char* what) const {
+        refuse(operation, text(what, " index ", i, " is out of range [0, ", size, ")"));
     }
 
     /// Keeps the first failure only.

@@ -3,7 +3,6 @@
 
 #include "../collective/deadline.hpp"
 #include "deferred_gather.hpp"
-#include "gradient_home.hpp"
 #include "launch_groups.hpp"
 #include "weights.hpp"
 

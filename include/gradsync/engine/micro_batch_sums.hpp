@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../core/deal.hpp"
-#include "../core/math.hpp"
 #include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2::detail {

@@ -6,7 +6,6 @@
 
 #include "../core/backend.hpp"
 #include "../core/bucket_plan.hpp"
-#include "../core/math.hpp"
 #include "../core/parameter.hpp"
 #include "options.hpp"
 
@@ -73,9 +72,9 @@ std::pair<const ParameterView*, const ParameterView*> overlapping(const List<Par
     return {};
 }
 
-/// The range that the `part` (value or gradient) of these parameters fills in the trainer's memory, side by side, in any
-/// order, with nothing between them, if it may serve as a bucket; otherwise a view without memory. All parts have one
-/// type and do not overlap. Empty ones may lie anywhere.
+/// The range that the `part` (value or gradient) of these parameters fills in the trainer's memory, if it may serve as
+/// a bucket: they lie side by side, in any order, with nothing between them. Otherwise a view without memory. All parts
+/// have one type and do not overlap. Empty ones may lie anywhere.
 template <Backend B>
 BufferView range_in_place(std::span<const std::size_t> bucket, ListView<const ParameterView> parameters,
                           BufferView ParameterView::*part) {
@@ -126,8 +125,24 @@ inline bool may_replace(const BufferView& other, const BufferView& own) noexcept
           {.operation = operation, .rank = rank, .parameter = parameter});
 }
 
-/// Throws Error(invalid_argument) if the options do not go with the memory or the exchange. `scatters`: this rank gets
-/// only its shards. `plain`: the exchange is AllReduce. `sums`: see Policies.
+/// The index of the parameter with this name. Throws Error(invalid_argument) if there is none, or several.
+inline std::size_t index_of(std::string_view name, ListView<const ParameterView> parameters, int rank) {
+    std::size_t found = parameters.size();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].name != name) continue;
+        if (found != parameters.size())
+            refuse_on(
+                rank, "mark_ready",
+                text("parameters ", found, " and ", i, " are both named '", name, "'; give an index, or other names"));
+        found = i;
+    }
+    if (found != parameters.size()) return found;
+    refuse_on(rank, "mark_ready",
+              text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
+}
+
+/// Throws Error(invalid_argument) if the options do not go with one another, the memory or the exchange. `scatters`:
+/// this rank gets only its shards. `plain`: the exchange is AllReduce. `sums`: see Policies.
 [[gnu::cold]] inline void check_options(const ReducerOptions& options, MemorySpace space, bool scatters, bool plain,
                                         bool sums, int rank, int size) {
     const auto refuse = [&](std::string_view what) { refuse_on(rank, "Reducer", what); };
@@ -145,31 +160,9 @@ inline bool may_replace(const BufferView& other, const BufferView& own) noexcept
     if (pooled && !sums && has_several_sums(options, size))
         refuse(text("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ", size,
                     ", and the same number on each rank"));
-}
-
-/// The index of the parameter with this name. Throws Error(invalid_argument) if there is none, or several.
-inline std::size_t index_of(std::string_view name, ListView<const ParameterView> parameters, int rank) {
-    std::size_t found = parameters.size();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (parameters[i].name != name) continue;
-        if (found != parameters.size())
-            refuse_on(
-                rank, "mark_ready",
-                text("parameters ", found, " and ", i, " are both named '", name, "'; give an index, or other names"));
-        found = i;
-    }
-    if (found != parameters.size()) return found;
-    refuse_on(rank, "mark_ready",
-              text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
-}
-
-/// Throws Error(invalid_argument) if the options do not go with one another.
-[[gnu::cold]] inline void check_averaging(const ReducerOptions& options, int rank, int size) {
-    const auto refuse = [&](std::string_view what) { refuse_on(rank, "Reducer", what); };
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
-    if (!borrowed && ((adds_up && options.micro_batches == 0) ||
-                      (options.reduce_dtype && options.gradients != GradientStorage::pooled)))
+    if (!borrowed && ((adds_up && options.micro_batches == 0) || (options.reduce_dtype && !pooled)))
         refuse(
             "Accumulation::in_buckets and reduce_dtype are for borrowed gradients (reduce_dtype for pooled ones, too); "
             "gradients that live in the buckets are added up there by the trainer");
@@ -178,7 +171,7 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
                     static_cast<std::size_t>(size) - options.micro_batches, " of the ", size,
                     " ranks would have none"));
     if (options.micro_batches > static_cast<std::size_t>(size)) {
-        if (!adds_up)
+        if (!adds_up && !pooled)
             refuse(
                 "the reducer adds up micro_batches; set Accumulation::in_buckets, too, and let each of them overwrite "
                 "its gradients");
@@ -187,7 +180,7 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
                 "micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses "
                 "instead");
     }
-    if (is_weighted(options.averaging) && options.micro_batches != 0 && options.gradients == GradientStorage::pooled)
+    if (is_weighted(options.averaging) && options.micro_batches != 0 && pooled)
         refuse("with gradients that are sharded, micro_batches goes with Averaging::mean and sum only");
     if (is_weighted(options.averaging) && has_several_sums(options, size))
         refuse(text("with Averaging::mean_over_count, micro_batches must be ", size, " times a power of two, not ",
@@ -285,8 +278,7 @@ struct ParameterRules {
 /// cannot be synchronised with these options.
 [[gnu::cold]] inline List<ParameterInfo> bucket_infos(const List<ParameterView>& parameters,
                                                       const ReducerOptions& options, MemorySpace space, bool scattered,
-                                                      int rank, int size) {
-    check_averaging(options, rank, size);
+                                                      int rank) {
     options.reduce_dtype.register_kernels();
     const ParameterRules rules{options, space, rank};
     if (parameters.empty())

@@ -84,8 +84,7 @@ private:
 
     [[gnu::cold]] List<ParameterInfo> infos_for(B& backend, const Policies<B>& policies) {
         const bool scattered = policies.exchange->traits.scatters && !policies.decoupled;
-        List<ParameterInfo> infos =
-            bucket_infos(parameters_, options_, B::memory_space, scattered, backend.rank(), backend.size());
+        List<ParameterInfo> infos = bucket_infos(parameters_, options_, B::memory_space, scattered, backend.rank());
         for (std::size_t i = 0; i < infos.size(); ++i) infos[i].whole = size_ > 1 && owners_.is_whole(i);
         if constexpr (abilities_of<B>.cheaper_alone) {
             if (backend.size() == 1) return infos;

@@ -3,10 +3,8 @@
 
 #include "../bucket/any_buckets.hpp"
 #include "../core/exchange.hpp"
-#include "../core/parameter.hpp"
 #include "../kernel/passes.hpp"
 #include "../overlap/any_overlap.hpp"
-#include "bucket_layout.hpp"
 #include "whole_owners.hpp"
 
 /// The policies of a Reducer as plain interfaces, so that the engine is compiled once per backend, not once per
@@ -22,7 +20,7 @@ public:
     virtual ~AnyExchange() = default;
 
     const ExchangeTraits traits;
-    virtual bool is_single_rank(const B& backend) const noexcept = 0;
+    virtual bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
     /// See ExchangeTraits::reports_progress_time; 0 without it.
     virtual std::chrono::nanoseconds progress_time() const { return {}; }

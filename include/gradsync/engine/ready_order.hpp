@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/math.hpp"
 #include "../kernel/passes.hpp"
 
 namespace gradsync::inline v0_2::detail {

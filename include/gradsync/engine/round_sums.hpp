@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../kernel/reduce.hpp"
 #include "bucket_memory.hpp"
 #include "dealt_sums.hpp"
 #include "options.hpp"
@@ -77,7 +76,6 @@ public:
 
     // ------------------------------------------------------------------------------------------ see AnyExchange
 
-    bool is_single_rank(const B&) const noexcept override { return size_ == 1; }
     [[gnu::cold]] Traffic traffic(const B&, std::size_t, BufferView bucket) const override {
         Traffic all{0, dealt_.now().size()};
         for (const DealtSum& sum : dealt_.now()) all.bytes += sum.has(rank_) ? bucket.bytes() : 0;

@@ -2,10 +2,7 @@
 #pragma once
 
 #include <sys/random.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <optional>
 
 #include "options.hpp"

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include "../core/backend.hpp"
 #include "../core/flat_optimizer.hpp"
 #include "../engine/bucket_memory.hpp"
 #include "../engine/parameters.hpp"
 #include "../engine/weights.hpp"
-#include "../kernel/host_buffer.hpp"
-#include "../kernel/passes.hpp"
 #include "rounding.hpp"
 
 namespace gradsync::inline v0_2 {
@@ -151,9 +148,9 @@ public:
         else step_on(backend.stream(), b, gradients, gradient_scale, optimizer, used);
     }
     /// The same for the part of the shard that begins at element `first`, in host memory.
-    template <class O, class Used>
+    template <class O>
     void step_part(std::size_t b, std::size_t first, ConstBufferView gradients, double gradient_scale, O& optimizer,
-                   Used&& used) const {
+                   auto&& used) const {
         for (const ShardSlice& whole : slices(b)) {
             const ShardSlice slice = part_of(whole, first, gradients.count);
             if (slice.count == 0 || !used(slice.parameter)) continue;

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <memory>
-
 #include "../core/requirements.hpp"
-#include "../engine/arguments.hpp"
-#include "../engine/gradient_sync.hpp"
 #include "step_inside.hpp"
 #include "whole_parameters.hpp"
 
@@ -420,7 +416,7 @@ protected:
 
     Policies<B> policies() {
         if constexpr (Derived::steps_inside) {
-            return inside_.policies(backend_, buckets_, overlap_);
+            return inside_.policies(buckets_, overlap_);
         } else {
             auto made = make_policies<B>(buckets_, overlap_, exchange_);
             made.whole = {costs_, Derived::joins_buckets};
@@ -444,7 +440,7 @@ protected:
     /// Of stage 3. Its end waits for the device, which may wait for ranks that the engine tells of a failure.
     std::optional<B> gathering_;
     ShardState<B> state_;
-    InsideSteps<B, O> inside_{state_, values_, optimizer_};
+    InsideSteps<B, O> inside_{backend_, state_, values_, optimizer_};
     std::unique_ptr<GradientSync<B>> engine_;
     DeferredGather<B> gathers_;
     bool unpublished_ = false;  ///< master weights were written since they were distributed

@@ -257,8 +257,7 @@ public:
         for (std::size_t i : which) trained[i].requires_grad = true;
         check_values_apart(trained);
         detail::check_types<O, B::memory_space>(trained, name, backend_.rank());
-        (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank(),
-                                   backend_.size());
+        (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank());
         guard_.run([&] {
             flush();
             this->adopt_written();
@@ -344,9 +343,8 @@ private:
         }
         Base::make_state(std::move(weights));
         if constexpr (steps_inside)  // collective
-            this->inside_.adopt_plan(
-                backend_, *engine_,
-                this->engine_options_.unused == UnusedParameters::error && !engine_->home().rounds().dealt().several());
+            this->inside_.adopt_plan(*engine_, this->engine_options_.unused == UnusedParameters::error &&
+                                                   !engine_->home().rounds().dealt().several());
         for (std::size_t b = 0; b < plan().size(); ++b)
             for (std::size_t i : plan().bucket(b)) {
                 BufferView& value = parameters_[i].value;

@@ -118,12 +118,11 @@ public:
             detail::host_of(backend_).broadcast(shared, root).wait();
             this->exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(shared, 0).wait(); });
         });
-        if (missing < parameters_.size()) {
-            const std::string& which = parameters_[missing].name;
+        if (missing < parameters_.size())
             guard_.refuse("broadcast_parameters",
-                          detail::text("parameter '", which, "' has no value on rank ", root, "; give it one there"),
-                          which);
-        }
+                          detail::text("parameter '", parameters_[missing].name, "' has no value on rank ", root,
+                                       "; give it one there"),
+                          parameters_[missing].name);
         guard_.run([&] {
             for (const ParameterView& p : parameters_)
                 if (!p.requires_grad) this->broadcast_buffers({&p.value, 1}, root);
@@ -164,7 +163,7 @@ public:
     /// `gather` without a scope: call `release(u)` once per call. Collective.
     void acquire(std::size_t u) {
         guard_.check_usable("gather");
-        check_unit(u, "gather");
+        guard_.check_index(u, unit_count(), "gather", "unit");
         const Unit& unit = values_[u];
         const bool is_here = unit.bytes == 0 || (unit.slot != unit.none && !unit.gathering);
         guard_.run([&] {
@@ -175,7 +174,7 @@ public:
     }
     /// Ends one use of unit u. Throws Error(invalid_argument) if the unit is not in use.
     void release(std::size_t u) {
-        check_unit(u, "release");
+        guard_.check_index(u, unit_count(), "release", "unit");
         if (values_[u].users == 0)
             guard_.refuse("release", detail::text("unit ", u, " is not in use; acquire() it first"));
         values_.release(u);
@@ -263,11 +262,6 @@ private:
         renew_values();
     }
 
-    void check_unit(std::size_t u, const char* operation) const {
-        if (u >= unit_count())
-            guard_.refuse(operation, detail::text("unit index ", u, " is out of range [0, ", unit_count(), ")"));
-    }
-
     /// Gathers unit u, and starts to gather the units expected next.
     void use(std::size_t u) {
         prefetch(u);
@@ -294,7 +288,7 @@ private:
     }
 
     void wait(Unit& unit) {
-        if (!unit.gathering) return this->gathers_.poll();
+        if (!unit.gathering) return this->gathers_.advance();
         detail::follow_stream(*this->gathering_, backend_);
         for (const std::size_t b : unit.buckets) {
             while (engine_->in_flight().launch_before_wait() && !this->gathers_.test(b)) ::sched_yield();

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <exception>
-
 #include "../engine/gradient_sync.hpp"
 #include "../overlap/no_overlap.hpp"
 #include "shard_state.hpp"
@@ -16,34 +14,32 @@ template <class B, class O>
 class InsideSteps {
 public:
     /// The references must outlive the object.
-    InsideSteps(const ShardState<B>& state, const BucketMemory<B>& values, O& optimizer) noexcept
-        : state_(state), values_(values), optimizer_(optimizer) {}
+    InsideSteps(B& backend, const ShardState<B>& state, const BucketMemory<B>& values, O& optimizer) noexcept
+        : backend_(backend), state_(state), values_(values), optimizer_(optimizer) {}
 
     /// Finds out whether all buckets of a new plan can be stepped inside the reductions. Collective.
-    [[gnu::cold]] void adopt_plan([[maybe_unused]] B& backend, [[maybe_unused]] const GradientSync<B>& engine,
-                                  bool may) {
+    [[gnu::cold]] void adopt_plan([[maybe_unused]] const GradientSync<B>& engine, [[maybe_unused]] bool may) {
         possible_ = false;
         if constexpr (abilities_of<B>.steps_inside) {
             const std::size_t buckets = engine.home().planned().plan().size();
-            rank_ = backend.rank(), size_ = backend.size();
-            std::uint64_t shared = may && backend.steps_inside() && size_ > 1;
+            std::uint64_t shared = may && can();
             for (std::size_t b = 0; shared != 0 && b < buckets; ++b)
-                shared = backend.shares(engine.home().storage().buckets()[b]) && backend.shares(values_.buckets()[b]);
+                shared = backend_.shares(engine.home().storage().buckets()[b]) && backend_.shares(values_.buckets()[b]);
             possible_ = true;
-            for (const std::uint64_t all : gather_values(backend, {&shared, 1})) possible_ = possible_ && all != 0;
+            for (const std::uint64_t all : gather_values(backend_, {&shared, 1})) possible_ = possible_ && all != 0;
             steps_ = List<Step>(buckets);
             for (std::size_t b = 0; b < buckets; ++b) steps_[b].steps = this, steps_[b].bucket = b;
         }
     }
     bool possible() const noexcept { return possible_; }
 
-    static bool can(const B& backend) {
-        if constexpr (abilities_of<B>.steps_inside) return backend.size() > 1 && backend.steps_inside();
+    bool can() const {
+        if constexpr (abilities_of<B>.steps_inside) return backend_.size() > 1 && backend_.steps_inside();
         else return false;
     }
-    Policies<B> policies(const B& backend, auto& buckets, auto& overlap) {
+    Policies<B> policies(auto& buckets, auto& overlap) {
         Policies<B> policies = make_policies<B>(buckets, overlap, Exchange(*this));
-        if (can(backend)) policies.overlap = NoOverlap();  // buckets leave in `step()`
+        if (can()) policies.overlap = NoOverlap();  // buckets leave in `step()`
         return policies;
     }
 
@@ -98,7 +94,7 @@ private:
 
     void step(std::size_t b, ElementRange range, ConstBufferView averages, ListView<void* const> outs) {
         const BufferView whole = values_.buckets()[b], own = whole.subview(range.first, range.size());
-        const std::size_t first = range.first - shard_range(whole.count, size_, rank_).first;
+        const std::size_t first = range.first - shard_range(whole.count, backend_.size(), backend_.rank()).first;
         const auto all = [](std::size_t) { return true; };
         if constexpr (abilities_of<B>.steps_inside) {
             state_.step_part(b, first, averages, scale_, optimizer_, all);
@@ -109,10 +105,10 @@ private:
                 std::memcpy(to, own.data, own.bytes());
     }
 
+    B& backend_;
     const ShardState<B>& state_;
     const BucketMemory<B>& values_;
     O& optimizer_;
-    int rank_ = 0, size_ = 1;
     bool possible_ = false, inside_ = false;
     double scale_ = 1;
     List<Step> steps_;          ///< by bucket
