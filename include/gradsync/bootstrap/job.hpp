@@ -47,7 +47,8 @@ struct Job {
 
     /// Returns whether the ranks meet at an address that only this machine reaches.
     bool is_at_loopback() const noexcept {
-        return address == "localhost" || address == "::1" || address.starts_with("127.");
+        const bool is_name = address.find_first_not_of("0123456789.") != std::string::npos;  // 127.example.com is one
+        return address == "localhost" || address == "::1" || (address.starts_with("127.") && !is_name);
     }
 
     static Job from_environment();  ///< Reads this process's environment; see `from`.

@@ -153,7 +153,7 @@ public:
         std::uint64_t newest = 0;
         for (const Holding& one : row_.holdings) newest = gradsync::detail::larger(newest, one.number);
         int place = 0;
-        while (newest != 0 && row_.holdings[place].number == newest) ++place;
+        while (place < places_ && newest != 0 && row_.holdings[place].number == newest) ++place;
         return place < places_ ? place : -1;
     }
 

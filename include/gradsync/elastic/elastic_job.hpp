@@ -90,13 +90,13 @@ public:
         if (membership_.has_taken_part() && is_over())
             refuse("run", "the job has ended; a process takes part in a job once, also with another ElasticJob");
         while (!is_over()) try {
-                TcpBackend comm = connect(options);
-                body(comm);
-                leave(comm);
-            } catch (const Error& error) {
-                if (goes_on(error)) continue;
-                abandon();
-                throw;
+                try {
+                    TcpBackend comm = connect(options);
+                    body(comm);
+                    leave(comm);
+                } catch (const Error& error) {
+                    if (!goes_on(error)) throw;
+                }
             } catch (...) {
                 abandon();
                 throw;

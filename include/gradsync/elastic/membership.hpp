@@ -46,8 +46,8 @@ public:
             pause_ = {};
             return comm;
         } catch (const Error& error) {  // of two members that cannot reach each other, the others go on without one
-            const int peer = error.context().peer;
-            if (records_ && error.context().operation == "connect_mesh" && peer >= 0)
+            const auto peer = static_cast<std::size_t>(error.context().peer);  // -1 is more than any size
+            if (records_ && error.context().operation == "connect_mesh" && peer < newest().members.size())
                 machine().miss(newest().members[peer].id);
             throw;
         }
@@ -309,13 +309,16 @@ private:
     /// Calls `f`, which asks the store, and waits for no store that is away.
     template <class F>
     void briefly(F&& f) {
-        const auto limit = store().set_timeout(std::chrono::milliseconds(500));
+        struct Brief {
+            AnyStore& store;
+            std::chrono::nanoseconds usual = store.set_timeout(std::chrono::milliseconds(500));
+            ~Brief() { (void)store.set_timeout(usual); }
+        } const brief{store()};
         try {
             f();
         } catch (const Error& error) {
             if (error.errc() != Errc::storage) throw;
         }
-        (void)store().set_timeout(limit);
     }
     AnyStore& store() noexcept { return records_->store(); }
     elastic::Machine& machine() noexcept { return records_->machine(); }

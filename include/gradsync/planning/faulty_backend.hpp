@@ -6,6 +6,7 @@
 
 #include "../core/backend.hpp"
 #include "../core/math.hpp"
+#include "../core/shard_range.hpp"
 
 namespace gradsync::inline v0_2 {
 
@@ -50,6 +51,11 @@ public:
     }
     WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
         return reach("reduce_scatter", in.bytes()).reduce_scatter(in, out, op, contribution);
+    }
+    WorkType reduce_step(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, ShardStep& step)
+        requires(abilities_of<B>.steps_inside)
+    {
+        return reach("reduce_step", in.bytes()).reduce_step(in, out, op, contribution, step);
     }
     WorkType all_gather(ConstBufferView in, BufferView out) {
         return reach("all_gather", out.bytes()).all_gather(in, out);

@@ -57,6 +57,12 @@ TEST_CASE("Job reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK")
     CHECK(job_of({{"RANK", "3"}, {"WORLD_SIZE", "4"}}).local_rank == 3);
 }
 
+TEST_CASE("job: a name is no loopback address, whatever its first digits are") {
+    for (const char* const own : {"localhost", "::1", "127.0.0.1", "127.1", "127.255.255.254"}) CHECK(Job{.address = own}.is_at_loopback());
+    for (const char* const other : {"127.cluster.example", "127.0.0.1.example", "127", "128.0.0.1", "::2", "", "localhost.example"})
+        CHECK_FALSE(Job{.address = other}.is_at_loopback());
+}
+
 TEST_CASE("job: torchrun's agent has MASTER_PORT for itself") {
     std::map<std::string, std::string> torchrun = {{"RANK", "1"},
                                                    {"WORLD_SIZE", "2"},

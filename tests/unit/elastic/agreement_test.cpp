@@ -112,6 +112,14 @@ TEST_CASE("the next state goes over an older one") {
     CHECK(own.place_for_next() == 2);
 }
 
+TEST_CASE("if every place has the newest state, there is none for the next one") {
+    Holdings full(Row::most);
+    for (int place = 0; place < Row::most; ++place) full.fill(place, parts(7, 2, {0}));
+    CHECK(full.place_for_next() == -1);
+    full.tear(3);
+    CHECK(full.place_for_next() == 3);
+}
+
 TEST_CASE("when all have gone on from a state, later ones do not count") {
     Holdings own(2);
     own.fill(Row::memory, state(4));

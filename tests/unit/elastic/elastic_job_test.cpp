@@ -618,6 +618,21 @@ TEST_CASE("a process whose own error has ended run() may run again, and the othe
     }
 }
 
+TEST_CASE("a process that cannot tell whether to go on says that it takes no part any more") {
+    Ranks ranks(
+        1,
+        [](ElasticJob& job, int, const std::string& store) {
+            job.run([&](TcpBackend&) {
+                const std::byte wrong{};
+                (void)gradsync::FileStore(store).create("join/1", {&wrong, 1});
+                throw Error(Errc::peer_failed, "a rank was lost");
+            });
+        },
+        1, 1);
+    CHECK(says(ranks.ends()[0], "holds something else under join/1"));
+    CHECK(gradsync::FileStore(ranks.job(0).store).names("gone/").size() == 1);
+}
+
 TEST_CASE("a second job of a process in the same store is refused when the first has ended") {
     const gradsync_test::TemporaryDirectory folder;
     Ranks ranks(

@@ -294,17 +294,17 @@ inline EtcdOptions EtcdOptions::from_environment() {
     const std::string path = variable("GRADSYNC_ETCD_PASSWORD_FILE");
     if (path.empty() || !options.password.empty()) return options;
     std::FILE* const file = detail::open_file(path, O_RDONLY, "rb");
-    char line[1024] = "";
-    const bool is_there = file != nullptr && std::fgets(line, sizeof line, file) != nullptr;
     const std::string problem = file == nullptr ? detail::open_problem() : "it is empty";
+    int next = file == nullptr ? EOF : std::fgetc(file);
+    const bool is_there = next != EOF;
+    for (; next != EOF && next != '\n' && next != '\r'; next = std::fgetc(file))
+        options.password += static_cast<char>(next);
     if (file != nullptr) std::fclose(file);
     if (!is_there)
         bootstrap::raise(
             Errc::invalid_argument,
             bootstrap::text("the file ", path, " of GRADSYNC_ETCD_PASSWORD_FILE cannot be read: ", problem),
             {.operation = "store"});
-    line[std::strcspn(line, "\r\n")] = '\0';
-    options.password = line;
     return options;
 }
 

@@ -413,7 +413,7 @@ private:
     for (int r = 0; r < size; ++r)
         if (all[r].has_no_descriptors) has_no_descriptors(r);
     for (int r = 0; r < size; ++r)
-        if (const int other = all[r].apart; other >= 0) {
+        if (const int other = all[r].apart; other >= 0 && other < size) {  // it is from the network
             const int later = gradsync::detail::larger(other, r);
             fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", later,
                       " cannot reach one another over TCP within ", bootstrap::format_duration(limit),

@@ -243,6 +243,10 @@ TEST_CASE("EtcdStore: users, passwords, and tokens that etcd has forgotten") {
     ::setenv("GRADSYNC_ETCD_PASSWORD_FILE", folder.file("password").c_str(), 1);
     AnyStore other = AnyStore::open("etcd://me@" + address.substr(7));
     CHECK(create(other, "name", "3") == "1");
+    const std::string token(3000, 'x');  // JSON Web Tokens are long
+    std::ofstream(folder.file("long")) << token << "\r\nmore\n";
+    ::setenv("GRADSYNC_ETCD_PASSWORD_FILE", folder.file("long").c_str(), 1);
+    CHECK(EtcdOptions::from_environment().password == token);
     ::setenv("GRADSYNC_ETCD_PASSWORD_FILE", folder.file("absent").c_str(), 1);
     CHECK(says(thrown([&] { (void)AnyStore::open(address); }).what(), "absent of GRADSYNC_ETCD_PASSWORD_FILE cannot be read"));
     ::unsetenv("GRADSYNC_ETCD_PASSWORD_FILE");

@@ -114,6 +114,29 @@ struct Behind : gradsync::TcpRendezvous {
 
 }  // namespace
 
+namespace {
+
+/// A meeting in which rank 1 says that it cannot reach a rank that does not exist.
+struct Liar : gradsync::TcpRendezvous {
+    using TcpRendezvous::TcpRendezvous;
+    std::vector<gradsync::Blob> all_gather(std::span<const std::byte> own) {
+        const std::int32_t finding[] = {1'000'000, 0};
+        return TcpRendezvous::all_gather(rank() == 1 && own.size() == sizeof finding ? std::as_bytes(std::span(finding)) : own);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("TcpTransport: a rank that does not exist is not named") {
+    const std::uint16_t port = gradsync_test::free_port();
+    const auto reports = gradsync_test::forked(2, [&](int rank) -> std::string {
+        Liar meeting({.rank = rank, .size = 2, .port = port}, {.timeout = 20s});
+        (void)gradsync::message_passing::make_tcp_transport(meeting, 4s);
+        return "connected";
+    });
+    for (const auto& report : reports) CHECK(report.text == "connected");
+}
+
 TEST_CASE("TcpTransport: a rank that reaches no other gives up in time, and every rank names the network") {
     const gradsync::net::Address loopback = gradsync_test::loopback(0);
     const gradsync::net::Socket listener = gradsync::net::Socket::of_family(AF_INET);
