@@ -27,7 +27,7 @@ struct Entry {
         if (view.space != MemorySpace::host)
             refuse_state(comm, Errc::invalid_argument, "the state is memory of the host; copy what is on a device");
         const std::size_t size = view.bytes();
-        pieces.push_back({static_cast<std::byte*>(view.data), size});
+        if (size != 0) pieces.push_back({static_cast<std::byte*>(view.data), size, own.bytes});
         own.layout = gradsync::detail::fnv1a(&size, sizeof size, own.layout);
         own.bytes += size;
     }

@@ -5,21 +5,23 @@
 
 namespace gradsync::inline v0_2::elastic {
 
-/// Bytes of a state, wherever they are.
+/// Bytes of a state, wherever they are. At least one, as memcpy takes no null pointer.
 struct Piece {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
+    std::size_t first = 0;  ///< where it begins, among the bytes of all pieces
 };
 
 /// Returns those of the bytes of `pieces`, side by side, that begin at `first`.
 [[gnu::cold]] inline List<Piece> part_of(const List<Piece>& pieces, std::size_t first, std::size_t bytes) {
     List<Piece> part;
+    std::size_t done = 0;
     for (const Piece& piece : pieces) {
         const std::size_t skipped = gradsync::detail::smaller(first, piece.bytes);
-        const std::size_t taken = gradsync::detail::smaller(piece.bytes - skipped, bytes);
-        if (taken != 0) part.push_back({piece.data + skipped, taken});
+        const std::size_t taken = gradsync::detail::smaller(piece.bytes - skipped, bytes - done);
+        if (taken != 0) part.push_back({piece.data + skipped, taken, done});
         first -= skipped;
-        bytes -= taken;
+        done += taken;
     }
     return part;
 }
@@ -32,33 +34,25 @@ public:
     /// Makes memory for states of `bytes` bytes. `layout`: a hash of what they mean. `sharers`: processes of this
     /// machine that make as much at the same time. Throws std::system_error if there is not enough.
     [[gnu::cold]] static KeptMemory make(std::size_t bytes, std::uint64_t layout, std::size_t sharers = 1) {
-        KeptMemory memory;
         // The system would rather kill a process than refuse.
         if (const std::size_t left = available() / sharers; line + 2 * room(bytes) > left)
             throw std::system_error(
                 std::make_error_code(std::errc::not_enough_memory),
                 gradsync::detail::text("keeping two states of ", bytes, " bytes needs more than the ", left,
                                        " bytes of memory that are left"));
-        memory.segment_ = shared_memory::Segment::create(line + 2 * room(bytes));
-        memory.segment_.reserve();
-        new (memory.segment_.data()) Header{.bytes = bytes, .layout = layout};
-        memory.look();
-        return memory;
+        shared_memory::Segment segment = shared_memory::Segment::create(line + 2 * room(bytes));
+        segment.reserve();
+        new (segment.data()) Header{.bytes = bytes, .layout = layout};
+        return KeptMemory(std::move(segment));
     }
     /// Throws std::system_error if the memory cannot be reached.
     [[gnu::cold]] static KeptMemory open(const shared_memory::Segment::IpcHandle& handle) {
-        KeptMemory memory;
-        memory.segment_ = shared_memory::Segment::open(handle);
-        memory.look();
-        return memory;
+        return KeptMemory(shared_memory::Segment::open(handle));
     }
 
     /// The same, so that the memory stays when its maker ends. For a launcher.
     [[gnu::cold]] static KeptMemory take_over(const shared_memory::Segment::IpcHandle& handle) {
-        KeptMemory memory;
-        memory.segment_ = shared_memory::Segment::take_over(handle);
-        memory.look();
-        return memory;
+        return KeptMemory(shared_memory::Segment::take_over(handle));
     }
 
     std::size_t bytes() const noexcept { return bytes_; }      ///< Returns the bytes of a state.
@@ -79,19 +73,11 @@ public:
     void write(std::uint64_t step, const List<Piece>& pieces) noexcept {
         const int slot = this->step(0) <= this->step(1) ? 0 : 1;
         forget(slot);
-        std::byte* at = state(slot);
-        for (const Piece& piece : pieces) {
-            std::memcpy(at, piece.data, piece.bytes);
-            at += piece.bytes;
-        }
+        for (const Piece& piece : pieces) std::memcpy(state(slot) + piece.first, piece.data, piece.bytes);
         header().steps[slot].store(step, std::memory_order_release);
     }
     void read(int slot, const List<Piece>& pieces) const noexcept {
-        const std::byte* at = state(slot);
-        for (const Piece& piece : pieces) {
-            std::memcpy(piece.data, at, piece.bytes);
-            at += piece.bytes;
-        }
+        for (const Piece& piece : pieces) std::memcpy(piece.data, state(slot) + piece.first, piece.bytes);
     }
     /// A hash by which ranks compare their states; 0: there is none. It belongs to neither slot.
     void set_digest(std::uint64_t digest) noexcept { header().digest.store(digest, std::memory_order_relaxed); }
@@ -142,7 +128,7 @@ private:
 
     /// Another process may overwrite the header later: this is what counts. Throws std::system_error if the memory is
     /// for something else.
-    [[gnu::cold]] void look() {
+    [[gnu::cold]] explicit KeptMemory(shared_memory::Segment segment) : segment_(std::move(segment)) {
         if (segment_.bytes() >= line) {
             bytes_ = header().bytes;
             layout_ = header().layout;

@@ -181,7 +181,7 @@ private:
         const std::byte* from = part.data() + sizeof head;
         if (head.slices > left / sizeof(Slice)) return false;
         List<Slice> slices(head.slices);
-        std::memcpy(slices.data(), from, head.slices * sizeof(Slice));
+        if (!slices.empty()) std::memcpy(slices.data(), from, head.slices * sizeof(Slice));
         const auto take = [&](std::size_t bytes) {
             from += bytes;
             left -= bytes;
@@ -204,9 +204,8 @@ private:
         bool same = bytes == expected && bytes <= left;
         for (const Piece& piece : state_) {
             if (!same) break;
-            if (is_first) std::memcpy(piece.data, from, piece.bytes);
-            else same = std::memcmp(piece.data, from, piece.bytes) == 0;
-            from += piece.bytes;
+            if (is_first) std::memcpy(piece.data, from + piece.first, piece.bytes);
+            else same = std::memcmp(piece.data, from + piece.first, piece.bytes) == 0;
         }
         return same;
     }

@@ -46,7 +46,7 @@ public:
             if (view.space != MemorySpace::host)
                 bootstrap::raise(Errc::invalid_argument, "KeptState takes memory of the host; copy what is on a device",
                                  {.operation = "KeptState", .rank = rank_});
-            state_.push_back({static_cast<std::byte*>(view.data), view.bytes()});
+            if (view.bytes() != 0) state_.push_back({static_cast<std::byte*>(view.data), view.bytes(), bytes_});
             bytes_ += view.bytes();
         }
         if (!job.records_) return;

@@ -52,11 +52,7 @@ public:
         comm.barrier().wait();  // all have it: what they had before is no longer needed
         if (holdings_.place_of(base) == copy) {
             holdings_.tear(Row::memory);
-            const std::byte* from = copy_.data();
-            for (const Piece& piece : state_) {
-                std::memcpy(piece.data, from, piece.bytes);
-                from += piece.bytes;
-            }
+            for (const Piece& piece : state_) std::memcpy(piece.data, copy_.data() + piece.first, piece.bytes);
             fill(Row::memory, base);
         }
         copy_ = List<std::byte>();
@@ -92,9 +88,8 @@ private:
         const bool compares = there >= 0 && comm.rank() != root;
         List<std::byte> other;
         bool same = true;
-        std::size_t before = 0;
         for (const Piece& piece : state_) {
-            std::byte* const here = place == copy ? copy_.data() + before : piece.data;
+            std::byte* const here = place == copy ? copy_.data() + piece.first : piece.data;
             in_chunks(here, piece.bytes, [&](std::size_t done, BufferView chunk) {
                 if (compares) {
                     other.resize(chunk.count);
@@ -103,7 +98,6 @@ private:
                 comm.broadcast(chunk, root).wait();
                 same = same && (!compares || std::memcmp(here + done, chunk.data, chunk.count) == 0);
             });
-            before += piece.bytes;
         }
         if (!same)
             refuse_state(comm, Errc::parameter_mismatch,
@@ -127,12 +121,11 @@ private:
             samples_.push_back(part_of(state_, bytes / most * i + bytes % most * i / most, 1)[0].data);
         const std::size_t stride = (state_.size() + most - 1) / most;
         for (std::size_t i = 0; i < state_.size(); i += stride)
-            if (state_[i].bytes != 0) samples_.push_back(state_[i].data + state_[i].bytes / 2);
+            samples_.push_back(state_[i].data + state_[i].bytes / 2);
     }
     std::uint64_t look() const noexcept {
         std::uint64_t hash = 1;
-        for (const std::byte* const sample : samples_)
-            hash = (hash ^ static_cast<std::uint64_t>(*sample)) * 1099511628211u;
+        for (const std::byte* const sample : samples_) hash = gradsync::detail::fnv1a(sample, 1, hash);
         return hash;
     }
 

@@ -180,7 +180,7 @@ std::string train_sharded(ElasticJob& job, std::uint64_t steps, const Watching& 
                 optimizer_steps = std::stoull(gradsync::load_shards(watch.folder, sharded));
                 return optimizer_steps;
             };
-            watch.on(job.restore(sharded, {gradsync::buffer(std::span(&optimizer_steps, 1))}, load), comm);
+            watch.on(job.restore(sharded, {BufferView(static_cast<float*>(nullptr), 0), BufferView(&optimizer_steps, 1)}, load), comm);
             while (job.step() < steps && job.goes_on()) {
                 compute<Stage>(job, sharded);
                 watch.at(comm, job.step());

@@ -31,7 +31,7 @@ struct State {
     std::vector<std::byte> first = std::vector<std::byte>(40), second = std::vector<std::byte>(3), third = std::vector<std::byte>(77);
 
     static constexpr std::size_t bytes = 120;
-    List<Piece> pieces() { return {{first.data(), 40}, {second.data(), 3}, {third.data(), 77}}; }
+    List<Piece> pieces() { return {{first.data(), 40, 0}, {second.data(), 3, 40}, {third.data(), 77, 43}}; }
     void set(std::uint64_t step) {
         std::size_t i = 0;
         for (const Piece& piece : pieces())
@@ -57,14 +57,14 @@ TEST_CASE("a part of pieces is that of their bytes side by side") {
         std::size_t bytes = 0;
         while (pieces.size() < 6) {
             const std::size_t next = random.below(30);
-            pieces.push_back({all.data() + bytes, next});
+            pieces.push_back({all.data() + bytes, next, bytes});
             bytes += next;
         }
         const std::size_t first = random.below(bytes + 1), count = random.below(bytes - first + 1);
         std::size_t at = first;
         bool same = true;
         for (const Piece& piece : part_of(pieces, first, count)) {
-            same = same && piece.bytes != 0 && piece.data == all.data() + at;
+            same = same && piece.bytes != 0 && piece.data == all.data() + at && piece.first == at - first;
             at += piece.bytes;
         }
         CHECK(same);
