@@ -53,12 +53,6 @@ struct Generation {
     }
 };
 
-[[gnu::cold]] inline bool are_same(const List<Member>& one, const List<Member>& other) noexcept {
-    bool same = one.size() == other.size();
-    for (std::size_t i = 0; same && i < one.size(); ++i) same = one[i] == other[i];
-    return same;
-}
-
 /// The name of a generation in the store; they sort by their numbers.
 [[gnu::cold]] inline std::string name_of_generation(std::uint32_t number) {
     const std::string digits = std::to_string(number);
@@ -210,75 +204,65 @@ class Machine {
 public:
     /// The job should have `ranks` ranks, and needs `least`. `changes`: their number may.
     Machine(std::size_t ranks, std::size_t least, bool changes) noexcept
-        : ranks_(ranks), least_(least), changes_(changes) {}
+        : all_{.ranks = ranks, .least = least, .changes = changes} {}
 
     /// Must this process join, because it never has, or because the others have gone on without it?
-    bool must_join() const noexcept { return self_.id == 0 || (listed_ && newest_.rank_of(self_.id) < 0); }
+    bool must_join() const noexcept { return all_.self == 0 || (listed_ && all_.newest.rank_of(all_.self) < 0); }
     void join(const Member& self) {
-        self_ = self;
+        all_.self = self.id;
         listed_ = false;
-        settled_.clear();
+        all_.settled.clear();
     }
     bool knows(std::uint64_t member) const noexcept { return known_.contains(member); }
     /// Learns of a process that waits.
     void see(const Member& waits) {
         if (knows(waits.id)) return;
         known_.insert(waits.id);
-        waiting_.push_back(waits);
+        all_.waiting.push_back(waits);
     }
     /// Learns of the generation after `newest()`.
     void see(List<Member> members) {
-        newest_ = {newest_.number + 1, std::move(members)};
-        agreed_ = false;
-        absent_.clear();
-        listed_ |= newest_.rank_of(self_.id) >= 0;
-        waiting_.erase_if([&](const Member& one) { return newest_.rank_of(one.id) >= 0; });
-        for (const Member& one : newest_.members) known_.insert(one.id);
+        all_.newest = {all_.newest.number + 1, std::move(members)};
+        all_.agreed = false;
+        all_.absent.clear();
+        listed_ |= all_.newest.rank_of(all_.self) >= 0;
+        all_.waiting.erase_if([&](const Member& one) { return all_.newest.rank_of(one.id) >= 0; });
+        for (const Member& one : all_.newest.members) known_.insert(one.id);
     }
     /// Learns that a process which waits has answered.
     void see_ready(std::uint64_t member) { ready_.insert(member); }
     /// Learns that a member wants to leave.
-    void see_leaving(std::uint64_t member) { leaving_.insert(member); }
+    void see_leaving(std::uint64_t member) { all_.leaving.insert(member); }
     /// Learns that a process takes no part any more.
     void see_gone(std::uint64_t member) { gone_.insert(member); }
-    void see_end() noexcept { ended_ = true; }
+    void see_end() noexcept { all_.ended = true; }
 
     /// Has the state of the newest generation, as all its members do.
     void settle() {
-        settled_.clear();
-        for (const Member& one : newest_.members) settled_.insert(one.id);
+        all_.settled.clear();
+        for (const Member& one : all_.newest.members) all_.settled.insert(one.id);
     }
     /// Has left a generation; `agreed`: as all its members agreed to.
     void leave(std::uint32_t generation, bool agreed = false) noexcept {
-        left_ = generation;
-        agreed_ = agreed && generation == newest_.number;
+        all_.left = generation;
+        all_.agreed = agreed && generation == all_.newest.number;
     }
     /// A member of the newest generation did not come to a meeting within the time limit. This process itself: another
     /// member cannot reach it.
-    void miss(std::uint64_t member) { absent_.insert(member); }
+    void miss(std::uint64_t member) { all_.absent.insert(member); }
 
     /// `is_dead(member)`: is it certain that it has ended? `late`: has this process waited as long as it may?
     template <class Dead>
     View view(Dead&& is_dead, bool late = false) {
         const auto is_gone = [&](const Member& one) { return is_dead(one) || gone_.contains(one.id); };
-        waiting_.erase_if(is_gone);
-        View known{.self = self_.id,
-                   .left = left_,
-                   .agreed = agreed_,
-                   .newest = newest_,
-                   .was = newest_.members.size(),
-                   .absent = absent_,
-                   .settled = settled_,
-                   .leaving = those_that_leave(),
-                   .waiting = waiting_,
-                   .ended = ended_,
-                   .ranks = ranks_,
-                   .least = least_,
-                   .changes = changes_,
-                   .late = late};
+        all_.waiting.erase_if(is_gone);
+        View known = all_;
+        known.was = known.newest.members.size();
+        known.leaving = those_that_leave();
+        known.late = late;
         known.newest.members.erase_if(is_gone);
         // Members that can go on need not count on a process that may be stopped.
-        if (changes_ && !known.newest.members.empty())
+        if (all_.changes && !known.newest.members.empty())
             known.waiting.erase_if([&](const Member& one) { return !ready_.contains(one.id); });
         return known;
     }
@@ -287,46 +271,39 @@ public:
     template <class Dead>
     bool may_leave(Dead&& is_dead) {
         const View known = view(is_dead);
-        return known.is_deserted() ? waiting_.empty() : known.staying().rank_of(self_.id) < 0;
+        return known.is_deserted() ? all_.waiting.empty() : known.staying().rank_of(all_.self) < 0;
     }
     /// Should the members agree to change? For the first of them.
     template <class Dead>
     bool wants_change(Dead&& is_dead) {
         const View known = view(is_dead);
         const bool somebody_leaves = known.staying().members.size() < known.newest.members.size();
-        return somebody_leaves || (!known.waiting.empty() && newest_.members.size() < known.room());
+        return somebody_leaves || (!known.waiting.empty() && all_.newest.members.size() < known.room());
     }
 
-    const Generation& newest() const noexcept { return newest_; }
-    std::uint32_t left() const noexcept { return left_; }
-    const List<Member>& waiting() const noexcept { return waiting_; }
-    std::size_t ranks() const noexcept { return ranks_; }
-    std::size_t least() const noexcept { return least_; }
-    bool changes() const noexcept { return changes_; }
+    const Generation& newest() const noexcept { return all_.newest; }
+    std::uint32_t left() const noexcept { return all_.left; }
+    const List<Member>& waiting() const noexcept { return all_.waiting; }
+    std::size_t ranks() const noexcept { return all_.ranks; }
+    std::size_t least() const noexcept { return all_.least; }
+    bool changes() const noexcept { return all_.changes; }
 
 private:
     /// The members that want to leave, in the order of their ranks, but no more than stay: each hands its part of a
     /// sharded state to another one. The same whoever has gone already.
     MemberSet those_that_leave() const {
         std::size_t may_leave = 0;
-        for (const Member& one : newest_.members) may_leave += !leaving_.contains(one.id);
-        if (may_leave == 0) return leaving_;
+        for (const Member& one : all_.newest.members) may_leave += !all_.leaving.contains(one.id);
+        if (may_leave == 0) return all_.leaving;
         MemberSet leave;
-        for (const Member& one : newest_.members)
-            if (leaving_.contains(one.id) && may_leave != 0) leave.insert(one.id), --may_leave;
+        for (const Member& one : all_.newest.members)
+            if (all_.leaving.contains(one.id) && may_leave != 0) leave.insert(one.id), --may_leave;
         return leave;
     }
 
-    std::size_t ranks_, least_;
-    bool changes_;
-    Member self_;
-    Generation newest_;
-    List<Member> waiting_;  ///< those that no generation has listed
-    MemberSet known_, ready_, leaving_, gone_, absent_, settled_;
-    std::uint32_t left_ = 0;
-    bool agreed_ = false;
-    bool listed_ = false;  ///< a generation has listed `self_`
-    bool ended_ = false;
+    View all_;  ///< all that was learnt: with the dead, and with all that want to leave
+    MemberSet known_, ready_, gone_;
+    bool listed_ = false;  ///< a generation has listed this process
 };
 
 }  // namespace gradsync::inline v0_2::elastic

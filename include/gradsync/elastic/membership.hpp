@@ -77,7 +77,7 @@ public:
             if (away > std::chrono::seconds(1)) deadline += away;
             const std::size_t before = std::exchange(here, count_here());
             if (here != before && !machine().changes()) deadline = Clock::now() + options.timeout;
-            if (!elastic::are_same(newest().members, members)) {
+            if (newest().members != members) {
                 deadline = Clock::now() + options.timeout;
                 failures = 0;
                 members = newest().members;
@@ -222,15 +222,8 @@ private:
     /// Returns for each rank a number of its host: those of one machine, and of one container in it, stand together.
     [[gnu::cold]] List<std::uint64_t> hosts() const {
         List<std::uint64_t> hosts;
-        const List<elastic::Member>& members = newest().members;
-        const auto first_with = [&](auto of, std::size_t r) {
-            std::uint64_t first = 0;
-            while (of(members[first]) != of(members[r])) ++first;
-            return first;
-        };
-        for (std::size_t r = 0; r < members.size(); ++r)
-            hosts.push_back(first_with([](const auto& one) { return one.process.machine; }, r) << 32 |
-                            first_with([](const auto& one) { return one.process.system; }, r));
+        for (const elastic::Member& one : newest().members)
+            hosts.push_back(one.process.machine << 32 | (one.process.system & 0xffff'ffffu));
         return hosts;
     }
     /// Have the others not met without this process?

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
-#include <condition_variable>
-#include <mutex>
-
+#include "../collective/world.hpp"
 #include "../core/thread.hpp"
 #include "records.hpp"
 
@@ -16,33 +14,28 @@ public:
     /// `records`: for the thread alone. Throws std::system_error if no thread can be started.
     Watch(Records records, const collective::ProcessIdentity& self) : records_(std::move(records)), is_dead_{self} {
         records_.store().set_timeout(std::chrono::seconds(1));  // the destructor waits for a look
-        thread_.start(run_);
+        thread_.start(*this);
     }
     Watch(const Watch&) = delete;
     ~Watch() {
-        {
-            const std::scoped_lock lock(mutex_);
-            stops_ = true;
-        }
-        wakes_.notify_one();
+        stops_ = true;
+        wakes_.ring();
     }
 
     bool wants_change() const noexcept { return wants_change_.load(std::memory_order_relaxed); }
 
 private:
+    friend class gradsync::detail::Thread;
     static constexpr auto interval = std::chrono::milliseconds(10);
 
-    void run() {
-        std::unique_lock lock(mutex_);
+    void operator()() {
         while (!stops_) {
-            lock.unlock();
             const auto begin = std::chrono::steady_clock::now();
             try {
                 look();
             } catch (const std::exception&) {  // the next meeting learns of it
             }
-            lock.lock();
-            wakes_.wait_for(lock, pause_after_look(begin, interval), [&] { return stops_; });
+            wakes_.nap([&] { return stops_.load(); }, pause_after_look(begin, interval));
         }
     }
     void look() {
@@ -53,14 +46,8 @@ private:
 
     Records records_;
     IsDead is_dead_;
-    std::atomic<bool> wants_change_ = false;
-    std::mutex mutex_;
-    std::condition_variable wakes_;
-    bool stops_ = false;
-    struct Run {
-        Watch& watch;
-        void operator()() { watch.run(); }
-    } run_{*this};
+    std::atomic<bool> wants_change_ = false, stops_ = false;
+    collective::WaitQueue wakes_;
     detail::Thread thread_;  // the last member: the others outlive it
 };
 

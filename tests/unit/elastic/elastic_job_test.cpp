@@ -84,6 +84,7 @@ struct Model {
     std::vector<BufferView> state() {
         std::vector<BufferView> views;
         for (std::size_t i = 0; i < count; ++i) views.push_back(gradsync::buffer(weights[i]));
+        views.push_back(BufferView(static_cast<float*>(nullptr), 0));  // a part of a state may be empty
         for (std::size_t i = 0; i < count; ++i) views.push_back(gradsync::buffer(momentum[i]));
         return views;
     }

@@ -120,7 +120,7 @@ private:
             refresh(p);
             const std::size_t before = std::exchange(here, count_here(p));
             if (here != before && !job.changes) deadline = now + limit;
-            if (!are_same(p.machine.newest().members, members)) {
+            if (p.machine.newest().members != members) {
                 members = p.machine.newest().members;
                 deadline = now + limit;
                 failures = 0;
@@ -229,7 +229,7 @@ private:
 
     Task meet_newest(Process& p) {
         const Generation& newest = p.machine.newest();
-        if (!are_same(newest.members, members_of(newest.number)))
+        if (newest.members != members_of(newest.number))
             violate("1: two processes see different members in generation " + std::to_string(newest.number));
         Comm& c = comm(newest.number);
         if (c.processes.empty()) {
