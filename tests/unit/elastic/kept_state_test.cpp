@@ -56,8 +56,10 @@ void train(Membership& job, StateKind kind, std::size_t count, std::uint64_t ste
                     (i < first.size() ? first[i] : second[i - first.size()]) = value(step, comm.rank(), own, i);
             };
             set();
-            KeptState kept(job, comm, {gradsync::buffer(first), BufferView(static_cast<double*>(nullptr), 0), gradsync::buffer(second), BufferView(&step, 1)},
-                           kind);
+            KeptState kept(
+                job, comm,
+                {gradsync::buffer(first), BufferView(static_cast<double*>(nullptr), 0), gradsync::buffer(second), BufferView(&step, 1)},
+                kind);
             if (kept.newest()) {
                 const std::uint64_t restored = kept.restore();
                 if (restored != step || restored != *kept.newest()) throw std::runtime_error("another step is restored");

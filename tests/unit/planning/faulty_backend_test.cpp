@@ -167,8 +167,9 @@ TEST_CASE("FaultyBackend: it says which collective a rank is about to start; cop
               copy.reduce_step(ConstBufferView(memory, 8), BufferView(memory + 8, 8), ReduceOp::sum, {}, step).wait();
               comm.barrier().wait();  // the memory of others may not go before
               const std::string own = std::to_string(comm.rank()) + ":", turned = std::to_string(1 - comm.rank()) + ":";
-              finding.check(seen == std::vector<std::string>{own + "0:all_reduce:32", own + "1:reduce_scatter:32",
-                                                             turned + "0:all_gather:32", own + "0:barrier:0", own + "2:broadcast:16", own + "3:reduce_step:32"},
-                            "it saw something else");
+              finding.check(
+                  seen == std::vector<std::string>{own + "0:all_reduce:32", own + "1:reduce_scatter:32", turned + "0:all_gather:32",
+                                                   own + "0:barrier:0", own + "2:broadcast:16", own + "3:reduce_step:32"},
+                  "it saw something else");
           }) == "");
 }
