@@ -84,7 +84,7 @@ public:
         if (is_new) {
             next_look_ = begin + std::chrono::seconds(1);
             look();
-            (void)store_.set_timeout(std::chrono::milliseconds(500));  // for later: nothing else happens meanwhile
+            (void)store_->set_timeout(std::chrono::milliseconds(500));  // for later: nothing else happens meanwhile
             next_look_ = Clock::now() + gradsync::elastic::pause_after_look(begin, interval);
         }
         has_looked_ = true;
@@ -106,9 +106,9 @@ public:
     std::vector<gradsync::elastic::Member> take_joined() { return std::exchange(joined_, {}); }
 
     /// The members on other hosts need not wait for one whose process has ended.
-    void note_gone(std::uint64_t member) { (void)store_.create(gradsync::elastic::name_of("gone/", member), {}); }
+    void note_gone(std::uint64_t member) { (void)store_->create(gradsync::elastic::name_of("gone/", member), {}); }
     /// Ranks that wait for others learn why they wait no longer.
-    void end(const std::string& reason) { (void)store_.create("end", std::as_bytes(std::span(reason))); }
+    void end(const std::string& reason) { (void)store_->create("end", std::as_bytes(std::span(reason))); }
 
     /// The memory of each of `ranks` ranks; nothing unless all have some.
     std::vector<const KeptMemory*> memory(std::size_t ranks) const {
@@ -120,26 +120,26 @@ public:
 
 private:
     void look() {
-        while (const auto found = store_.read(gradsync::elastic::name_of_generation(newest_ + 1))) {
+        while (const auto found = store_->read(gradsync::elastic::name_of_generation(newest_ + 1))) {
             ++newest_;
             members_.clear();
             for (const auto& member : gradsync::elastic::members_in(*found)) members_.insert(member.id);
         }
-        if (!end_) end_ = store_.read("end");
+        if (!end_) end_ = store_->read("end");
         silent_ = members_in("out/");
         back_ = members_in(gradsync::elastic::name_of_return(newest_));
-        for (const std::string& name : store_.names("join/")) {
+        for (const std::string& name : store_->names("join/")) {
             if (known_.contains(name)) continue;
-            const auto found = store_.read(name);
+            const auto found = store_->read(name);
             if (!found) continue;
             for (const auto& member : gradsync::elastic::members_in(*found)) joined_.push_back(member);
             known_.insert(name);
         }
         if (is_on_hosts_) return;
         const std::string prefix = "keep/";
-        for (const std::string& name : store_.names(prefix)) {
+        for (const std::string& name : store_->names(prefix)) {
             if (known_.contains(name)) continue;
-            hold_offer(std::stoi(name.substr(prefix.size())), store_.read(name));
+            hold_offer(std::stoi(name.substr(prefix.size())), store_->read(name));
             known_.insert(name);
         }
     }
@@ -156,22 +156,22 @@ private:
         }
     }
     void hold(int rank, KeptMemory memory) {
-        (void)store_.create(gradsync::elastic::name_of_memory(rank), std::as_bytes(std::span(&memory.handle(), 1)));
+        (void)store_->create(gradsync::elastic::name_of_memory(rank), std::as_bytes(std::span(&memory.handle(), 1)));
         memory_[rank] = std::move(memory);
     }
     /// The members whose numbers stand behind the prefix.
     std::set<std::uint64_t> members_in(const std::string& prefix) {
         std::set<std::uint64_t> all;
-        for (const std::string& name : store_.names(prefix)) all.insert(std::stoull(name.substr(prefix.size()), nullptr, 16));
+        for (const std::string& name : store_->names(prefix)) all.insert(std::stoull(name.substr(prefix.size()), nullptr, 16));
         return all;
     }
-    static gradsync::AnyStore make(const std::string& address) {
+    static std::unique_ptr<gradsync::AnyStore> make(const std::string& address) {
         if (address.find("://") == std::string::npos && ::mkdir(address.c_str(), 0700) != 0) fail("cannot make " + address);
         return gradsync::AnyStore::open(address);
     }
 
     std::string address_;
-    gradsync::AnyStore store_;
+    std::unique_ptr<gradsync::AnyStore> store_;
     bool is_on_hosts_ = false;
     Descriptor watch_;
     Clock::time_point next_look_ = {};

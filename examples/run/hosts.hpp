@@ -30,21 +30,21 @@ struct Failure {
 };
 
 /// Opens the store of the options for this host, which no other launcher may have been.
-inline gradsync::AnyStore open_store(const Options& options) {
-    gradsync::AnyStore store = gradsync::AnyStore::open(options.store);
+inline std::unique_ptr<gradsync::AnyStore> open_store(const Options& options) {
+    auto store = gradsync::AnyStore::open(options.store);
     const std::string name = "host/" + std::to_string(options.host_index), own = gradsync::net::Nonce::random().text();
-    const auto claim = [&] { return std::string(gradsync::bootstrap::text_of(store.create(name, std::as_bytes(std::span(own))))); };
-    const auto limit = store.set_timeout(std::chrono::seconds(3));
+    const auto claim = [&] { return std::string(gradsync::bootstrap::text_of(store->create(name, std::as_bytes(std::span(own))))); };
+    const auto limit = store->set_timeout(std::chrono::seconds(3));
     std::string first;
     try {
         first = claim();
     } catch (const gradsync::Error& error) {
         if (error.errc() != gradsync::Errc::storage) throw;
         write_all(STDERR_FILENO, "gradsync_run: " + std::string(error.what()) + "; trying again\n");
-        (void)store.set_timeout(limit);
+        (void)store->set_timeout(limit);
         first = claim();
     }
-    (void)store.set_timeout(limit);
+    (void)store->set_timeout(limit);
     if (first != own)
         throw std::runtime_error("--store: " + options.store + " has a host " + std::to_string(options.host_index) +
                                  " already, perhaps of a job that has ended; give each job a folder or a prefix of its own" +
@@ -110,21 +110,21 @@ private:
     static std::string here(unsigned number, int host) { return "here/" + std::to_string(number) + "/" + std::to_string(host); }
     static std::string done(unsigned number, int host) { return "done/" + std::to_string(number) + "/" + std::to_string(host); }
     std::string create(const std::string& name, const std::string& text) {
-        return std::string(gradsync::bootstrap::text_of(store_.create(name, std::as_bytes(std::span(text)))));
+        return std::string(gradsync::bootstrap::text_of(store_->create(name, std::as_bytes(std::span(text)))));
     }
     /// A store that is away has nothing new.
     std::optional<std::string> read(const std::string& name) {
         std::optional<gradsync::Blob> found;
-        const auto limit = store_.set_timeout(std::chrono::milliseconds(500));
+        const auto limit = store_->set_timeout(std::chrono::milliseconds(500));
         try {
-            found = store_.read(name);
+            found = store_->read(name);
             trouble_.clear();
         } catch (const gradsync::Error& error) {
             if (error.errc() != gradsync::Errc::storage) throw;
             if (std::exchange(trouble_, error.what()).empty()) write_all(STDERR_FILENO, "gradsync_run: " + trouble_ + "\n");
             next_look_ = Clock::now() + std::chrono::seconds(1);
         }
-        (void)store_.set_timeout(limit);
+        (void)store_->set_timeout(limit);
         return found ? std::optional(std::string(gradsync::bootstrap::text_of(*found))) : std::nullopt;
     }
     static Meeting meeting_in(const std::string& text) {
@@ -143,7 +143,7 @@ private:
     }
 
     const Options* options_;
-    gradsync::AnyStore store_;
+    std::unique_ptr<gradsync::AnyStore> store_;
     Clock::time_point next_look_ = {};
     std::string trouble_;  // of the store, which was said
 };

@@ -6,12 +6,8 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Options of FileRendezvous; each rank has its own.
-struct FileRendezvousOptions {
-    std::chrono::nanoseconds timeout = std::chrono::minutes(5);  ///< limit of the meeting, and of every later exchange
-    /// The address or network interface ("eth0") of its machine at which rank 0 listens. Empty: all networks.
-    std::string bind = {};
-};
+/// Options of FileRendezvous; each rank has its own. `bind` is that of rank 0; if it is empty, all networks.
+using FileRendezvousOptions = TcpRendezvousOptions;
 
 /// A TcpRendezvous for ranks that all see a folder, on one machine or in a file system that machines share. The ranks
 /// need neither an address nor a token: rank 0 writes its addresses and a random secret into the folder.

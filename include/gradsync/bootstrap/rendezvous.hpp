@@ -55,14 +55,20 @@ public:
         : model_(&model),
           rank_(model.rank()),
           size_(model.size()),
-          secret_(secret_of(model)),
           all_gather_([](void* object, std::span<const std::byte> own, std::chrono::nanoseconds limit) {
               R& rendezvous = *static_cast<R*>(object);
               if constexpr (requires { rendezvous.all_gather(own, limit); }) {
                   if (limit != usual) return rendezvous.all_gather(own, limit);
               }
               return rendezvous.all_gather(own);
-          }) {}
+          }) {
+        if constexpr (requires { model.secret(); }) {
+            static_assert(
+                std::is_same_v<decltype(model.secret()), std::string_view>,
+                "gradsync: secret() of a rendezvous returns a std::string_view, of text that the rendezvous keeps");
+            secret_ = model.secret();
+        }
+    }
 
     static constexpr std::chrono::nanoseconds usual{};  ///< stands for the model's own time limit
 
@@ -74,18 +80,6 @@ public:
     }
 
 private:
-    template <class R>
-    static std::string_view secret_of(R& model) {
-        if constexpr (requires { model.secret(); }) {
-            static_assert(
-                std::is_same_v<decltype(model.secret()), std::string_view>,
-                "gradsync: secret() of a rendezvous returns a std::string_view, of text that the rendezvous keeps");
-            return model.secret();
-        } else {
-            return {};
-        }
-    }
-
     void* model_;
     int rank_, size_;
     std::string_view secret_;
@@ -187,19 +181,9 @@ protected:
             refuse(Errc::invalid_argument, "the time limit must be positive");
     }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
-    List<int> others() const {
-        List<int> ranks;
-        for (int r = 0; r < size_; ++r)
-            if (r != rank_) ranks.push_back(r);
-        return ranks;
-    }
     template <class... Parts>
     void debug(const Parts&... parts) const noexcept {
         gradsync::detail::debug(gradsync::detail::DebugLevel::info, rank_, "rendezvous: ", parts...);
-    }
-    /// `from`: the rank that sent the refusal.
-    [[noreturn]] void refuse(const Refusal& refusal, int from) const {
-        refuse(refusal.code, refusal.why, refusal.peer < 0 ? from : refusal.peer);
     }
     [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
         raise(code, text("rendezvous of rank ", rank_, place_, ": ", what),

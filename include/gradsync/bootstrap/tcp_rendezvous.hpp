@@ -107,7 +107,8 @@ private:
         net::Reception reception(listen(), hello(0), key());
         const auto deadline = Clock::now() + timeout();
         peers_.resize(at(size()));
-        List<int> missing = others();
+        List<int> missing;
+        for (int r = 1; r < size(); ++r) missing.push_back(r);
         debug("listens at ", place(), bind_.empty() ? "" : " of ", bind_, " for ", bootstrap::list_ranks(missing),
               ", for ", bootstrap::format_duration(timeout()), " at most");
         while (!missing.empty()) {
@@ -229,7 +230,7 @@ private:
     [[noreturn]] void pass_on(net::Refusal refusal, int from) {
         if (refusal.peer < 0) refusal.peer = from;
         if (rank() == 0) fail(refusal);
-        refuse(refusal, from);
+        refuse(refusal.code, refusal.why, refusal.peer);
     }
 
     /// Fails; the other ranks learn of it through rank 0.

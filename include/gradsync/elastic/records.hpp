@@ -32,7 +32,7 @@ public:
     /// A reader of its own, for another thread, which knows what this one knows.
     Records another() const { return Records(address_, machine_); }
 
-    AnyStore& store() noexcept { return store_; }
+    AnyStore& store() noexcept { return *store_; }
     Machine& machine() noexcept { return machine_; }
     const Machine& machine() const noexcept { return machine_; }
     /// What `end` says; nothing while the job goes on, and no text if it has ended well.
@@ -42,15 +42,15 @@ public:
     void refresh() {
         for (;;) {
             const std::string name = name_of_generation(machine_.newest().number + 1);
-            const auto found = store_.read(name);
+            const auto found = store_->read(name);
             if (!found) break;
             machine_.see(members(*found, name));
         }
-        if (!end_) end_ = store_.read("end");
+        if (!end_) end_ = store_->read("end");
         if (end_) machine_.see_end();
         for_each("join/", [&](std::uint64_t member, const std::string& name) {
             if (machine_.knows(member)) return;
-            if (const auto found = store_.read(name)) machine_.see(members(*found, name)[0]);  // it may be late
+            if (const auto found = store_->read(name)) machine_.see(members(*found, name)[0]);  // it may be late
         });
         if (!machine_.changes()) return;
         for_each("here/", [&](std::uint64_t member, const std::string&) { machine_.see_ready(member); });
@@ -62,7 +62,7 @@ public:
     void call_waiting(const IsDead& is_dead) {
         for (const Member& one : machine_.waiting())
             if (!called_.contains(one.id) && !is_dead(one)) {
-                (void)store_.create(name_of("call/", one.id), {});
+                (void)store_->create(name_of("call/", one.id), {});
                 called_.insert(one.id);
             }
     }
@@ -80,11 +80,11 @@ private:
     }
     template <class F>
     void for_each(const std::string& prefix, F&& f) {
-        for (const std::string& name : store_.names(prefix))
+        for (const std::string& name : store_->names(prefix))
             f(std::strtoull(name.c_str() + prefix.size(), nullptr, 16), name);
     }
 
-    AnyStore store_;
+    std::unique_ptr<AnyStore> store_;
     std::string address_;
     Machine machine_;
     std::optional<Blob> end_;

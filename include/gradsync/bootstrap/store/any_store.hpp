@@ -7,64 +7,52 @@
 
 namespace gradsync::inline v0_2 {
 
-/// Internal: owns a Store of any type.
+/// Internal: a Store whose type is not known.
 class AnyStore {
 public:
-    template <Store S>
-        requires(!std::is_same_v<S, AnyStore>)
-    explicit AnyStore(S store) : model_(new Model<S>(std::move(store))) {}
+    virtual ~AnyStore() = default;
 
     /// Opens the store of an address: a folder that exists, or in programs that include etcd_store.hpp, etcd. Throws
     /// Error(invalid_argument) for other addresses, and what the store throws.
-    static AnyStore open(const std::string& address) {
-        const std::size_t end = address.find("://");
-        if (end == std::string::npos) return AnyStore(FileStore(address));
-        const std::string kind = address.substr(0, end + 3);
-        const bool is_etcd = kind == "etcd://" || kind == "etcds://";
-        if (is_etcd && open_etcd != nullptr) return open_etcd(address);
-        bootstrap::raise(Errc::invalid_argument,
-                         is_etcd ? bootstrap::text("this program cannot open a store of the kind ", kind,
-                                                   "; let it include gradsync/bootstrap/store/etcd_store.hpp and link "
-                                                   "gradsync::etcd")
-                                 : bootstrap::text("there is no store of the kind ", kind,
-                                                   "; name a folder that all processes of the job see, or "
-                                                   "etcd://host:2379/prefix"),
-                         {.operation = "store"});
-    }
-    static inline AnyStore (*open_etcd)(const std::string& address) = nullptr;  ///< etcd_store.hpp sets it
+    static std::unique_ptr<AnyStore> open(const std::string& address);
+    static inline std::unique_ptr<AnyStore> (*open_etcd)(const std::string& address) =
+        nullptr;  ///< etcd_store.hpp sets it
 
-    Blob create(std::string_view name, std::span<const std::byte> bytes) { return model_->create(name, bytes); }
-    std::optional<Blob> read(std::string_view name) { return model_->read(name); }
-    std::vector<std::string> names(std::string_view prefix) { return model_->names(prefix); }
+    virtual Blob create(std::string_view name, std::span<const std::byte> bytes) = 0;
+    virtual std::optional<Blob> read(std::string_view name) = 0;
+    virtual std::vector<std::string> names(std::string_view prefix) = 0;
     /// Limits each call, if the store may be away. Returns the limit of before.
-    std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) { return model_->set_timeout(limit); }
-
-private:
-    struct Interface {
-        virtual ~Interface() = default;
-        virtual Blob create(std::string_view name, std::span<const std::byte> bytes) = 0;
-        virtual std::optional<Blob> read(std::string_view name) = 0;
-        virtual std::vector<std::string> names(std::string_view prefix) = 0;
-        virtual std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) = 0;
-    };
-    template <class S>
-    struct Model final : Interface {
-        explicit Model(S its_store) : store(std::move(its_store)) {}
-        Blob create(std::string_view name, std::span<const std::byte> bytes) override {
-            return store.create(name, bytes);
-        }
-        std::optional<Blob> read(std::string_view name) override { return store.read(name); }
-        std::vector<std::string> names(std::string_view prefix) override { return store.names(prefix); }
-        std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) override {
-            if constexpr (requires { store.set_timeout(limit); }) return store.set_timeout(limit);
-            else return limit;
-        }
-        S store;
-    };
-
-    std::unique_ptr<Interface> model_;
+    virtual std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) = 0;
 };
 
-static_assert(Store<AnyStore>);
+/// Internal: a Store of this type.
+template <Store S>
+struct StoreAs final : AnyStore {
+    explicit StoreAs(const std::string& address) : store(address) {}
+    Blob create(std::string_view name, std::span<const std::byte> bytes) override { return store.create(name, bytes); }
+    std::optional<Blob> read(std::string_view name) override { return store.read(name); }
+    std::vector<std::string> names(std::string_view prefix) override { return store.names(prefix); }
+    std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) override {
+        if constexpr (requires { store.set_timeout(limit); }) return store.set_timeout(limit);
+        else return limit;
+    }
+    S store;
+};
+
+inline std::unique_ptr<AnyStore> AnyStore::open(const std::string& address) {
+    const std::size_t end = address.find("://");
+    if (end == std::string::npos) return std::make_unique<StoreAs<FileStore>>(address);
+    const std::string kind = address.substr(0, end + 3);
+    const bool is_etcd = kind == "etcd://" || kind == "etcds://";
+    if (is_etcd && open_etcd != nullptr) return open_etcd(address);
+    bootstrap::raise(Errc::invalid_argument,
+                     is_etcd ? bootstrap::text("this program cannot open a store of the kind ", kind,
+                                               "; let it include gradsync/bootstrap/store/etcd_store.hpp and link "
+                                               "gradsync::etcd")
+                             : bootstrap::text("there is no store of the kind ", kind,
+                                               "; name a folder that all processes of the job see, or "
+                                               "etcd://host:2379/prefix"),
+                     {.operation = "store"});
+}
 
 }  // namespace gradsync::inline v0_2

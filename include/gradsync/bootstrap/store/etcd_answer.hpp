@@ -33,15 +33,12 @@ inline std::optional<std::string> from_base64(std::string_view text) {
     std::string bytes;
     bytes.reserve(text.size() / 4 * 3);
     const std::size_t padding = text.ends_with("==") ? 2 : text.ends_with("=") ? 1 : 0;
-    unsigned char value_of[256];
-    for (unsigned char& value : value_of) value = 64;
-    for (unsigned char i = 0; i < 64; ++i) value_of[static_cast<unsigned char>(base64_digits[i])] = i;
     for (std::size_t i = 0; i < text.size(); i += 4) {
         unsigned group = 0;
         for (std::size_t k = i; k < i + 4; ++k) {
-            const unsigned value = k + padding < text.size() ? value_of[static_cast<unsigned char>(text[k])] : 0;
-            if (value == 64) return std::nullopt;
-            group = group << 6 | value;
+            const std::size_t value = k + padding < text.size() ? base64_digits.find(text[k]) : 0;
+            if (value == std::string_view::npos) return std::nullopt;
+            group = group << 6 | static_cast<unsigned>(value);
         }
         for (unsigned shift : {16u, 8u, 0u}) bytes += static_cast<char>(group >> shift & 255);
     }

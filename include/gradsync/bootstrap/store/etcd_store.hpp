@@ -310,7 +310,9 @@ inline EtcdOptions EtcdOptions::from_environment() {
 
 /// Internal: lets AnyStore::open take addresses of etcd.
 inline const bool etcd_is_known = [] {
-    AnyStore::open_etcd = [](const std::string& address) { return AnyStore(EtcdStore(address)); };
+    AnyStore::open_etcd = [](const std::string& address) -> std::unique_ptr<AnyStore> {
+        return std::make_unique<StoreAs<EtcdStore>>(address);
+    };
     return true;
 }();
 

@@ -241,8 +241,8 @@ TEST_CASE("EtcdStore: users, passwords, and tokens that etcd has forgotten") {
     const gradsync_test::TemporaryDirectory folder;
     std::ofstream(folder.file("password")) << "\"p\\\n";
     ::setenv("GRADSYNC_ETCD_PASSWORD_FILE", folder.file("password").c_str(), 1);
-    AnyStore other = AnyStore::open("etcd://me@" + address.substr(7));
-    CHECK(create(other, "name", "3") == "1");
+    const auto other = AnyStore::open("etcd://me@" + address.substr(7));
+    CHECK(create(*other, "name", "3") == "1");
     const std::string token(3000, 'x');  // JSON Web Tokens are long
     std::ofstream(folder.file("long")) << token << "\r\nmore\n";
     ::setenv("GRADSYNC_ETCD_PASSWORD_FILE", folder.file("long").c_str(), 1);
