@@ -70,8 +70,7 @@ public:
 
     void restore(const StateViews& state, const std::optional<gs::elastic::AnyShards>& shards,
                  const std::function<std::uint64_t()>& load) override {
-        const gs::Restored restored =
-            shards ? job_.restore(comm_, options_, *shards, state.views, load) : job_.restore(comm_, options_, state.views, load);
+        const gs::Restored restored = job_.restore(comm_, options_, state.views, load, shards);
         if (comm_.rank() != 0 || restored.from == gs::Restored::From::start) return;
         const std::string again =
             restored.again == 0 ? "" : ", and " + std::to_string(restored.again) + " that lost ranks had done are done again";

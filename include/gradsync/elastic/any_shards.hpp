@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include "../backend/run_ranks.hpp"
 #include "../core/bucket_plan.hpp"
 #include "../core/math.hpp"
 #include "../core/parameter.hpp"
@@ -11,17 +12,13 @@ namespace gradsync::inline v0_2::elastic {
 /// Refers to the object. Not thread-safe.
 class AnyShards {
 public:
+    using Use = gradsync::detail::FunctionRef<std::size_t, std::size_t, std::size_t, BufferView>;
+
     template <class Sharded>
     explicit AnyShards(Sharded& sharded) noexcept : object_(&sharded), calls_(&calls_of<Sharded>) {}
 
     /// See ShardedBase::for_each_shard.
-    template <class Use>
-    void for_each(Use&& use) const {
-        calls_->for_each(object_, &use,
-                         [](void* to, std::size_t parameter, std::size_t array, std::size_t first, BufferView view) {
-                             (*static_cast<std::remove_reference_t<Use>*>(to))(parameter, array, first, view);
-                         });
-    }
+    void for_each(Use use) const { calls_->for_each(object_, use); }
     ListView<const ParameterView> parameters() const { return calls_->parameters(object_); }
     /// A hash of how the state is divided, the same on all ranks.
     std::uint64_t division() const { return calls_->division(object_); }
@@ -39,9 +36,8 @@ public:
     }
 
 private:
-    using Call = void (*)(void* to, std::size_t parameter, std::size_t array, std::size_t first, BufferView view);
     struct Calls {
-        void (*for_each)(void* object, void* to, Call use);
+        void (*for_each)(void* object, Use use);
         ListView<const ParameterView> (*parameters)(void* object);
         std::uint64_t (*division)(void* object);
         void (*flush)(void* object);
@@ -62,10 +58,7 @@ private:
     }
     template <class Sharded>
     static constexpr Calls calls_of{
-        [](void* object, void* to, Call use) {
-            as<Sharded>(object).for_each_shard(
-                [&](std::size_t i, std::size_t a, std::size_t first, BufferView view) { use(to, i, a, first, view); });
-        },
+        [](void* object, Use use) { as<Sharded>(object).for_each_shard(use); },
         [](void* object) { return ListView<const ParameterView>(as<Sharded>(object).parameters()); },
         [](void* object) { return hash_of(as<Sharded>(object).plan(), as<Sharded>(object).backend().size()); },
         [](void* object) { as<Sharded>(object).flush(); },

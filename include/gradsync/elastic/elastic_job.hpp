@@ -88,7 +88,8 @@ public:
     template <class Body>
     void run(Body&& body, const TcpOptions& options = {}) {
         if (membership_.has_taken_part() && is_over())
-            refuse("run", "the job has ended; a process takes part in a job once, also with another ElasticJob");
+            detail::refuse("run",
+                           "the job has ended; a process takes part in a job once, also with another ElasticJob");
         while (!is_over()) try {
                 try {
                     TcpBackend comm = connect(options);
@@ -130,12 +131,11 @@ public:
         } else {
             TcpBackend comm = sync.backend();
             const ReducerOptions& options = detail::OptionsOf::face(sync);
-            if constexpr (elastic::is_sharded<Sync>) {
-                return restore(comm, options, elastic::AnyShards(sync), state, load);
-            } else {
+            std::optional<elastic::AnyShards> shards;
+            if constexpr (elastic::is_sharded<Sync>) shards.emplace(sync);
+            else
                 for (const ParameterView& one : sync.parameters()) check_part(one, state, comm.rank());
-                return restore(comm, options, state, load);
-            }
+            return restore(comm, options, state, load, shards);
         }
     }
     template <class Sync>
@@ -147,55 +147,41 @@ public:
         return restore(sync, std::span(state.begin(), state.size()), std::forward<Load>(load)...);
     }
 
-    /// The same, where the type of the Reducer is not known. It has the exchange AllReduce, and not OverlapForward.
+    /// The same, where the types are not known. `shards`: of a sharded object; `load` is then collective. A Reducer has
+    /// the exchange AllReduce, and not OverlapForward.
     template <class Load>
-    Restored restore(TcpBackend& comm, const ReducerOptions& options, std::span<const BufferView> state, Load&& load) {
+    Restored restore(TcpBackend& comm, const ReducerOptions& options, std::span<const BufferView> state, Load&& load,
+                     const std::optional<elastic::AnyShards>& shards = {}) {
         check_options(options, comm.rank());
         deal(detail::deal_of(options, comm.size()), comm.rank());
-        const bool speaks = comm.rank() == 0;
-        if (membership_.was_left_behind()) state_.forget();
-        const List<elastic::Entry> all = state_.meet(comm, state, speaks && membership_.has_begun());
-        elastic::Plan plan = plan_of(all);
-        Restored restored{.from = Restored::From::rank, .again = plan.lost};
-        if (plan.base.number == 0) {  // rank 0 has what it begins with, or a checkpoint
-            std::uint64_t number = speaks ? static_cast<std::uint64_t>(load()) + 1 : 0;
-            comm.broadcast(BufferView(&number, 1), 0).wait();
-            if (all[0].begun != 0 && number == 1) membership_.refuse_loss();
-            restored.from = number == 1 ? Restored::From::start : Restored::From::checkpoint;
-            if (speaks) state_.set_initial(number);
-            plan = {.base = {.number = number}, .owners = List<std::uint32_t>(1, 0)};
-        }
-        state_.heal(comm, plan, all);
-        votes_.emplace(comm.duplicate());
-        start();
-        restored.step = step_ = plan.base.number - 1;
-        return restored;
-    }
-    /// The same for a sharded object whose type is not known: `elastic::AnyShards(object)`. `load` is collective.
-    template <class Load>
-    Restored restore(TcpBackend& comm, const ReducerOptions& options, const elastic::AnyShards& shards,
-                     std::span<const BufferView> state, Load&& load) {
-        check_options(options, comm.rank());
-        deal(detail::deal_of(options, comm.size()), comm.rank());
-        if (membership_.was_left_behind()) parts_.forget();
-        const auto all = parts_.meet(comm, shards, state, comm.rank() == 0 && membership_.has_begun());
-        const elastic::Plan plan = plan_of(all);
+        const bool speaks = comm.rank() == 0, begun = speaks && membership_.has_begun();
+        if (membership_.was_left_behind()) state_.forget(), parts_.forget();
+        const List<elastic::Entry> all =
+            shards ? parts_.meet(comm, *shards, state, begun) : state_.meet(comm, state, begun);
+        List<elastic::Row> rows;
+        for (const elastic::Entry& one : all) rows.push_back(one.row);
+        elastic::Plan plan = elastic::agree(rows);
         Restored restored{.from = Restored::From::rank, .again = plan.lost};
         std::uint64_t number = plan.base.number;
-        if (number == 0) {
-            number = static_cast<std::uint64_t>(load()) + 1;
+        if (number == 0) {  // rank 0 has what it begins with, or a checkpoint
+            if (shards || speaks) number = static_cast<std::uint64_t>(load()) + 1;
+            if (!shards) comm.broadcast(BufferView(&number, 1), 0).wait();
             if (all[0].begun != 0 && number == 1) membership_.refuse_loss();
             restored.from = number == 1 ? Restored::From::start : Restored::From::checkpoint;
-            parts_.begin(comm, shards, number == 1);
-        } else {
-            parts_.restore(comm, shards, plan);
+            if (shards) parts_.begin(comm, *shards, number == 1);
+            else plan = state_.begin(number, speaks);
+        } else if (shards) {
+            parts_.restore(comm, *shards, plan);
         }
+        if (!shards) state_.heal(comm, plan, all);
         restored.step = step_ = number - 1;
-        shards_.emplace(shards);
+        shards_ = shards;
         votes_.emplace(comm.duplicate());
-        keep_for(List<std::uint64_t>(all.size()), &plan);
-        votes_->barrier().wait();  // all have kept it: what they had before is no longer needed
-        parts_.go_on();
+        if (shards_) {
+            keep_for(List<std::uint64_t>(all.size()), &plan);
+            votes_->barrier().wait();  // all have kept it: what they had before is no longer needed
+            parts_.go_on();
+        }
         start();
         return restored;
     }
@@ -215,9 +201,9 @@ public:
     /// of the backend throws; Error(invalid_argument) if `update` was not called since the last call; and
     /// Error(parameter_mismatch) if the states of the ranks differed one step ago. Collective.
     [[nodiscard]] bool goes_on() {
-        if (!votes_) refuse("goes_on", "call restore() first, each time when the body of run() is called");
+        if (!votes_) detail::refuse("goes_on", "call restore() first, each time when the body of run() is called");
         if (vote_ && voted_ == step_)
-            refuse("goes_on", "no step was counted since the last call; change the state in update()");
+            detail::refuse("goes_on", "no step was counted since the last call; change the state in update()");
         if (!read_vote()) {
             vote(*votes_);
             return true;
@@ -233,7 +219,7 @@ public:
     /// `change` calls its `step()`; then the call is collective, and throws what the backend throws.
     template <class F>
     void update(F&& change) {
-        if (!vote_ || voted_ != step_) refuse("update", "call restore() once and goes_on() before each step");
+        if (!vote_ || voted_ != step_) detail::refuse("update", "call restore() once and goes_on() before each step");
         if (shards_) {
             std::forward<F>(change)();
             parts_.know(++step_ + 1);
@@ -242,8 +228,8 @@ public:
             return;
         }
         if (state_.number() == 0)
-            refuse("update",
-                   "an exception has torn this rank's state; let it leave the body, and the ranks meet again");
+            detail::refuse("update",
+                           "an exception has torn this rank's state; let it leave the body, and the ranks meet again");
         state_.update(std::forward<F>(change));
         ++step_;
         quiet_failures_ = 0;
@@ -252,7 +238,7 @@ public:
     /// With a sharded object: `update` copies this rank's shards to another rank after every `steps` steps, 1 unless
     /// you say otherwise. If ranks are lost, at most these steps are done again. Call it on all ranks before `restore`.
     void keep_every(std::uint64_t steps) {
-        if (steps == 0) refuse("keep_every", "0 steps; at least 1 lies between two copies of the shards");
+        if (steps == 0) detail::refuse("keep_every", "0 steps; at least 1 lies between two copies of the shards");
         keep_every_ = steps;
     }
 
@@ -315,9 +301,6 @@ public:
 private:
     using Work = decltype(std::declval<TcpBackend&>().all_reduce(BufferView(), ReduceOp::max));
 
-    [[noreturn, gnu::cold]] static void refuse(const char* operation, const char* text) {
-        bootstrap::raise(Errc::invalid_argument, bootstrap::text(operation, ": ", text), {.operation = operation});
-    }
     [[gnu::cold]] void check_options(const ReducerOptions& options, int rank) const {
         const bool rounds = options.reduce_dtype && is_low_precision(*options.reduce_dtype);
         if (options.micro_batches >= static_cast<std::size_t>(most_) && !rounds &&
@@ -355,12 +338,6 @@ private:
         micro_batches_.clear();
         for (std::size_t turn = 0; turn < deal.count(rank); ++turn) micro_batches_.push_back(deal.number(rank, turn));
     }
-    [[gnu::cold]] static elastic::Plan plan_of(const List<elastic::Entry>& all) {
-        List<elastic::Row> rows;
-        for (const auto& one : all) rows.push_back(one.row);
-        return elastic::agree(rows);
-    }
-
     /// The ranks take the largest value of each field, in each step. `same` is a hash of the state, and `other` its
     /// complement: if all ranks have the same state, the largest values are complements, too.
     struct Vote {

@@ -31,7 +31,10 @@ public:
     }
 
     /// The memory holds this state, and no other rank has one.
-    void set_initial(std::uint64_t number) { fill(Row::memory, {.number = number}); }
+    Plan begin(std::uint64_t number, bool is_here) {
+        if (is_here) fill(Row::memory, {.number = number});
+        return {.base = {.number = number}, .owners = List<std::uint32_t>(1, 0)};
+    }
     /// Drops the states of this process, because others have newer ones.
     void forget() {
         holdings_.tear(Row::memory);
