@@ -143,21 +143,15 @@ concept ReferenceWrapper = !PointerLike<T> && requires(T& t) {
 /// The type that describes the parameter: what a pointer, smart pointer or std::reference_wrapper
 /// refers to, or T itself.
 template <class T>
-struct Described {
-    using type = T;
-};
+auto described() {
+    if constexpr (HasGradient<T>) return std::type_identity<T>();
+    else if constexpr (PointerLike<T>)
+        return std::type_identity<std::remove_reference_t<decltype(*std::declval<T&>())>>();
+    else if constexpr (ReferenceWrapper<T>) return std::type_identity<typename T::type>();
+    else return std::type_identity<T>();
+}
 template <class T>
-    requires(!HasGradient<T> && PointerLike<T>)
-struct Described<T> {
-    using type = std::remove_reference_t<decltype(*std::declval<T&>())>;
-};
-template <class T>
-    requires(!HasGradient<T> && ReferenceWrapper<T>)
-struct Described<T> {
-    using type = typename T::type;
-};
-template <class T>
-using described_t = typename Described<T>::type;
+using described_t = typename decltype(described<T>())::type;
 
 }  // namespace detail
 

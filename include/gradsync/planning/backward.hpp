@@ -72,15 +72,12 @@ struct Contention {
 
 /// Throws Error(invalid_argument) if a share is not in (0, 1].
 inline void check(Contention contention) {
-    const auto check_share = [](const char* which, double share) {
+    for (const auto& [which, share] : {std::pair{"compute", contention.compute}, {"the link", contention.link}})
         if (!(share > 0 && share <= 1))
             gradsync::detail::refuse(
                 "Contention",
                 gradsync::detail::text("the share of its speed that ", which,
                                        " keeps must be more than 0 and at most 1, not ", std::to_string(share)));
-    };
-    check_share("compute", contention.compute);
-    check_share("the link", contention.link);
 }
 
 /// A backward and the communication of its gradients, in seconds.

@@ -99,26 +99,6 @@ inline std::vector<bool> optimal_closes(const KindedGradients& all, CallCost cos
     return closes;
 }
 
-/// The kinds of the gradients so far, the most recent first.
-struct RecentKinds {
-    std::vector<std::size_t> ends;         // behind the last gradient of each kind
-    std::vector<std::size_t> recent = {};  // the kinds
-
-    /// Adds gradient `end - 1`.
-    void add(std::size_t kind, std::size_t end) {
-        std::size_t at = 0;
-        while (at < recent.size() && recent[at] != kind) ++at;
-        if (at == recent.size()) recent.push_back(kind);
-        for (; at > 0; --at) recent[at] = recent[at - 1];
-        recent[0] = kind;
-        ends[kind] = end;
-    }
-    std::size_t count() const noexcept { return recent.size(); }
-    /// The gradients from place j on are of `count` kinds if first_place(count) <= j <= last_place(count).
-    std::size_t first_place(std::size_t count) const { return count < recent.size() ? ends[recent[count]] : 0; }
-    std::size_t last_place(std::size_t count) const { return ends[recent[count - 1]] - 1; }
-};
-
 /// The places j at which the link is busy when the next gradient is ready, without those that have a later place with
 /// no more rest F(j) - beta S_j.
 struct BusyPlaces {
@@ -178,17 +158,20 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
     }
     std::vector<double> finish(n + 1);
     std::vector<std::size_t> previous(n + 1);
-    RecentKinds kinds{std::vector<std::size_t>(all.kind_count)};
-    std::size_t idle = 0;  // the last place at which the link is idle
+    std::vector<std::size_t> ends(all.kind_count);  // behind the last gradient of each kind
+    std::vector<std::size_t> latest;                // the same, in descending order
+    std::size_t idle = 0;                           // the last place at which the link is idle
     BusyPlaces busy;
     busy.add(0, 0);
     for (std::size_t i = 1; i <= n; ++i) {
         const double ready = all.gradients[i - 1].ready;
-        kinds.add(all.kinds[i - 1], i);
+        ends[all.kinds[i - 1]] = i;
+        latest = ends;
+        gradsync::detail::sort_by(latest, [](std::size_t a, std::size_t b) { return a > b; });
         while (idle + 1 < i && finish[idle + 1] <= ready) ++idle;
         busy.drop_until(idle);
         finish[i] = std::numeric_limits<double>::infinity();
-        for (std::size_t calls = 1; calls <= kinds.count(); ++calls) {
+        for (std::size_t calls = 1; calls <= latest.size() && latest[calls - 1] != 0; ++calls) {
             const auto consider = [&](std::size_t j) {
                 const double start = gradsync::detail::larger(finish[j], ready), more = bytes[i] - bytes[j];
                 // For one kind it is what `schedule` computes, to the bit.
@@ -199,7 +182,8 @@ inline std::vector<bool> common_closes(const KindedGradients& all, CallCost cost
                     previous[i] = j;
                 }
             };
-            const std::size_t from = kinds.first_place(calls), until = kinds.last_place(calls);
+            // The gradients from place j on are of `calls` kinds if from <= j <= until.
+            const std::size_t from = calls < latest.size() ? latest[calls] : 0, until = latest[calls - 1] - 1;
             if (from > until) continue;
             if (from <= idle) consider(gradsync::detail::smaller(idle, until));
             busy.use_least(from, consider);

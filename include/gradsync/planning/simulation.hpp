@@ -51,11 +51,9 @@ public:
         at(rank).thread = {};
         pass_on();
     }
-    bool is_thread_of(int rank) const {
-        return ranks_[static_cast<std::size_t>(rank)].thread == std::this_thread::get_id();
-    }
+    bool is_thread_of(int rank) const { return at(rank).thread == std::this_thread::get_id(); }
 
-    double now(int rank) const { return ranks_[static_cast<std::size_t>(rank)].clock; }
+    double now(int rank) const { return at(rank).clock; }
     /// Moves the rank's clock to `time`. Earlier actions of other ranks become visible only
     /// when the rank asks for them.
     void advance_to(int rank, double time) {
@@ -95,7 +93,7 @@ public:
     /// The rank that has the turn, or -1; and the number of turns so far.
     int running() const { return running_; }
     std::uint64_t turn() const { return turn_; }
-    bool is_blocked(int rank) const { return ranks_[static_cast<std::size_t>(rank)].state == State::blocked; }
+    bool is_blocked(int rank) const { return at(rank).state == State::blocked; }
 
     /// Lets a blocked rank continue, no earlier than at `time`. No-op if it is not blocked.
     void wake(int rank, double time) {
@@ -138,6 +136,7 @@ private:
     static constexpr int event = -1;  ///< the rank of an event
 
     Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+    const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
 
     void make_ready(int rank) {
         at(rank).state = State::ready;
