@@ -52,6 +52,7 @@ public:
     WorkType reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution = {}) {
         return reach("reduce_scatter", in.bytes()).reduce_scatter(in, out, op, contribution);
     }
+    /// See BackendAbilities::steps_inside.
     WorkType reduce_step(ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution, ShardStep& step)
         requires(abilities_of<B>.steps_inside)
     {
