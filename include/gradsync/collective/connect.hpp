@@ -94,8 +94,8 @@ constexpr std::uint64_t build() noexcept {
     return hash;
 }
 
-/// Compares the options of all ranks; `own` is the part that only this backend has. A rank with a `problem`, or without a
-/// valid time limit, takes part, so that the others learn of it, and then throws Error(invalid_argument). Throws
+/// Compares the options of all ranks; `own` is the part that only this backend has. A rank with a `problem`, or without
+/// a valid time limit, takes part, so that the others learn of it, and then throws Error(invalid_argument). Throws
 /// Error(parameter_mismatch) on every rank if one of them runs another build of this library, or if their `options`
 /// differ. Collective.
 [[gnu::cold]] inline void compare_options(bootstrap::AnyRendezvous meeting, const ProcessOptions& options,

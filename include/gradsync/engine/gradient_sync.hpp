@@ -28,6 +28,9 @@ public:
         verify(host_of(backend_), planned_.parameters(), planned_.plan(),
                text(policies_.buckets.describe(), " ", policies_.overlap.describe(), " ", policies_.exchange_name, " ",
                     describe(options_)));
+        if (planned_.size() == 0)
+            refuse_on(backend_.rank(), "Reducer",
+                      "there are no parameters; construct it when the model has its layers");
         check_own_memory(host_of(backend_), planned_.parameters(), options_.gradients == GradientStorage::borrowed);
         // After verify(): all ranks ask for the same, so all throw or none.
         if constexpr (abilities_of<B>.check_reduces)

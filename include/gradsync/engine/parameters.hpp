@@ -281,8 +281,6 @@ struct ParameterRules {
                                                       int rank) {
     options.reduce_dtype.register_kernels();
     const ParameterRules rules{options, space, rank};
-    if (parameters.empty())
-        refuse_on(rank, "Reducer", "there are no parameters; construct it when the model has its layers");
     List<ParameterInfo> infos(parameters.size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const ParameterView& p = parameters[i];

@@ -172,7 +172,8 @@ TEST_CASE("an integer parameter is not unfrozen even where integers could be sum
                           check_refused(
                               finding, [&] { sharded.unfreeze(which); }, "'" + name + "' is not of a floating type", name);
                       }
-                      finding.check(sharded.plan() == before && !sharded.parameters()[1].requires_grad, "what was refused has changed something");
+                      finding.check(sharded.plan() == before && !sharded.parameters()[1].requires_grad,
+                                    "what was refused has changed something");
                       write(sharded.acquire_gradient(0), random_gradient(model[0], comm.rank(), s, 0));
                       sharded.mark_ready(0);
                       sharded.finish();

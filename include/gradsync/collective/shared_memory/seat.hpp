@@ -11,8 +11,8 @@ namespace gradsync::inline v0_2::shared_memory {
 using collective::Failure;
 
 /// How a rank reads the addresses in another rank's calls: `publish` turns a call of this rank into one that others can
-/// read, `resolve` a published one into addresses that are valid here. `keeps_memory`: does memory that one rank works on
-/// stay mapped when another rank releases it? This is for ranks that are threads of one process.
+/// read, `resolve` a published one into addresses that are valid here. `keeps_memory`: does memory that one rank works
+/// on stay mapped when another rank releases it? This is for ranks that are threads of one process.
 struct OneAddressSpace {
     static Call publish(const Call& call) noexcept { return call; }
     static Call resolve(const Call& call) noexcept { return call; }
