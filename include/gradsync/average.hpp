@@ -56,8 +56,10 @@ template <class T>
 BufferView view_to_reduce(T&& tensor) {
     using Number = std::remove_reference_t<T>;
     constexpr bool number = std::is_arithmetic_v<Number> || Element<Number>;
-    static_assert(!number || (std::is_lvalue_reference_v<T&&> && !std::is_const_v<Number>),
-                  "gradsync: pass a variable that is not const: the result replaces this number");
+    static_assert(
+        !number || (std::is_lvalue_reference_v<T&&> && !std::is_const_v<Number>),
+        "gradsync: pass a variable that is not const: the result replaces this number (the root of a broadcast is a "
+        "gradsync::Root)");
     static_assert(!number || Element<std::remove_const_t<Number>>,
                   "gradsync: copy this number into a double or an integer of 4 or 8 bytes");
     if constexpr (!number) return buffer(std::forward<T>(tensor));

@@ -315,7 +315,8 @@ private:
                 : bootstrap::text(
                       "ElasticJob: the sums depend on the number of ranks; set ReducerOptions::micro_batches "
                       "to a number that is at least ",
-                      most_, ", not ", options.micro_batches, ", and accumulation to in_buckets"),
+                      most_, ", not ", options.micro_batches,
+                      ", the same in every run (with whole gradients also accumulation to in_buckets)"),
             {.operation = "restore", .rank = rank});
     }
 

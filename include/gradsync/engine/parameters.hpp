@@ -169,7 +169,7 @@ inline std::size_t index_of(std::string_view name, ListView<const ParameterView>
     if (options.micro_batches != 0 && options.micro_batches < static_cast<std::size_t>(size))
         refuse(text("micro_batches is the total over all ranks: with ", options.micro_batches, " of them, ",
                     static_cast<std::size_t>(size) - options.micro_batches, " of the ", size,
-                    " ranks would have none"));
+                    " ranks would have none; set it to ", size, " or more, or use fewer ranks"));
     if (options.micro_batches > static_cast<std::size_t>(size)) {
         if (!adds_up && !pooled)
             refuse(

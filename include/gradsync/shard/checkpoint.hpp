@@ -107,7 +107,9 @@ public:
             const ShardRecord record = ShardRecord::read(in);
             const auto found = wanted_.find(record.name);
             if (found == wanted_.end())
-                refuse_file(path, text("has '", record.name, "', and this training has no parameter of that name"));
+                refuse_file(path, text("has '", record.name,
+                                       "', and this training has no parameter of that name; load it into the model "
+                                       "that saved it"));
             Wanted& wanted = found->second;
             const std::uint64_t arrays = wanted.arrays.empty() ? 0 : load(in, path, record, wanted);
             in.skip((record.arrays - arrays) * record.count * record.width());

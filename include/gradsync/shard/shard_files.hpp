@@ -212,8 +212,10 @@ struct ShardManifest {
             std::chrono::steady_clock::now() + smaller<std::chrono::nanoseconds>(limit, std::chrono::seconds(3));
         while (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
             if (std::chrono::steady_clock::now() > until)
-                refuse_file(directory,
-                            "is where another job saves a checkpoint now; give each job a directory of its own");
+                refuse_file(
+                    directory,
+                    "is where another job saves a checkpoint now; give each job a directory of its own (and end a "
+                    "ShardSave before the next save)");
             ::usleep(10'000);
         }
         return folder;
