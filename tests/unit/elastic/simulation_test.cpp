@@ -55,7 +55,7 @@ struct Search {
 
 TEST_CASE("simulated jobs break no rule") {
     const std::uint64_t first = number_of("GRADSYNC_SIMULATION_SEED", 0),
-                        runs = number_of("GRADSYNC_SIMULATION_RUNS", gradsync_test::number_of_cases(3'000));
+                        runs = number_of("GRADSYNC_SIMULATION_RUNS", gradsync_test::number_of_cases(10'000));
     Result sum;
     std::uint64_t violations = 0, well = 0, lost = 0;
     for (std::uint64_t seed = first; seed < first + runs; ++seed) {

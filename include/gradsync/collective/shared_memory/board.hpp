@@ -51,7 +51,7 @@ public:
     /// One rank's part of one collective.
     struct alignas(64) Cell {
         std::atomic<std::uint64_t> arrived{0};  ///< number of the collective + 1, once `call` is valid
-        Call call;                              ///< its addresses are encoded by the ranks' AddressSpace
+        Call call;                              ///< its addresses are encoded as the Space of the ranks' seats says
     };
 
     /// One rank's share of one collective. Only its owner works on it, unless the owner is late.
