@@ -14,9 +14,8 @@ public:
     /// Holds a bucket policy of any type.
     template <class P>
         requires(!std::same_as<P, AnyBuckets> && BucketPolicy<P>)
-    AnyBuckets(P policy)
-        : policy_(detail::Shared<const Model<P>>::make(std::move(policy))) {
-    }  // NOLINT: converts, as std::function does
+    AnyBuckets(P policy)  // NOLINT: converts, as std::function does
+        : policy_(detail::Shared<const Model<P>>::make(std::move(policy))) {}
 
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         return policy_->plan(parameters, order);
