@@ -94,7 +94,7 @@ private:
         raise(Errc::invalid_argument, text("a rendezvous of ", meeting.size(), " ranks gave ", blobs.size(),
                                            " blobs; all_gather() has to return one of each rank"));
     for (int r = 0; r < meeting.size(); ++r) {
-        const Blob& blob = blobs[r];
+        const Blob& blob = blobs[static_cast<std::size_t>(r)];
         if (blob.size() != bytes)
             raise(Errc::parameter_mismatch,
                   text("rank ", r, " sent ", blob.size(), " bytes where ", bytes,

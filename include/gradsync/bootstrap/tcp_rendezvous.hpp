@@ -280,7 +280,7 @@ GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::b
     limit_ = gradsync::detail::clamp_timeout(limit);
     const auto deadline = Clock::now() + limit_;
     std::vector<Blob> all(static_cast<std::size_t>(size()));
-    all[rank()].assign(own.begin(), own.end());
+    all[static_cast<std::size_t>(rank())].assign(own.begin(), own.end());
     if (rank() != 0) {
         send(0, own, deadline);
         (void)receive(0, deadline, Kind::waiting);
@@ -289,7 +289,7 @@ GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::b
         return all;
     }
     for (int r = 1; r < size(); ++r) send(r, {}, deadline, Kind::waiting);
-    for (int r = 1; r < size(); ++r) all[r] = receive(r, deadline);
+    for (int r = 1; r < size(); ++r) all[static_cast<std::size_t>(r)] = receive(r, deadline);
     for (int r = 1; r < size(); ++r)
         for (const Blob& blob : all) send(r, blob, deadline);
     return all;

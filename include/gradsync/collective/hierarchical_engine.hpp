@@ -255,7 +255,7 @@ private:
     }
 
     /// The ranks that hold up an all-reduce in its stage, once all ranks have met: in its first incomplete part.
-    static collective::Late late(const Started& started) {
+    static collective::Late late_in_stage(const Started& started) {
         collective::Late who;
         for (std::uint64_t open = started.parts; open > 0 && who.ranks.empty(); --open)
             who = started.engine->late(started.number + 1 - open);
@@ -355,7 +355,8 @@ private:
         std::unique_lock lock(mutex_);
         if (started_.empty() || started_.oldest().stage == Stage::complete) return;
         if (flat_->consult([](auto& world, auto&) { return world.is_asked(); }))
-            flat_->consult([&, who = late(started_.oldest())](auto&, auto& detector) { detector.answer(who); });
+            flat_->consult(
+                [&, who = late_in_stage(started_.oldest())](auto&, auto& detector) { detector.answer(who); });
         if (culprit < 0) return;
         const std::string what = collective::name_of(started_.oldest().call, started_.first());
         lock.unlock();
@@ -374,7 +375,7 @@ private:
             what = collective::name_of(oldest.call, started_.first());
             const int stages_before = oldest.stage == Stage::gathering ? 2 : oldest.stage == Stage::crossing ? 1 : 0;
             if (stages_before > 0 && collective::Deadline::too_early(by, timeout(), stages_before)) return;
-            who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late(oldest);
+            who = oldest.stage == Stage::meeting ? flat_->late(oldest.met) : late_in_stage(oldest);
             if (who.ranks.empty() && collective::Deadline::too_early(by, timeout(), collective::Deadline::most_stages))
                 return;
             if (!who.ranks.empty() && deadline.is_recent_suspect(who.ranks.front(), timeout())) return;

@@ -127,7 +127,8 @@ void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules,
         auto& tensor = steps.tensors[tensors];
         tensor = {Kernel{rules[k]},    slice.gradient.dtype, static_cast<float*>(slice.master.data), {},
                   slice.gradient.data, slice.master.count};
-        for (int s = 0; s < Kernel::states; ++s) tensor.states[s] = static_cast<float*>(slice.state[s]);
+        for (int s = 0; s < Kernel::states; ++s)
+            tensor.states[s] = static_cast<float*>(slice.state[static_cast<std::size_t>(s)]);
         const std::size_t blocks = (slice.master.count + kernels::step_chunk - 1) / kernels::step_chunk;
         steps.first_blocks[tensors + 1] = steps.first_blocks[tensors] + static_cast<unsigned>(blocks);
         if (++tensors != Steps::most && k + 1 != slices.size()) continue;

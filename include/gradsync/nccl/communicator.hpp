@@ -27,7 +27,7 @@ inline ncclDataType_t nccl_type(DType dtype) noexcept {
     constexpr ncclDataType_t types[] = {ncclInt8,   ncclUint8,   ncclInt32,    ncclUint32,  ncclInt64,
                                         ncclUint64, ncclFloat16, ncclBfloat16, ncclFloat32, ncclFloat64};
     assert(static_cast<std::size_t>(dtype) < std::size(types));
-    return types[dtype];
+    return types[static_cast<std::size_t>(dtype)];
 }
 /// The NCCL type for moving data without reducing it, which works with any NCCL and device.
 inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept {
@@ -37,7 +37,7 @@ inline ncclDataType_t nccl_type_to_move(DType dtype) noexcept {
 /// The NCCL operation of `op`; ncclSum for a mean, which is composed of sums.
 inline ncclRedOp_t nccl_op(ReduceOp op) noexcept {
     constexpr ncclRedOp_t ops[] = {ncclSum, ncclMin, ncclMax, ncclProd, ncclSum};
-    return ops[op];
+    return ops[static_cast<std::size_t>(op)];
 }
 
 /// Calls `done()` repeatedly; returns whether it was true before the deadline.

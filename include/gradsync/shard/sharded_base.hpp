@@ -158,7 +158,10 @@ public:
         return number;
     }
     /// Internal, for checkpoints: calls `use(replicas)` with hybrid sharding; see the concept ExchangePolicy.
-    friend void with_replicas(const ShardedBase& sharded, auto&& use) { sharded.exchange_.with_replicas(use); }
+    template <class Use>  // nvcc does not take `auto&&` in a friend
+    friend void with_replicas(const ShardedBase& sharded, Use&& use) {
+        sharded.exchange_.with_replicas(use);
+    }
 
     /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)`
     /// there, in order of registration. The pieces of an array come in order. No rank holds more than its
