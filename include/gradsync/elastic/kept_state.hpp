@@ -110,11 +110,12 @@ public:
     /// Keeps the state after `step` steps. Call it on all ranks, with a collective of all ranks between two calls, such
     /// as `finish()`: then all have kept the state before, and it stays while this one is written. Waits for no other
     /// rank. Throws Error(invalid_argument) if `step` is not greater than that of every call before, in earlier
-    /// processes too, or if a rank has not kept the state before. The 1st, 3rd, 7th, 15th, ... call hashes a replicated
-    /// state; the next one throws Error(parameter_mismatch) if it was not the same on all ranks.
+    /// processes too (the first call may repeat what was restored), or if a rank has not kept the state before. The
+    /// 1st, 3rd, 7th, 15th, ... call hashes a replicated state; the next one throws Error(parameter_mismatch) if it was
+    /// not the same on all ranks.
     void keep(std::uint64_t step) {
         if (!comm_) return;
-        if (own().newest() > step)
+        if (own().newest() > step + (calls_++ == 0))
             bootstrap::raise(Errc::invalid_argument,
                              bootstrap::text("keep: step ", step, " comes after step ", own().newest() - 1,
                                              "; numbers must grow: after a return to an earlier step, count on, and "
@@ -160,7 +161,6 @@ private:
     /// Compares the states of all ranks, more and more rarely: what differs would be mixed without a word. Between two
     /// calls lies a collective, so that no rank replaces a hash that another one is about to read.
     void compare_now_and_then() {
-        ++calls_;
         if (std::has_single_bit(calls_ + 1)) {
             std::uint64_t digest = 1;
             for (const elastic::Piece& piece : state_)

@@ -188,8 +188,17 @@ TEST_CASE("what newer states have replaced cannot be restored, and a job keeps o
             first.keep(7);
             comm.barrier().wait();
         }
+        {
+            KeptState again(job, comm, {gradsync::buffer(state)});
+            if (again.restore() != 7) throw std::runtime_error("the step is lost");
+            again.keep(7);  // a loop may begin with it
+            comm.barrier().wait();
+            refuses("comes after step 7; numbers must grow", [&] { again.keep(7); });
+            comm.barrier().wait();
+        }
         KeptState kept(job, comm, {gradsync::buffer(state)});
         if (kept.newest() != 7u || kept.restore() != 7) throw std::runtime_error("the step is lost");
+        refuses("comes after step 7; numbers must grow", [&] { kept.keep(6); });
         for (const std::uint64_t step : {8u, 9u}) {
             kept.keep(step);
             comm.barrier().wait();
