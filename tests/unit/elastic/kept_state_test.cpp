@@ -211,7 +211,8 @@ TEST_CASE("what newer states have replaced cannot be restored, and a job keeps o
 }
 
 TEST_CASE("replicated states that differ are refused at the second keep, and later ones soon") {
-    for (const auto& [differs_from, last] : {std::pair{0u, 1u}, {1u, 3u}, {4u, 7u}, {7u, 15u}}) {
+    for (const auto& found : {std::pair{0u, 1u}, {1u, 3u}, {4u, 7u}, {7u, 15u}}) {
+        const unsigned differs_from = found.first, last = found.second;  // clang 14 captures no bindings
         Processes ranks(2, [&](Membership& job, int, const std::string&) {
             TcpBackend comm = job.connect({.timeout = 20s});
             std::vector<float> state(100);
