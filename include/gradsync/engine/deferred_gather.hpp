@@ -107,7 +107,7 @@ private:
         bool under_way = false;  ///< may still be in flight
     };
 
-    // As the background thread sees the gathers.
+    // The background thread calls these.
     void launch_full_buckets() override {}
     bool in_flight() const noexcept override { return pending() != 0; }
     void poll() override { polled_->progress(); }

@@ -28,7 +28,7 @@ protected:
     }
     ~TorchGradients() = default;
 
-    /// What the engine knows of the tensors. Gradients that move into buckets leave their memory.
+    /// Returns the views that the engine gets. A gradient that moves into a bucket has no memory of its own.
     std::vector<ParameterView> placed_views() const {
         std::vector<ParameterView> all = views();
         for (ParameterView& one : all)

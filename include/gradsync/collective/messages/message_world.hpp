@@ -230,7 +230,7 @@ private:
         int communicator, rank;
         std::uint64_t next;
     };
-    /// Of a rank whose wait has reached its limit.
+    /// A rank whose wait has reached its limit asks what this rank waits for.
     struct Question {
         int rank;
         std::chrono::nanoseconds limit;

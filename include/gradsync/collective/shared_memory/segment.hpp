@@ -124,7 +124,7 @@ private:
     /// Returns the mapping, which begins before the data.
     [[gnu::cold]] void* map(int descriptor, std::size_t bytes, std::chrono::nanoseconds for_huge_pages) {
         const std::size_t offset = data_offset(bytes), whole = offset + bytes;
-        // Huge pages need an aligned address. What is reserved around it takes no memory.
+        // Huge pages need an aligned address. The address space reserved around it takes no memory.
         void* const reserved =
             ::mmap(nullptr, whole + offset, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         const std::uintptr_t aligned = gradsync::detail::round_up(reinterpret_cast<std::uintptr_t>(reserved), offset);
