@@ -293,18 +293,19 @@ private:
         }
     }
     /// A trainer that writes gradients of its own, while those in the buckets travel, would train alone without a word.
+    /// Averages that are still gathered cannot be read.
     [[gnu::cold]] void check_written_place() const {
         if (B::memory_space != MemorySpace::host || options_.gradients != GradientStorage::in_buckets) return;
-        const ParameterView* elsewhere = nullptr;
-        for (const std::size_t i : planned_.order()) {
+        if (policies_.decoupled) return;
+        for (const std::size_t i : planned_.order())
             if (!is_zero(home_.gradient(i))) return;
-            if (elsewhere == nullptr && !is_zero(planned_[i].gradient)) elsewhere = &planned_[i];
-        }
-        if (elsewhere != nullptr)
-            guard_.fail(Errc::invalid_argument, "finish",
-                        text("all averages are 0, and the gradient that was registered for '", elsewhere->name,
-                             "' is not: with GradientStorage::in_buckets write to gradient_view(i), or use borrowed"),
-                        elsewhere->name, 0);
+        for (const std::size_t i : planned_.order())
+            if (const ParameterView& p = planned_[i]; !is_zero(p.gradient))
+                guard_.fail(
+                    Errc::invalid_argument, "finish",
+                    text("all averages are 0, and the gradient that was registered for '", p.name,
+                         "' is not: with GradientStorage::in_buckets write to gradient_view(i), or use borrowed"),
+                    p.name, 0);
     }
     /// Writes a NaN to the first element of each gradient that will receive results of bucket b, so that nobody trains
     /// on stale contents. In host memory only.

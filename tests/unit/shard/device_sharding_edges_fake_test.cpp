@@ -92,8 +92,8 @@ std::vector<float> shrunk(const std::vector<std::size_t>& sizes) {
 
 }  // namespace
 
-TEST_CASE("sharding on devices works with fewer elements than ranks, empty parameters, and none") {
-    for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{}, {0}, {1}, {0, 1, 0}, {2, 0, 1, 3, 17}})
+TEST_CASE("sharding on devices works with fewer elements than ranks, and empty parameters") {
+    for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{0}, {1}, {0, 1, 0}, {2, 0, 1, 3, 17}})
         for (int stage = 1; stage <= 3; ++stage)
             for (const int size : gradsync_test::rank_counts()) {
                 CAPTURE(sizes.size());
