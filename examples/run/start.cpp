@@ -209,7 +209,8 @@ private:
 
     /// Does this process, a descendant, belong to the rank?
     bool is_of(const Rank& rank, pid_t process) const {
-        return has_variables(process, {"RANK=" + std::to_string(number_of(rank)), "GRADSYNC_JOB_TOKEN=" + meeting_.token});
+        return process == rank.process ||
+               has_variables(process, {"RANK=" + std::to_string(number_of(rank)), "GRADSYNC_JOB_TOKEN=" + meeting_.token});
     }
 
     Descriptor log_of(int r, const char* stream) const {
@@ -373,9 +374,11 @@ private:
         if (!generations_ || asked_) return false;
         const bool may_have_met = is_elastic() || generations_->newest() != 0 || store_away_since_;
         if (!may_have_met || generations_->ended()) return false;
-        const bool counts = !lost_since_ || rank.is_new;
         // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
         const bool has_waited = rank.member != 0 && (!generations_->has(rank.member) || generations_->is_back(rank.member));
+        if (has_waited) end_stopped(true);
+        const bool is_innocent = has_waited && stopped_ended_at_ && rank.begin < *stopped_ended_at_;
+        const bool counts = (!lost_since_ || rank.is_new) && !is_innocent;
         if (counts && !has_waited && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
         if ((counts || is_refused_) && number_ + restarts_ == options_.restarts)
@@ -400,6 +403,10 @@ private:
         restarts_ += counts;
         const double pause = failed_soon_ < 2 ? 0 : pause_after(failed_soon_ - 1);
         rank.starts_again = Clock::now() + std::chrono::milliseconds(static_cast<long long>(pause * 1000));
+        if (is_innocent) {
+            say(name_of(rank) + " has waited for that one in vain, and is started again, too");
+            return true;
+        }
         say_failure(rank);
         say((counts ? "starts it again, " + std::to_string(number_ + restarts_) + " of at most " + std::to_string(options_.restarts)
                     : std::string("starts it again, too")) +
@@ -495,14 +502,16 @@ private:
         return !is_on_hosts() || (rank.left_out && Clock::now() >= *rank.left_out + grace());
     }
     static bool has_joined(const Rank& rank) { return rank.end || rank.member != 0; }
-    /// Nobody misses a process that is stopped before it joins: its launcher ends it, if it is still stopped at the next look.
-    void end_stopped() {
+    /// Nobody misses a process that is stopped before it joins: its launcher ends it, if it is still stopped at the next look, or
+    /// `at_once`, when somebody has waited in vain.
+    void end_stopped(bool at_once) {
         for (Rank& rank : ranks_) {
-            if (has_joined(rank) || Clock::now() < rank.looked_at_next) continue;
+            if (has_joined(rank) || (!at_once && Clock::now() < rank.looked_at_next)) continue;
             rank.looked_at_next = Clock::now() + grace();
             const bool is_stopped = std::ranges::any_of(descendants('T'), [&](pid_t process) { return is_of(rank, process); });
-            if (!std::exchange(rank.was_stopped, is_stopped) || !is_stopped) continue;
+            if (!(std::exchange(rank.was_stopped, is_stopped) || at_once) || !is_stopped) continue;
             say(name_of(rank) + " was stopped before it joined the others, and is ended");
+            stopped_ended_at_ = Clock::now();
             ::kill(rank.process, SIGKILL);
         }
     }
@@ -517,7 +526,7 @@ private:
                 say(name_of(rank) + " did not answer the others in time, and is ended");
                 ::kill(rank.process, SIGKILL);
             }
-        if (is_elastic()) end_stopped();
+        if (is_elastic()) end_stopped(false);
         // When a rank leaves a job that has ended, the others have only to leave.
         const auto has_ended = [](const Rank& rank) { return rank.end.has_value(); };
         if (generations_->ended() && !next_signal_at_ && std::ranges::any_of(ranks_, has_ended)) next_signal_at_ = Clock::now() + grace();
@@ -695,7 +704,8 @@ private:
     std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read
     std::optional<Generations> generations_;   // if ranks may be started again
     std::optional<std::uint32_t> lost_since_;  // the generation that has lost a rank, until all have met again
-    bool is_refused_ = false;                  // a rank that was lost since then is not started again
+    std::optional<Clock::time_point> stopped_ended_at_;
+    bool is_refused_ = false;  // a rank that was lost since then is not started again
     std::vector<Rank> ranks_;
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;

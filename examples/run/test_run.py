@@ -802,21 +802,26 @@ class OverEtcd(ElasticTest):
 @unittest.skipUnless(len(sys.argv) > 4, "needs gradsync_train")
 class Training(RunTest):
     def test_a_killed_rank_costs_a_restart_and_no_bits(self):
-        train = [PROGRAM, *"--backend tcp --d-model 32 --blocks 1 --heads 2 --context 16 --micro-batch 2 --global-batch 12".split()]
+        train = [PROGRAM, *"--backend tcp --d-model 32 --blocks 1 --heads 2 --context 16 --micro-batch 2 --global-batch 12 --timeout 3".split()]
         plain = self.folder / "plain.json"
         done = self.call("-n", 3, "--", *train, "--steps", 60, "--json", plain)
         self.assertEqual(done.returncode, 0, done.stderr)
-        json_file = self.folder / "restarted.json"
-        launcher = self.begin("-n", 3, "--restarts", 3, "--", *train, "--steps", 60, "--json", json_file, "--checkpoint", self.folder / "run",
-                              "--checkpoint-every", 5, "--resume")
-        self.assertTrue(until(lambda: (self.folder / "run/checkpoint.gradsync").exists()))
-        ranks = [int(p) for p in pathlib.Path(f"/proc/{self.supervisor_of(launcher)}/task/{self.supervisor_of(launcher)}/children").read_text().split()]
-        os.kill(ranks[1], signal.SIGKILL)
-        output, errors = launcher.communicate(timeout=LIMIT)
-        self.assertEqual(launcher.returncode, 0, errors)
-        self.assertIn("rank 1 failed: it was killed by signal 9 (Killed)", errors)
-        self.assertIn("the job succeeded. It was started again 1 time.", errors)
-        self.assertEqual(json.loads(json_file.read_text())["params_digest"], json.loads(plain.read_text())["params_digest"])
+        for stops in False, True:  # the rank that takes its place, before it joins the others: they wait for it in vain, and are not to blame
+            with self.subTest(stops=stops):
+                run, json_file = self.folder / f"run{stops}", self.folder / f"restarted{stops}.json"
+                stop = "[ $RANK.$GRADSYNC_RESTART != 1.1 ] || kill -STOP $$; " if stops else ""
+                command = [*train, "--steps", 60, "--json", json_file, "--checkpoint", run, "--checkpoint-every", 5, "--resume"]
+                launcher = self.begin("-n", 3, "--restarts", 2, *self.script(f"{stop}exec {' '.join(map(str, command))}"))
+                self.assertTrue(until(lambda: (run / "checkpoint.gradsync").exists()))
+                children = pathlib.Path(f"/proc/{self.supervisor_of(launcher)}/task/{self.supervisor_of(launcher)}/children")
+                os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
+                output, errors = launcher.communicate(timeout=LIMIT)
+                self.assertEqual(launcher.returncode, 0, errors)
+                self.assertEqual(errors.count("rank 1 failed: it was killed by signal 9 (Killed)"), 1 + stops, errors)
+                self.assertEqual("rank 1 was stopped before it joined the others, and is ended" in errors, stops, errors)
+                self.assertNotRegex(errors, "rank [02] failed")
+                self.assertIn(f"the job succeeded. It was started again {1 + stops} time", errors)
+                self.assertEqual(json.loads(json_file.read_text())["params_digest"], json.loads(plain.read_text())["params_digest"])
 
 
 if __name__ == "__main__":
