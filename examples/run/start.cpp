@@ -377,7 +377,7 @@ private:
         // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
         const bool has_waited = rank.member != 0 && (!generations_->has(rank.member) || generations_->is_back(rank.member));
         if (has_waited) end_stopped(true);
-        const bool is_innocent = has_waited && stopped_ended_at_ && rank.begin < *stopped_ended_at_;
+        const bool is_innocent = has_waited && last_ended_at_ && rank.begin < *last_ended_at_;
         const bool counts = (!lost_since_ || rank.is_new) && !is_innocent;
         if (counts && !has_waited && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
@@ -510,10 +510,13 @@ private:
             rank.looked_at_next = Clock::now() + grace();
             const bool is_stopped = std::ranges::any_of(descendants('T'), [&](pid_t process) { return is_of(rank, process); });
             if (!(std::exchange(rank.was_stopped, is_stopped) || at_once) || !is_stopped) continue;
-            say(name_of(rank) + " was stopped before it joined the others, and is ended");
-            stopped_ended_at_ = Clock::now();
-            ::kill(rank.process, SIGKILL);
+            end_rank(rank, "was stopped before it joined the others");
         }
+    }
+    void end_rank(const Rank& rank, const std::string& why) {
+        say(name_of(rank) + " " + why + ", and is ended");
+        ::kill(rank.process, SIGKILL);
+        last_ended_at_ = Clock::now();
     }
     void look_at_generations() {
         if (!generations_) return;
@@ -522,10 +525,7 @@ private:
         for (Rank& rank : ranks_)
             if (rank.was_listed && !rank.left_out && !generations_->has(rank.member)) rank.left_out = Clock::now();
         for (Rank& rank : ranks_)
-            if (is_silent(rank) && !std::exchange(rank.is_ended, true)) {
-                say(name_of(rank) + " did not answer the others in time, and is ended");
-                ::kill(rank.process, SIGKILL);
-            }
+            if (is_silent(rank) && !std::exchange(rank.is_ended, true)) end_rank(rank, "did not answer the others in time");
         if (is_elastic()) end_stopped(false);
         // When a rank leaves a job that has ended, the others have only to leave.
         const auto has_ended = [](const Rank& rank) { return rank.end.has_value(); };
@@ -701,11 +701,11 @@ private:
     Clock::time_point begin_ = Clock::now();
     Clock::duration longest_start_ = {};  // of ranks, until they wait for the others
     std::optional<StateFiles> files_;
-    std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read
-    std::optional<Generations> generations_;   // if ranks may be started again
-    std::optional<std::uint32_t> lost_since_;  // the generation that has lost a rank, until all have met again
-    std::optional<Clock::time_point> stopped_ended_at_;
-    bool is_refused_ = false;  // a rank that was lost since then is not started again
+    std::uint64_t saved_ = 0;                         // number of the newest state in them that this process has written or read
+    std::optional<Generations> generations_;          // if ranks may be started again
+    std::optional<std::uint32_t> lost_since_;         // the generation that has lost a rank, until all have met again
+    std::optional<Clock::time_point> last_ended_at_;  // a rank that the others may have waited for in vain
+    bool is_refused_ = false;                         // a rank that was lost since then is not started again
     std::vector<Rank> ranks_;
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;
