@@ -28,7 +28,7 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
     };
     for (const BufferView& t : tensors)  // before anything is started
         if (op == ReduceOp::mean && !is_floating(t.dtype))
-            refuse("average", text("a mean of ", t.dtype, " is not defined; use sum() and divide"), comm.rank());
+            refuse({"average", comm.rank()}, "a mean of ", t.dtype, " is not defined; use sum() and divide");
     List<typename B::WorkType> works;  // after `memory`: an exception abandons them first
     std::uint64_t counts = fnv1a(&root, sizeof root);
     for (const BufferView& t : tensors)
@@ -120,7 +120,7 @@ struct Root {
 template <class B, class First, class... More>
 void broadcast(const B& comm, Root root, First&& first, More&&... more) {
     if (root.rank < 0 || root.rank >= comm.size())
-        detail::refuse("broadcast", detail::text("there is no rank ", root.rank, " among ", comm.size()), comm.rank());
+        detail::refuse({"broadcast", comm.rank()}, "there is no rank ", root.rank, " among ", comm.size());
     detail::run_in_place(comm, ReduceOp::sum, root.rank, std::forward<First>(first), std::forward<More>(more)...);
 }
 template <class B, class First, class... More>

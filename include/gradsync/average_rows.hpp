@@ -39,19 +39,18 @@ List<std::uint64_t> agree_on_rows(B& comm, const char* operation, ReduceOp op, B
                                    static_cast<std::uint64_t>(gradient.dtype) << 8 | static_cast<std::uint64_t>(op)};
     constexpr std::size_t n = std::size(facts);
     const List<std::uint64_t> all = gather_values(comm, facts);
-    if (!problem.empty()) refuse(operation, problem, comm.rank());
+    if (!problem.empty()) refuse({operation, comm.rank()}, problem);
     List<std::uint64_t> counts(all.size() / n);
     for (std::size_t r = 0; r < counts.size(); ++r) {
         counts[r] = all[r * n];
         bool differs = false;
         for (std::size_t k = 1; k < n; ++k) differs = differs || all[r * n + k] != all[k];
         if (counts[r] == wrong || differs)
-            raise(Errc::invalid_argument,
-                  text(operation, ": rank ", r,
-                       counts[r] == wrong ? " passed invalid rows; its own error says which"
-                                          : " has a gradient of another shape or type than rank 0, or one of the two "
-                                            "calls average_rows and the other sum_rows"),
-                  {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)});
+            raise(Errc::invalid_argument, {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)},
+                  operation, ": rank ", r,
+                  counts[r] == wrong ? " passed invalid rows; its own error says which"
+                                     : " has a gradient of another shape or type than rank 0, or one of the two "
+                                       "calls average_rows and the other sum_rows");
     }
     return counts;
 }
@@ -101,7 +100,7 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
     for (std::size_t r = 0; r < ranks; ++r)
         for (std::size_t k = r * most; k < r * most + counts[r]; ++k) {
             if (places[k] >= height)
-                refuse(operation, text("rank ", r, " sent row ", places[k], " of ", height), comm.rank());
+                refuse({operation, comm.rank()}, "rank ", r, " sent row ", places[k], " of ", height);
             kernel::add(gradient.subview(places[k] * width, width), sums.subview(k * width, width));
         }
 }

@@ -86,9 +86,8 @@ struct Reducer::State {
 Reducer::Reducer(const Communicator& comm, const Parameter* parameters, std::size_t count, const Options& options) {
     translating([&] {
         if (parameters == nullptr && count != 0)
-            detail::refuse("Reducer",
-                           detail::text("the array of ", count, " parameters is a null pointer; pass its address"),
-                           comm.rank());
+            detail::refuse({"Reducer", comm.rank()}, "the array of ", count,
+                           " parameters is a null pointer; pass its address");
         std::vector<ParameterView> views;
         for (const Parameter& p : ListView(parameters, count)) {
             ParameterView& view = views.emplace_back();

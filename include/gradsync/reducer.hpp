@@ -230,12 +230,9 @@ public:
     template <class Run>
     auto backward(Run&& run) {
         if (std::exchange(interrupted_, true) && !engine_.marks().unmarked() && !guard_.failed())
-            detail::refuse(
-                "backward",
-                detail::text("rank ", backend().rank(),
-                             " has not finished the last step, because an exception ended its backward; mark its other "
-                             "gradients and call finish(), or let the exception end the training"),
-                backend().rank());
+            detail::refuse({"backward", backend().rank()}, "rank ", backend().rank(),
+                           " has not finished the last step, because an exception ended its backward; mark its other "
+                           "gradients and call finish(), or let the exception end the training");
         std::forward<Run>(run)(Ready{*this});
         interrupted_ = false;
         return finish();

@@ -139,9 +139,8 @@ private:
         int found = 0;
         MPI_Comm_get_attr(comm, mark, &value, &found);
         if (found)
-            detail::raise(Errc::invalid_argument,
-                          "MpiBackend: another backend had this communicator before, and its messages may still come; "
-                          "let this one duplicate it");
+            detail::raise(Errc::invalid_argument, "MpiBackend: another backend had this communicator before, ",
+                          "and its messages may still come; let this one duplicate it");
         MPI_Comm_set_attr(comm, mark, nullptr);
     }
 };

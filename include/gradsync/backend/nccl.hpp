@@ -208,11 +208,9 @@ private:
         int own_rank = -1, own_size = -1;
         if (comm == nullptr || ncclCommUserRank(comm, &own_rank) != ncclSuccess ||
             ncclCommCount(comm, &own_size) != ncclSuccess || own_rank != rank || own_size != size)
-            detail::refuse(
-                "NcclBackend",
-                detail::text("the communicator is of rank ", own_rank, " of ", own_size, ", the rendezvous of rank ",
-                             rank, " of ", size, "; both must have the same ranks in the same order"),
-                rank);
+            detail::refuse({"NcclBackend", rank}, "the communicator is of rank ", own_rank, " of ", own_size,
+                           ", the rendezvous of rank ", rank, " of ", size,
+                           "; both must have the same ranks in the same order");
         detail::NcclCommunicator adopted(comm, takes_ownership);
         return NcclBackend(connect(rendezvous, options), options, &adopted);
     }

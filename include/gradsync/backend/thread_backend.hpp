@@ -71,8 +71,7 @@ public:
     /// Returns the handles of `size` new ranks, for threads that you run yourself; `run_threads` runs them for you.
     template <class = void>
     static std::vector<ThreadBackend> make(int size, std::chrono::nanoseconds timeout = default_timeout) {
-        if (size < 1)
-            detail::raise(Errc::invalid_argument, detail::text("a ThreadBackend needs at least 1 rank, not ", size));
+        if (size < 1) detail::raise(Errc::invalid_argument, "a ThreadBackend needs at least 1 rank, not ", size);
         collective::check_limit(timeout);
         const auto board = detail::ThreadWorld::board(detail::Shared<detail::ThreadWorld>::make(size),
                                                       collective::Group::of_all(size, 0).members);

@@ -56,11 +56,10 @@ private:
             std::string problem;
             listener_ = net::listen(bind, contact_, problem);
             if (!listener_)
-                refuse(Errc::invalid_argument,
-                       bootstrap::text("cannot listen at ", bind.empty() ? "any address" : "'" + bind + "'", ": ",
-                                       problem));
+                refuse(Errc::invalid_argument, {}, "cannot listen at ", bind.empty() ? "any address" : "'" + bind + "'",
+                       ": ", problem);
             if (::mkdir(folder_.c_str(), 0700) != 0)
-                refuse(Errc::invalid_argument,
+                refuse(Errc::invalid_argument, {},
                        errno == EEXIST
                            ? "the folder already exists, perhaps left by another run; remove it, or choose another name"
                            : bootstrap::text("cannot make the folder: ", std::strerror(errno)));
@@ -79,16 +78,15 @@ private:
                 if (::access(folder_.c_str(), F_OK) == 0)
                     if (const auto found = FileStore(folder_).read(name)) {
                         if (found->size() != sizeof contact_)
-                            refuse(Errc::parameter_mismatch,
-                                   "rank 0 runs another version of gradsync; give all ranks the same", 0);
+                            refuse(Errc::parameter_mismatch, {.peer = 0},
+                                   "rank 0 runs another version of gradsync; give all ranks the same");
                         std::memcpy(&contact_, found->data(), sizeof contact_);
                         return;
                     }
                 if (is_late)
-                    refuse(Errc::timeout,
-                           bootstrap::text("rank 0 did not arrive within ", bootstrap::format_duration(timeout()),
-                                           "; look at its output, and check that it sees the same folder"),
-                           0);
+                    refuse(Errc::timeout, {.peer = 0}, "rank 0 did not arrive within ",
+                           bootstrap::format_duration(timeout()),
+                           "; look at its output, and check that it sees the same folder");
             }
         }
 

@@ -107,15 +107,14 @@ struct JobReader {
     long long number(const char* name, long long least, long long most) const {
         const char* const digits = get(name);
         if (digits == nullptr)
-            raise(Errc::invalid_argument,
-                  text("the environment variable ", name,
-                       " is not set; set it on every rank, with the launcher's other variables"));
+            raise(Errc::invalid_argument, "the environment variable ", name,
+                  " is not set; set it on every rank, with the launcher's other variables");
         long long value = 0;
         const char* at = digits;
         for (; *at >= '0' && *at <= '9' && value <= most; ++at) value = value * 10 + (*at - '0');
         if (*at != '\0' || at == digits || value < least || value > most)
-            raise(Errc::invalid_argument, text("the environment variable ", name, " must be a number from ", least,
-                                               " to ", most, ", not '", digits, "'"));
+            raise(Errc::invalid_argument, "the environment variable ", name, " must be a number from ", least, " to ",
+                  most, ", not '", digits, "'");
         return value;
     }
     void read_port(const char* name) {
@@ -129,14 +128,12 @@ struct JobReader {
         if (has("OMPI_COMM_WORLD_RANK")) return open_mpi;
         if (has("PMI_RANK") && (has("MPI_LOCALRANKID") || !has("SLURM_PROCID"))) return mpich;
         if (has("SLURM_PROCID") && !has("SLURM_NTASKS"))  // in a batch script, outside of srun
-            raise(Errc::invalid_argument,
-                  "SLURM_PROCID is set, but SLURM_NTASKS is not; start the program with srun, or set RANK=0 and "
-                  "WORLD_SIZE=1 to run a single rank");
+            raise(Errc::invalid_argument, "SLURM_PROCID is set, but SLURM_NTASKS is not; ",
+                  "start the program with srun, or set RANK=0 and WORLD_SIZE=1 to run a single rank");
         if (has("SLURM_PROCID")) return slurm;
         if (has("MASTER_ADDR") || has("MASTER_PORT"))
-            raise(Errc::invalid_argument,
-                  "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; set all four on every rank, or "
-                  "unset both to run a single rank");
+            raise(Errc::invalid_argument, "MASTER_ADDR or MASTER_PORT is set, but RANK and WORLD_SIZE are not; ",
+                  "set all four on every rank, or unset both to run a single rank");
         return none;
     }
 
@@ -179,7 +176,7 @@ struct JobReader {
         if (std::sscanf(range, "%7d:%7d%c", &job.min_ranks, &job.max_ranks, &rest) != 2 || job.min_ranks < 1 ||
             job.max_ranks < job.min_ranks)
             raise(Errc::invalid_argument,
-                  text("the environment variable GRADSYNC_RANKS must be two numbers, as in 2:4, not '", range, "'"));
+                  "the environment variable GRADSYNC_RANKS must be two numbers, as in 2:4, not '", range, "'");
     }
 
     /// Reads MASTER_ADDR, and strips the brackets of an IPv6 address.
@@ -189,9 +186,8 @@ struct JobReader {
         if (address.starts_with('[') && address.ends_with(']')) address = address.substr(1, address.size() - 2);
         const std::size_t colon = address.find(address.starts_with('[') ? "]:" : ":");
         if (colon != std::string::npos && (address.starts_with('[') || address.rfind(':') == colon))
-            raise(Errc::invalid_argument,
-                  text("the environment variable MASTER_ADDR must be a host without a port, not '", address,
-                       "'; put the port into MASTER_PORT"));
+            raise(Errc::invalid_argument, "the environment variable MASTER_ADDR must be a host without a port, not '",
+                  address, "'; put the port into MASTER_PORT");
     }
 
     /// Takes the next port if torchrun's agent itself listens at MASTER_PORT.

@@ -156,26 +156,26 @@ public:
         MPI_Initialized(&initialised);
         MPI_Finalized(&finalised);
         if (finalised)
-            refuse(Errc::invalid_argument, "MPI is finalised already; make the backend, or the rendezvous, before");
+            refuse(Errc::invalid_argument, {}, "MPI is finalised already; make the backend, or the rendezvous, before");
         if (!initialised)
-            refuse(Errc::invalid_argument,
+            refuse(Errc::invalid_argument, {},
                    "MPI is not initialised; make a boost::mpi::environment, or call MPI_Init, first");
         int level = MPI_THREAD_SINGLE;
         MPI_Query_thread(&level);
-        if (const char* const refusal = bootstrap::refusal_of_thread(level)) refuse(Errc::invalid_argument, refusal);
+        if (const char* const refusal = bootstrap::refusal_of_thread(level))
+            refuse(Errc::invalid_argument, {}, refusal);
         if (options_.timeout <= std::chrono::nanoseconds::zero())
-            refuse(Errc::invalid_argument, "the time limit must be positive");
+            refuse(Errc::invalid_argument, {}, "the time limit must be positive");
         options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
         if (comm_ == MPI_COMM_NULL)  // MPI itself would end the process
-            refuse(Errc::invalid_argument,
-                   "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a rank that is in no communicator "
-                   "(MPI_Comm_split with MPI_UNDEFINED)");
+            refuse(Errc::invalid_argument, {}, "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a ",
+                   "rank that is in no communicator (MPI_Comm_split with MPI_UNDEFINED)");
         const std::lock_guard lock(bootstrap::mpi_mutex());
         const bootstrap::MpiErrorsReturned returned(comm_);
         int two_groups = 0;
         check(MPI_Comm_test_inter(comm_, &two_groups), "MPI_Comm_test_inter");
         if (two_groups)
-            refuse(Errc::invalid_argument,
+            refuse(Errc::invalid_argument, {},
                    "an intercommunicator has two groups of ranks; make one of them first (MPI_Intercomm_merge)");
         check(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
         check(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
@@ -208,9 +208,8 @@ public:
         });
         const std::int64_t bytes = bootstrap::add_up(b.counts, b.offsets);
         if (bytes > INT_MAX)
-            refuse(Errc::invalid_argument,
-                   bootstrap::text("the ranks exchange ", bytes, " bytes in total, but MPI takes at most ", INT_MAX,
-                                   "; exchange less, and use a backend's collectives for data"));
+            refuse(Errc::invalid_argument, {}, "the ranks exchange ", bytes, " bytes in total, but MPI takes at most ",
+                   INT_MAX, "; exchange less, and use a backend's collectives for data");
         b.together.resize(static_cast<std::size_t>(bytes));
         finish(buffers, "MPI_Iallgatherv", [&](Buffers&, MPI_Request* request) {
             return MPI_Iallgatherv(b.own.data(), b.bytes, MPI_BYTE, b.together.data(), b.counts.data(),
@@ -268,10 +267,9 @@ private:
         const List<int> missing = silent();
         const std::string ranks =
             missing.empty() ? text("the ", size_, " ranks of its communicator") : bootstrap::list_ranks(missing);
-        refuse(Errc::timeout,
-               text("waited ", bootstrap::format_duration(options_.timeout), " in ", function, " for ", ranks,
-                    "; every rank has to make its backend, or rendezvous, at the same place in the program"),
-               missing.empty() ? -1 : missing.front());
+        refuse(Errc::timeout, {.peer = missing.empty() ? -1 : missing.front()}, "waited ",
+               bootstrap::format_duration(options_.timeout), " in ", function, " for ", ranks,
+               "; every rank has to make its backend, or rendezvous, at the same place in the program");
     }
 
     /// The ranks that are not known to have reached this call.
@@ -310,15 +308,13 @@ private:
     void check(int code, const char* function) const {
         if (code == MPI_SUCCESS) return;
         const bootstrap::MpiFailure failure = bootstrap::mpi_failure(code);
-        refuse(failure.errc, bootstrap::text(bootstrap::mpi_text(function, code), "; ", failure.remedy));
+        refuse(failure.errc, {}, bootstrap::mpi_text(function, code), "; ", failure.remedy);
     }
 
-    [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const std::string& why, int peer = -1) const {
-        bootstrap::raise(
-            code,
-            bootstrap::text(rank_ < 0 ? "rendezvous over MPI: " : bootstrap::text("rendezvous of rank ", rank_, ": "),
-                            why),
-            {.operation = "rendezvous", .rank = rank_, .peer = peer});
+    [[noreturn]] void refuse(Errc code, const bootstrap::ErrorPlace& place, const auto&... parts) const {
+        bootstrap::raise(code, {.operation = "rendezvous", .rank = rank_, .peer = place.peer},
+                         rank_ < 0 ? "rendezvous over MPI: " : bootstrap::text("rendezvous of rank ", rank_, ": "),
+                         parts...);
     }
 
     MPI_Comm comm_;

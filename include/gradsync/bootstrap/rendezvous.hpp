@@ -42,6 +42,7 @@ concept Rendezvous = requires(R& rendezvous, const R& constant, std::span<const 
 
 namespace bootstrap {
 
+using gradsync::detail::ErrorPlace;
 using gradsync::detail::format_duration;
 using gradsync::detail::raise;
 using gradsync::detail::text;
@@ -91,15 +92,13 @@ private:
                                          std::chrono::nanoseconds limit) {
     const std::vector<Blob> blobs = meeting.all_gather({static_cast<const std::byte*>(own), bytes}, limit);
     if (blobs.size() != static_cast<std::size_t>(meeting.size()))
-        raise(Errc::invalid_argument, text("a rendezvous of ", meeting.size(), " ranks gave ", blobs.size(),
-                                           " blobs; all_gather() has to return one of each rank"));
+        raise(Errc::invalid_argument, "a rendezvous of ", meeting.size(), " ranks gave ", blobs.size(),
+              " blobs; all_gather() has to return one of each rank");
     for (int r = 0; r < meeting.size(); ++r) {
         const Blob& blob = blobs[static_cast<std::size_t>(r)];
         if (blob.size() != bytes)
-            raise(Errc::parameter_mismatch,
-                  text("rank ", r, " sent ", blob.size(), " bytes where ", bytes,
-                       " were due; all ranks must run the same program"),
-                  {.operation = "rendezvous", .peer = r});
+            raise(Errc::parameter_mismatch, {.operation = "rendezvous", .peer = r}, "rank ", r, " sent ", blob.size(),
+                  " bytes where ", bytes, " were due; all ranks must run the same program");
         std::memcpy(static_cast<std::byte*>(all) + static_cast<std::size_t>(r) * bytes, blob.data(), bytes);
     }
 }
@@ -115,10 +114,8 @@ List<T> exchange(AnyRendezvous meeting, const T& own, std::chrono::nanoseconds l
 
 inline void check_blob(std::size_t bytes, const char* operation, int rank) {
     if (bytes > largest_blob)
-        raise(Errc::invalid_argument,
-              text(operation, " of a rendezvous: ", bytes, " bytes are more than the ", largest_blob,
-                   " that it takes; use a backend's collectives for data"),
-              {.operation = operation, .rank = rank});
+        raise(Errc::invalid_argument, {.operation = operation, .rank = rank}, operation, " of a rendezvous: ", bytes,
+              " bytes are more than the ", largest_blob, " that it takes; use a backend's collectives for data");
 }
 
 /// "rank 3", "ranks 1, 3", "ranks 1, 2, 3, 4 and 60 others"
@@ -176,18 +173,18 @@ protected:
     Participant(int rank, int size, std::chrono::nanoseconds timeout, std::string place = {})
         : rank_(rank), size_(size), timeout_(gradsync::detail::clamp_timeout(timeout)), place_(std::move(place)) {
         if (size < 1 || rank < 0 || rank >= size)
-            refuse(Errc::invalid_argument, text("rank ", rank, " is not one of ", size));
+            refuse(Errc::invalid_argument, {}, "rank ", rank, " is not one of ", size);
         if (timeout <= std::chrono::nanoseconds::zero())
-            refuse(Errc::invalid_argument, "the time limit must be positive");
+            refuse(Errc::invalid_argument, {}, "the time limit must be positive");
     }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
-    template <class... Parts>
-    void debug(const Parts&... parts) const noexcept {
+    void debug(const auto&... parts) const noexcept {
         gradsync::detail::debug(gradsync::detail::DebugLevel::info, rank_, "rendezvous: ", parts...);
     }
-    [[noreturn]] void refuse(Errc code, const std::string& what, int peer = -1) const {
-        raise(code, text("rendezvous of rank ", rank_, place_, ": ", what),
-              {.operation = "rendezvous", .rank = rank_, .peer = peer});
+    /// `place`: has the peer, if one is to blame.
+    [[noreturn]] void refuse(Errc code, const ErrorPlace& place, const auto&... parts) const {
+        raise(code, {.operation = "rendezvous", .rank = rank_, .peer = place.peer}, "rendezvous of rank ", rank_,
+              place_, ": ", parts...);
     }
 
 private:

@@ -85,9 +85,8 @@ private:
         if (place_.listener != nullptr) {
             net::Socket socket(::dup(place_.listener->get()));
             if (!socket)
-                refuse(Errc::invalid_argument,
-                       bootstrap::text("cannot listen: ", std::strerror(errno),
-                                       "; look how many files this process may open (ulimit -n)"));
+                refuse(Errc::invalid_argument, {}, "cannot listen: ", std::strerror(errno),
+                       "; look how many files this process may open (ulimit -n)");
             return socket;
         }
         const std::string where = bind_.empty() && job_.is_at_loopback() ? job_.address : bind_;
@@ -95,12 +94,10 @@ private:
         net::Socket socket = net::listen(where, job_.port, size() + 16, problem);
         if (socket) return socket;
         if (problem == std::strerror(EADDRINUSE))
-            refuse(Errc::invalid_argument, bootstrap::text("port ", job_.port,
-                                                           " is in use on this machine, perhaps by another job or a "
-                                                           "store of torch.distributed; choose another MASTER_PORT"));
-        refuse(Errc::invalid_argument,
-               bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ", port ",
-                               job_.port, ": ", problem));
+            refuse(Errc::invalid_argument, {}, "port ", job_.port, " is in use on this machine, ",
+                   "perhaps by another job or a store of torch.distributed; choose another MASTER_PORT");
+        refuse(Errc::invalid_argument, {}, "cannot listen at ", where.empty() ? "any address" : "'" + where + "'",
+               ", port ", job_.port, ": ", problem);
     }
 
     [[gnu::cold]] void await_callers() {
@@ -163,17 +160,12 @@ private:
                     .code = Errc::invalid_argument,
                     .why = "it is a store of torch.distributed; give gradsync a port of its own: set GRADSYNC_PORT"};
             if (!answer.refusal.why.empty())
-                refuse(answer.refusal.code,
-                       bootstrap::text("the process that listens at ", place(),
-                                       " did not admit this rank: ", answer.refusal.why),
-                       0);
+                refuse(answer.refusal.code, {.peer = 0}, "the process that listens at ", place(),
+                       " did not admit this rank: ", answer.refusal.why);
             if (Clock::now() + pause >= deadline)
-                refuse(
-                    Errc::timeout,
-                    bootstrap::text("rank 0 could not be reached at ", place(), " within ",
-                                    bootstrap::format_duration(timeout()), " (", answer.problem,
-                                    "); look at its output", is_told() ? "" : ", and at MASTER_ADDR and MASTER_PORT"),
-                    0);
+                refuse(Errc::timeout, {.peer = 0}, "rank 0 could not be reached at ", place(), " within ",
+                       bootstrap::format_duration(timeout()), " (", answer.problem, "); look at its output",
+                       is_told() ? "" : ", and at MASTER_ADDR and MASTER_PORT");
         }
         debug("reached rank 0 at ", place());
         peers_.push_back(std::move(answer.channel));
@@ -215,7 +207,7 @@ private:
     }
 
     [[noreturn]] void report_lost(int other) {
-        if (!peer(other)) refuse(Errc::peer_failed, "it failed earlier and cannot go on", other);
+        if (!peer(other)) refuse(Errc::peer_failed, {.peer = other}, "it failed earlier and cannot go on");
         const int error = errno;
         if (error == ETIMEDOUT)
             fail({Errc::timeout, other,
@@ -230,7 +222,7 @@ private:
     [[noreturn]] void pass_on(net::Refusal refusal, int from) {
         if (refusal.peer < 0) refusal.peer = from;
         if (rank() == 0) fail(refusal);
-        refuse(refusal.code, refusal.why, refusal.peer);
+        refuse(refusal.code, {.peer = refusal.peer}, refusal.why);
     }
 
     /// Fails; the other ranks learn of it through rank 0.
@@ -241,7 +233,7 @@ private:
         for (const net::Channel& channel : peers_)
             if (channel && rank() == 0) channel.socket().end(soon);
         for (net::Channel& channel : peers_) channel = {};
-        refuse(failure.code, failure.why, failure.peer);
+        refuse(failure.code, {.peer = failure.peer}, failure.why);
     }
 
     Job job_;
@@ -264,12 +256,10 @@ GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options
       place_(std::move(at)) {
     if (size() == 1) return;
     if (!is_told() && !job_.is_at_loopback() && job_.token != "open" && job_.token.size() < 16)
-        refuse(Errc::invalid_argument,
-               bootstrap::text("the ranks meet at ", place(),
-                               job_.token.empty() ? ", and have no token" : ", and their token is too short",
-                               ": whoever reaches that port could join them; set GRADSYNC_JOB_TOKEN to the same secret "
-                               "of 16 characters or more on all ranks, made by 'openssl rand -hex 16', or to 'open' on "
-                               "a network that only you can reach"));
+        refuse(Errc::invalid_argument, {}, "the ranks meet at ", place(),
+               job_.token.empty() ? ", and have no token" : ", and their token is too short", ": whoever reaches ",
+               "that port could join them; set GRADSYNC_JOB_TOKEN to the same secret of 16 characters or ",
+               "more on all ranks, made by 'openssl rand -hex 16', or to 'open' on a network that only you can reach");
     if (rank() == 0) await_callers();
     else call();
 }

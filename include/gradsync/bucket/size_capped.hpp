@@ -62,9 +62,8 @@ private:
         if (caps_.empty()) detail::refuse("SizeCappedBuckets", "give at least one bucket cap, in bytes");
         for (const std::size_t cap : caps_)
             if (cap == 0)
-                detail::refuse(
-                    "SizeCappedBuckets",
-                    "a bucket cap is 0 bytes, but must be positive; for one bucket per parameter use PerParameter");
+                detail::refuse("SizeCappedBuckets", "a bucket cap is 0 bytes, but must be positive; ",
+                               "for one bucket per parameter use PerParameter");
         while (caps_.size() > 1 && caps_.back() == caps_[caps_.size() - 2]) caps_.pop_back();
     }
 

@@ -16,8 +16,8 @@ public:
     explicit Units(std::vector<std::size_t> unit_of) : unit_of_(std::move(unit_of)) {
         for (const std::size_t unit : unit_of_) {
             if (unit > static_cast<std::size_t>(-1) / 2)
-                detail::refuse("Units", detail::text("there is a parameter of unit ", static_cast<std::ptrdiff_t>(unit),
-                                                     "; number units from 0, and give frozen parameters one, too"));
+                detail::refuse("Units", "there is a parameter of unit ", static_cast<std::ptrdiff_t>(unit),
+                               "; number units from 0, and give frozen parameters one, too");
             count_ = unit < count_ ? count_ : unit + 1;
         }
     }
@@ -29,8 +29,7 @@ public:
     /// Throws Error(invalid_argument) unless there is a unit for each parameter.
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (parameters.size() != unit_of_.size())
-            detail::refuse(
-                "Units", detail::text("there are ", parameters.size(), " parameters, but units for ", unit_of_.size()));
+            detail::refuse("Units", "there are ", parameters.size(), " parameters, but units for ", unit_of_.size());
         struct Bucket {
             std::size_t kind, number;
         };

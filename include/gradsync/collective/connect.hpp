@@ -107,21 +107,19 @@ constexpr std::uint64_t build() noexcept {
     const int common = collective::is_limit(options.timeout) * 2 + options.shared_memory;
     const List<Opening> all =
         bootstrap::exchange(meeting, Opening{build(), static_cast<std::uint64_t>(own * 4 + common)});
-    const auto refuse = [&](const char* operation, std::size_t r, const std::string& what) {
-        raise(Errc::parameter_mismatch, what,
-              {.operation = operation, .rank = meeting.rank(), .peer = static_cast<int>(r)});
+    const auto refuse = [&](const char* operation, std::size_t r, const auto&... what) {
+        raise(Errc::parameter_mismatch, {.operation = operation, .rank = meeting.rank(), .peer = static_cast<int>(r)},
+              what...);
     };
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r].build != all[0].build)
-            refuse("rendezvous", r,
-                   text("rank ", r,
-                        " runs another build of gradsync than rank 0; start all ranks from one version of it"));
+            refuse("rendezvous", r, "rank ", r,
+                   " runs another build of gradsync than rank 0; start all ranks from one version of it");
     collective::check_limit(options.timeout);
     if (problem != nullptr) raise(Errc::invalid_argument, problem);
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r].options != all[0].options)
-            refuse(backend, r,
-                   text(backend, ": rank ", r, " has other ", name, " than rank 0; give all ranks the same"));
+            refuse(backend, r, backend, ": rank ", r, " has other ", name, " than rank 0; give all ranks the same");
 }
 
 /// The common part of backends whose ranks are processes: ranks share memory on one machine and send messages between

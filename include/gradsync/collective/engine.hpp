@@ -86,19 +86,18 @@ public:
     [[gnu::cold]] void check_size(const char* operation, std::size_t bytes, const std::string& problem = {}) {
         constexpr std::uint64_t unable = ~std::uint64_t{0};
         const List<std::uint64_t> sizes = exchange(problem.empty() ? std::uint64_t{bytes} : unable);
-        const auto refuse = [&](Errc code, int r, const std::string& what) {
-            gradsync::detail::raise(code, text(operation, " on rank ", own_world_rank(), ": ", what),
-                                    {.operation = operation, .rank = own_world_rank(), .peer = world_rank(r)});
+        const auto refuse = [&](Errc code, int r, const auto&... what) {
+            gradsync::detail::raise(code, {.operation = operation, .rank = own_world_rank(), .peer = world_rank(r)},
+                                    operation, " on rank ", own_world_rank(), ": ", what...);
         };
         if (!problem.empty()) refuse(Errc::invalid_argument, rank(), problem);
         for (int r = 0; r < size(); ++r)
             if (sizes[r] == unable)
-                refuse(Errc::invalid_argument, r, text("rank ", world_rank(r), " cannot do it; see what it says"));
+                refuse(Errc::invalid_argument, r, "rank ", world_rank(r), " cannot do it; see what it says");
         for (int r = 1; r < size(); ++r)
             if (const std::uint64_t theirs = sizes[r]; theirs != sizes[0])
-                refuse(Errc::parameter_mismatch, r,
-                       text("rank ", world_rank(r), " passes ", theirs, " bytes, rank ", world_rank(0), " ", sizes[0],
-                            "; all ranks must pass the same number"));
+                refuse(Errc::parameter_mismatch, r, "rank ", world_rank(r), " passes ", theirs, " bytes, rank ",
+                       world_rank(0), " ", sizes[0], "; all ranks must pass the same number");
     }
 
 protected:

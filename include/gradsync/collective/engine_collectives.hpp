@@ -11,9 +11,8 @@
 namespace gradsync::inline v0_2::detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_copied(pid_t maker) {
-    raise(Errc::invalid_argument,
-          text("this communicator belongs to process ", maker, ", of which process ", ::getpid(),
-               " is a forked child; create a new one in the child, or do not use it there"));
+    raise(Errc::invalid_argument, "this communicator belongs to process ", maker, ", of which process ", ::getpid(),
+          " is a forked child; create a new one in the child, or do not use it there");
 }
 /// Throws Error(invalid_argument) if this process got the object by fork.
 template <class T>
@@ -268,7 +267,7 @@ private:
     /// Texts are made only when they are thrown: the checks are on the path of every collective.
     template <class... Parts>
     [[noreturn, gnu::cold, gnu::noinline]] void refuse(Operation operation, const Parts&... what) const {
-        detail::refuse(name_of(operation).data(), text(what...), engine_->own_world_rank());
+        detail::refuse({name_of(operation).data(), engine_->own_world_rank()}, what...);
     }
 
     Call reduction(Operation operation, ConstBufferView in, BufferView out, ReduceOp op, Contribution contribution,
@@ -297,8 +296,8 @@ private:
         if (in.count > most_elements || out.count > most_elements)
             refuse(operation, "a buffer's count is negative, converted to ", larger(in.count, out.count), " elements");
         if (root < 0 || root >= size())
-            raise(Errc::invalid_argument, text("root ", root, " is not a rank of this communicator of ", size()),
-                  {.rank = engine_->own_world_rank()});
+            raise(Errc::invalid_argument, {.rank = engine_->own_world_rank()}, "root ", root,
+                  " is not a rank of this communicator of ", size());
         return {.in = in.data,
                 .out = out.data,
                 .in_count = in.count,

@@ -85,10 +85,9 @@ struct Late {
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_failure(const Failure& failure, Operation operation, int self,
                                                                  FlightRecorder* flights = nullptr) {
     if (flights != nullptr) flights->write(self);
-    gradsync::detail::raise(
-        failure.code,
-        text("rank ", self, ": ", failure.message, flights != nullptr ? flights->summary() : std::string()),
-        {.operation = name_of(operation).data(), .rank = self, .peer = failure.culprit});
+    gradsync::detail::raise(failure.code,
+                            {.operation = name_of(operation).data(), .rank = self, .peer = failure.culprit}, "rank ",
+                            self, ": ", failure.message, flights != nullptr ? flights->summary() : std::string());
 }
 
 }  // namespace gradsync::inline v0_2::collective

@@ -177,7 +177,7 @@ private:
             if (problem.empty())
                 problem =
                     text("split on rank ", self, ": rank ", other, " has no shared memory for it; see what it says");
-            raise(Errc::invalid_argument, problem, {.operation = "split", .rank = self, .peer = other});
+            raise(Errc::invalid_argument, {.operation = "split", .rank = self, .peer = other}, problem);
         }
         return part;
     }

@@ -37,7 +37,7 @@ class Quantizer::Codec {
 public:
     explicit Codec(const Quantizer& settings) : bits_(settings.bits) {
         if (bits_ != 8 && bits_ != 4 && bits_ != 1)
-            detail::refuse("Quantizer", detail::text("an element has 8, 4 or 1 bits, not ", bits_));
+            detail::refuse("Quantizer", "an element has 8, 4 or 1 bits, not ", bits_);
     }
 
     std::size_t words(const Bucket& bucket) const noexcept {

@@ -18,12 +18,12 @@ constexpr std::string_view name_of(MemorySpace space) noexcept {
 namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_type(DType own, DType asked) {
-    raise(Errc::invalid_argument,
-          text("as<T>(): the view has ", own, " elements, but T is ", asked, "; use the view's type"));
+    raise(Errc::invalid_argument, "as<T>(): the view has ", own, " elements, but T is ", asked,
+          "; use the view's type");
 }
 [[noreturn, gnu::cold, gnu::noinline]] inline void refuse_number(DType type) {
-    raise(Errc::invalid_argument,
-          text("BufferView: DType(", static_cast<int>(type), ") is not an element type; pass one that DType names"));
+    raise(Errc::invalid_argument, "BufferView: DType(", static_cast<int>(type),
+          ") is not an element type; pass one that DType names");
 }
 
 // Without <ranges>, which takes longer to compile than this whole library. <span> brings std::begin and end, and the

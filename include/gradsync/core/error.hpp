@@ -76,17 +76,32 @@ struct ErrorPlace {
     std::string_view parameter = {};
 };
 
-/// Throws Error(code, message, place).
-[[noreturn, gnu::cold, gnu::noinline]] inline void raise(Errc code, std::string_view message,
-                                                         const ErrorPlace& place = {}) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void raise_joined(Errc code, const ErrorPlace& place,
+                                                                std::initializer_list<TextPart> parts) {
+    const std::string message = join(parts);
     debug(DebugLevel::info, place.rank, "throws: ", message);
-    throw Error(code, std::string(message),
-                {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
+    throw Error(code, message, {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
 }
 
-/// Throws Error(invalid_argument) with the message "operation: what".
-[[noreturn, gnu::cold]] inline void refuse(const char* operation, std::string_view what, int rank = -1) {
-    raise(Errc::invalid_argument, text(operation, ": ", what), {.operation = operation, .rank = rank});
+/// Throws an Error with the parts as its message: `raise(code, {.rank = r}, "rank ", r, " is late")`. Only the parts
+/// are written down where it is called, so that a check stays small; all else is one cold function.
+[[noreturn, gnu::always_inline]] inline void raise(Errc code, const ErrorPlace& place, const auto&... parts) {
+    raise_joined(code, place, {TextPart(parts)...});
+}
+[[noreturn, gnu::always_inline]] inline void raise(Errc code, TextPart first, const auto&... parts) {
+    raise_joined(code, {}, {first, TextPart(parts)...});
+}
+
+/// Throws Error(invalid_argument) with the message "operation: parts".
+[[noreturn, gnu::always_inline]] inline void refuse(const ErrorPlace& place, const auto&... parts) {
+    raise_joined(Errc::invalid_argument, place, {place.operation, ": ", TextPart(parts)...});
+}
+[[noreturn, gnu::always_inline]] inline void refuse(const char* operation, const auto&... parts) {
+    raise_joined(Errc::invalid_argument, {.operation = operation}, {operation, ": ", TextPart(parts)...});
+}
+/// The same with "operation on rank r: parts".
+[[noreturn, gnu::always_inline]] inline void refuse_on(const ErrorPlace& place, const auto&... parts) {
+    raise_joined(Errc::invalid_argument, place, {place.operation, " on rank ", place.rank, ": ", TextPart(parts)...});
 }
 
 /// The message, code and culprit of an exception.

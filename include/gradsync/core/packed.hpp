@@ -37,8 +37,7 @@ public:
     std::size_t layers() const noexcept { return layers_; }
     /// The indices of a layer's parameters. Throws Error(invalid_argument) if there is no such layer.
     std::span<const std::size_t> layer(std::size_t l) const {
-        if (l >= layers_)
-            detail::refuse("Packed::layer", detail::text("there are ", layers_, " layers, and no layer ", l));
+        if (l >= layers_) detail::refuse("Packed::layer", "there are ", layers_, " layers, and no layer ", l);
         return std::span<const std::size_t>(numbers_).subspan(first_ + l * in_layer_, in_layer_);
     }
     /// The index of a tensor's parameter; `layer` is ignored unless the tensor is packed. Throws
@@ -46,7 +45,7 @@ public:
     std::size_t index(std::string_view tensor, std::size_t layer = 0) const {
         for (const Tensor& t : tensors_)
             if (t.name == tensor && (!t.packed || layer < layers_)) return t.first + (t.packed ? layer * in_layer_ : 0);
-        detail::refuse("Packed::index", detail::text("there is no tensor '", tensor, "' of layer ", layer));
+        detail::refuse("Packed::index", "there is no tensor '", tensor, "' of layer ", layer);
     }
 
 private:
@@ -67,7 +66,7 @@ private:
 /// As `packed`, from views.
 [[gnu::cold]] inline Packed packed_views(BufferView values, BufferView gradients,
                                          std::span<const PackedTensor> tensors) {
-    const auto refuse = [](const std::string& what) { detail::refuse("packed", what); };
+    const auto refuse = [](const auto&... what) { detail::refuse("packed", what...); };
     Packed packed;
     std::vector<std::size_t> offsets, counts;
     std::size_t at = 0, last = 0;
@@ -80,15 +79,14 @@ private:
         if (tensors[t].layers == 0) continue;
         if (packed.layers_ == 0) packed.first_ = t;
         else if (tensors[t].layers != packed.layers_)
-            refuse(detail::text("'", tensors[t].name, "' has ", tensors[t].layers, " layers, but others have ",
-                                packed.layers_));
+            refuse("'", tensors[t].name, "' has ", tensors[t].layers, " layers, but others have ", packed.layers_);
         packed.layers_ = tensors[t].layers;
         last = t + 1;
         ++packed.in_layer_;
     }
     if (at != gradients.count || (values.data != nullptr && at != values.count))
-        refuse(detail::text("the tensors have ", at, " elements together, the gradients ", gradients.count,
-                            ", and the values ", values.count));
+        refuse("the tensors have ", at, " elements together, the gradients ", gradients.count, ", and the values ",
+               values.count);
     const auto add = [&](std::size_t t, std::size_t layer) {
         const PackedTensor& tensor = tensors[t];
         ParameterView view{.name = tensor.layers == 0 ? tensor.name : detail::text(tensor.name, ".", layer),

@@ -16,10 +16,8 @@ class DevicePasses {
 public:
     explicit DevicePasses(Shared<const Engine> engine) : engine_(std::move(engine)) {
         if (!cuda::linked())
-            raise(Errc::invalid_argument,
-                  "gradients in device memory need the library's kernels; link gradsync::cuda, or compile "
-                  "gradsync/cuda/passes.cu with nvcc into the program",
-                  {.operation = "Reducer"});
+            raise(Errc::invalid_argument, {.operation = "Reducer"}, "gradients in device memory need the library's ",
+                  "kernels; link gradsync::cuda, or compile gradsync/cuda/passes.cu with nvcc into the program");
     }
 
     void copy(ConstBufferView from, BufferView to) const {

@@ -36,9 +36,8 @@ public:
         : groups_(std::move(groups)), group_of_(std::move(group_of)) {
         for (const std::size_t g : group_of_)
             if (g >= groups_.size())
-                detail::raise(Errc::invalid_argument,
-                              detail::text("a parameter is of group ", g, ", and there are ", groups_.size()),
-                              {.operation = "optimizer"});
+                detail::raise(Errc::invalid_argument, {.operation = "optimizer"}, "a parameter is of group ", g,
+                              ", and there are ", groups_.size());
     }
 
     static constexpr bool takes_f64 = false;                             ///< see DeviceOptimizer

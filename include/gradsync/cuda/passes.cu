@@ -16,9 +16,8 @@ namespace gradsync::inline v0_2::cuda {
 namespace {
 
 [[noreturn]] void refuse(DType dtype, const char* pass) {
-    detail::raise(Errc::invalid_argument,
-                  detail::text("the device pass ", pass, " is for floating types, not for ", dtype),
-                  {.operation = pass});
+    detail::raise(Errc::invalid_argument, {.operation = pass}, "the device pass ", pass,
+                  " is for floating types, not for ", dtype);
 }
 
 /// Calls `use` with a null pointer to the element type of a floating dtype. Without `float8` it refuses 8-bit types.
@@ -112,11 +111,9 @@ void step_slices(ListView<const DeviceSlice> slices, ListView<const Rule> rules,
     for (const DeviceSlice& slice : slices)  // before anything is stepped
         if (slice.master.dtype != DType::f32 || !is_floating(slice.gradient.dtype) ||
             slice.gradient.dtype == DType::f64)
-            detail::raise(Errc::invalid_argument,
-                          detail::text("the device pass ", pass,
-                                       " takes masters in f32, and gradients of floating types but f64, not ",
-                                       slice.master.dtype, " and ", slice.gradient.dtype),
-                          {.operation = pass});
+            detail::raise(Errc::invalid_argument, {.operation = pass}, "the device pass ", pass,
+                          " takes masters in f32, and gradients of floating types but f64, not ", slice.master.dtype,
+                          " and ", slice.gradient.dtype);
     using Steps = kernels::TensorSteps<Kernel>;
     Steps steps;
     steps.factor = factor;

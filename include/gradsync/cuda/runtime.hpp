@@ -15,7 +15,7 @@ namespace gradsync::inline v0_2::cuda {
 /// Throws Error(device_failed) if a runtime call has failed.
 inline void check(cudaError_t code, const char* call) {
     if (code == cudaSuccess) return;
-    detail::raise(Errc::device_failed, detail::text(call, ": ", cudaGetErrorString(code)), {.operation = call});
+    detail::raise(Errc::device_failed, {.operation = call}, call, ": ", cudaGetErrorString(code));
 }
 
 inline int current_device() {

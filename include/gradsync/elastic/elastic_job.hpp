@@ -258,8 +258,8 @@ public:
         if (!changes) return membership_.end(comm);
         membership_.leave_as_agreed();
         if (has_left() && !membership_.leaves())
-            bootstrap::raise(Errc::peer_left, "a rank leaves, and without a store the others cannot meet again",
-                             {.operation = "goes_on", .rank = comm.rank()});
+            bootstrap::raise(Errc::peer_left, {.operation = "goes_on", .rank = comm.rank()},
+                             "a rank leaves, and without a store the others cannot meet again");
     }
     /// Returns whether to go on after `error`; see `Membership::goes_on`. Also false after ten failures in a row
     /// without a step, in which no rank was lost.
@@ -307,7 +307,7 @@ private:
             !detail::is_weighted(options.averaging))
             return;
         bootstrap::raise(
-            Errc::invalid_argument,
+            Errc::invalid_argument, {.operation = "restore", .rank = rank},
             rounds ? "ElasticJob: with a reduce_dtype of 16 or 8 bits the sums depend on the number of ranks; leave it "
                      "out"
             : detail::is_weighted(options.averaging)
@@ -316,8 +316,7 @@ private:
                       "ElasticJob: the sums depend on the number of ranks; set ReducerOptions::micro_batches "
                       "to a number that is at least ",
                       most_, ", not ", options.micro_batches,
-                      ", the same in every run (with whole gradients also accumulation to in_buckets)"),
-            {.operation = "restore", .rank = rank});
+                      ", the same in every run (with whole gradients also accumulation to in_buckets)"));
     }
 
     [[gnu::cold]] static void check_part(const ParameterView& one, std::span<const BufferView> state, int rank) {
@@ -328,10 +327,8 @@ private:
             is_part = is_part || (first >= begin && first + one.value.bytes() <= begin + view.bytes());
         }
         if (!is_part)
-            bootstrap::raise(Errc::invalid_argument,
-                             bootstrap::text("restore: parameter '", one.name,
-                                             "' is no part of the state; pass all that a step changes"),
-                             {.operation = "restore", .rank = rank});
+            bootstrap::raise(Errc::invalid_argument, {.operation = "restore", .rank = rank}, "restore: parameter '",
+                             one.name, "' is no part of the state; pass all that a step changes");
     }
 
     void deal(const Deal& deal, int rank) {
@@ -359,12 +356,10 @@ private:
         return word_.change != 0;
     }
     [[noreturn, gnu::cold]] void refuse_difference() const {
-        bootstrap::raise(
-            Errc::parameter_mismatch,
-            bootstrap::text("goes_on: the states of the ranks differ after step ", voted_,
-                            "; pass all that a step changes to restore(), and let a step depend on its number and on "
-                            "those of its micro-batches only"),
-            {.operation = "goes_on", .rank = votes_->rank()});
+        bootstrap::raise(Errc::parameter_mismatch, {.operation = "goes_on", .rank = votes_->rank()},
+                         "goes_on: the states of the ranks differ after step ", voted_,
+                         "; pass all that a step changes to restore(), and let a step depend on its number and on "
+                         "those of its micro-batches only");
     }
 
     /// Keeps the shards, if another process could ever need them.

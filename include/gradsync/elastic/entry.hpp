@@ -14,9 +14,10 @@ struct Entry {
     std::uint32_t begun = 0;              ///< has the job? As rank 0 sees it.
 };
 
-[[noreturn]] inline void refuse_state(const TcpBackend& comm, Errc errc, std::string text, int peer = -1) {
-    bootstrap::raise(errc, gradsync::detail::text("restore: ", text),
-                     {.operation = "restore", .rank = comm.rank(), .peer = peer});
+/// `place`: has the peer, if one is to blame.
+[[noreturn]] void refuse_state(const TcpBackend& comm, Errc errc, const bootstrap::ErrorPlace& place,
+                               const auto&... parts) {
+    bootstrap::raise(errc, {.operation = "restore", .rank = comm.rank(), .peer = place.peer}, "restore: ", parts...);
 }
 
 /// Adds views to the pieces of a state, and their bytes and a hash of their sizes to this rank's entry.
@@ -25,7 +26,7 @@ struct Entry {
     own.layout = gradsync::detail::larger<std::uint64_t>(own.layout, 1);
     for (const BufferView& view : state) {
         if (view.space != MemorySpace::host)
-            refuse_state(comm, Errc::invalid_argument, "the state is memory of the host; copy what is on a device");
+            refuse_state(comm, Errc::invalid_argument, {}, "the state is memory of the host; copy what is on a device");
         const std::size_t size = view.bytes();
         if (size != 0) pieces.push_back({static_cast<std::byte*>(view.data), size, own.bytes});
         own.layout = gradsync::detail::fnv1a(&size, sizeof size, own.layout);
@@ -42,11 +43,9 @@ struct Entry {
         .wait();
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r].bytes != all[0].bytes || all[r].layout != all[0].layout)
-            refuse_state(
-                comm, Errc::parameter_mismatch,
-                gradsync::detail::text("rank ", r, " has ", all[r].bytes, " bytes of state, rank 0 ", all[0].bytes,
-                                       ", or in other pieces; pass the same on all ranks, in the same order"),
-                static_cast<int>(r));
+            refuse_state(comm, Errc::parameter_mismatch, {.peer = static_cast<int>(r)}, "rank ", r, " has ",
+                         all[r].bytes, " bytes of state, rank 0 ", all[0].bytes,
+                         ", or in other pieces; pass the same on all ranks, in the same order");
     return all;
 }
 

@@ -71,7 +71,7 @@ public:
 
         const auto self = static_cast<std::size_t>(mates.rank());
         const int place = plan != nullptr ? holdings_.place_for(*plan, ranks[self]) : holdings_.place_for_next();
-        if (place < 0) refuse_state(mates, Errc::storage, "changes were interrupted too often; start the job anew");
+        if (place < 0) refuse_state(mates, Errc::storage, {}, "changes were interrupted too often; start the job anew");
         holdings_.tear(place);
         Place& to = places_[place];
         to.bytes.resize(room * ranks.size());
@@ -127,10 +127,8 @@ private:
     };
 
     [[noreturn]] static void refuse_part(const TcpBackend& comm, int owner) {
-        refuse_state(comm, Errc::parameter_mismatch,
-                     "what the ranks have kept is of another model; give all ranks the same parameters, optimizer and "
-                     "state",
-                     owner);
+        refuse_state(comm, Errc::parameter_mismatch, {.peer = owner}, "what the ranks have kept is of another model; ",
+                     "give all ranks the same parameters, optimizer and state");
     }
     void drop_unused() {
         for (int i = 0; i < Row::most; ++i)

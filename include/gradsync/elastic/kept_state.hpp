@@ -44,17 +44,16 @@ public:
         : kind_(kind), rank_(comm.rank()), size_(comm.size()) {
         for (const BufferView& view : state) {
             if (view.space != MemorySpace::host)
-                bootstrap::raise(Errc::invalid_argument, "KeptState takes memory of the host; copy what is on a device",
-                                 {.operation = "KeptState", .rank = rank_});
+                bootstrap::raise(Errc::invalid_argument, {.operation = "KeptState", .rank = rank_},
+                                 "KeptState takes memory of the host; copy what is on a device");
             if (view.bytes() != 0) state_.push_back({static_cast<std::byte*>(view.data), view.bytes(), bytes_});
             bytes_ += view.bytes();
         }
         if (!job.records_) return;
         if (job.keeps_ || size_ != job.job_.size)
-            bootstrap::raise(Errc::invalid_argument,
+            bootstrap::raise(Errc::invalid_argument, {.operation = "KeptState", .rank = rank_},
                              job.keeps_ ? "KeptState: the job has one already; give it all of the state"
-                                        : "KeptState takes the backend of all ranks of the job, and no part of it",
-                             {.operation = "KeptState", .rank = rank_});
+                                        : "KeptState takes the backend of all ranks of the job, and no part of it");
         comm_.emplace(comm);
         Row own{.bytes = bytes_, .layout = layout(name)};
         std::string problem;
@@ -94,11 +93,10 @@ public:
         bool is_there = true;
         for (const elastic::KeptMemory& memory : memory_) is_there = is_there && memory.slot_of(number) >= 0;
         if (!newest_ || !is_there)
-            bootstrap::raise(Errc::invalid_argument,
+            bootstrap::raise(Errc::invalid_argument, {.operation = "restore", .rank = rank_},
                              !comm_     ? "restore: nothing is kept without a store; start the ranks with gradsync_run"
                              : !newest_ ? "restore: nothing is kept; ask newest() first"
-                                        : "restore: keep() has replaced the state; call restore() before",
-                             {.operation = "restore", .rank = rank_});
+                                        : "restore: keep() has replaced the state; call restore() before");
         for (int r = 0; r < size_; ++r) {
             const elastic::KeptMemory& memory = memory_[r];
             if (r == rank_ || kind_ == StateKind::replicated) memory.read(memory.slot_of(number), part(r));
@@ -116,20 +114,17 @@ public:
     void keep(std::uint64_t step) {
         if (!comm_) return;
         if (own().newest() > step + (calls_++ == 0))
-            bootstrap::raise(Errc::invalid_argument,
-                             bootstrap::text("keep: step ", step, " comes after step ", own().newest() - 1,
-                                             "; numbers must grow: after a return to an earlier step, count on, and "
-                                             "make your own step a part of the state"),
-                             {.operation = "keep", .rank = rank_});
+            bootstrap::raise(Errc::invalid_argument, {.operation = "keep", .rank = rank_}, "keep: step ", step,
+                             " comes after step ", own().newest() - 1, "; numbers must grow: ",
+                             "after a return to an earlier step, count on, and make your own step a part of the state");
         for (std::size_t r = 0; r < memory_.size(); ++r)
             if (memory_[r].newest() < own().newest())
-                bootstrap::raise(
-                    Errc::invalid_argument,
-                    bootstrap::text("keep: this rank has kept step ", own().newest() - 1, ", and rank ", r,
-                                    memory_[r].newest() == 0 ? std::string(" none")
-                                                             : bootstrap::text(" step ", memory_[r].newest() - 1),
-                                    "; call keep() on all ranks with the same steps, and a finish() between two calls"),
-                    {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
+                bootstrap::raise(Errc::invalid_argument,
+                                 {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)},
+                                 "keep: this rank has kept step ", own().newest() - 1, ", and rank ", r,
+                                 memory_[r].newest() == 0 ? std::string(" none")
+                                                          : bootstrap::text(" step ", memory_[r].newest() - 1),
+                                 "; call keep() on all ranks with the same steps, and a finish() between two calls");
         if (kind_ == StateKind::replicated) compare_now_and_then();
         own().write(step + 1, part(rank_));
     }
@@ -170,12 +165,11 @@ private:
         if (!std::has_single_bit(calls_)) return;
         for (std::size_t r = 0; r < memory_.size(); ++r)
             if (memory_[r].digest() != own().digest())
-                bootstrap::raise(
-                    Errc::parameter_mismatch,
-                    bootstrap::text("keep: the state of rank ", r, " was not that of rank ", rank_,
-                                    " at the call before; if ranks differ, as in their random numbers, pass "
-                                    "StateKind::own"),
-                    {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)});
+                bootstrap::raise(Errc::parameter_mismatch,
+                                 {.operation = "keep", .rank = rank_, .peer = static_cast<int>(r)},
+                                 "keep: the state of rank ", r, " was not that of rank ", rank_,
+                                 " at the call before; if ranks differ, as in their random numbers, pass "
+                                 "StateKind::own");
     }
 
     /// The values that a rank sends to the others at construction.
@@ -225,18 +219,14 @@ private:
         for (const auto until = net::Clock::now() + limit / 2; !handle; ::usleep(500)) {
             handle = handle_in(store.read(held));
             if (!handle && net::Clock::now() > until)
-                bootstrap::raise(Errc::storage,
-                                 bootstrap::text("nobody holds the memory of rank ", rank_,
-                                                 "; start the ranks with gradsync_run --restarts K"),
-                                 {.operation = "KeptState", .rank = rank_});
+                bootstrap::raise(Errc::storage, {.operation = "KeptState", .rank = rank_}, "nobody holds the ",
+                                 "memory of rank ", rank_, "; start the ranks with gradsync_run --restarts K");
         }
         auto memory = elastic::KeptMemory::open(*handle);
         if (!memory.is_for(bytes, layout))
-            bootstrap::raise(
-                Errc::parameter_mismatch,
-                bootstrap::text("the kept state of rank ", rank_,
-                                " is of another model or another number of ranks; use another folder for --state"),
-                {.operation = "KeptState", .rank = rank_});
+            bootstrap::raise(Errc::parameter_mismatch, {.operation = "KeptState", .rank = rank_},
+                             "the kept state of rank ", rank_,
+                             " is of another model or another number of ranks; use another folder for --state");
         return memory;
     }
 
@@ -250,19 +240,18 @@ private:
         };
         comm_->all_gather(const_buffer(bytes(&own, 1)), buffer(bytes(all.data(), all.size()))).wait();
         if (!problem.empty())
-            bootstrap::raise(static_cast<Errc>(own.code), problem, {.operation = "KeptState", .rank = rank_});
+            bootstrap::raise(static_cast<Errc>(own.code), {.operation = "KeptState", .rank = rank_}, problem);
         for (std::size_t r = 0; r < all.size(); ++r) {
             if (all[r].code != 0)
                 bootstrap::raise(
                     is_errc(static_cast<int>(all[r].code)) ? static_cast<Errc>(all[r].code) : Errc::storage,
-                    bootstrap::text("rank ", r, " cannot keep its state; look at its error"),
-                    {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)});
+                    {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)}, "rank ", r,
+                    " cannot keep its state; look at its error");
             if (kind_ == StateKind::replicated && (all[r].bytes != all[0].bytes || all[r].layout != all[0].layout))
-                bootstrap::raise(
-                    Errc::parameter_mismatch,
-                    bootstrap::text("KeptState: rank ", r, " has ", all[r].bytes, " bytes of state, rank 0 ",
-                                    all[0].bytes, ", or in other pieces; a replicated state is the same on all ranks"),
-                    {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)});
+                bootstrap::raise(Errc::parameter_mismatch,
+                                 {.operation = "KeptState", .rank = rank_, .peer = static_cast<int>(r)},
+                                 "KeptState: rank ", r, " has ", all[r].bytes, " bytes of state, rank 0 ", all[0].bytes,
+                                 ", or in other pieces; a replicated state is the same on all ranks");
         }
         return all;
     }

@@ -17,13 +17,11 @@ public:
         Entry own{.row = holdings_.row(), .begun = begun};
         List<Piece> pieces = pieces_of(comm, state, own);
         if (own.bytes == 0)
-            refuse_state(comm, Errc::invalid_argument, "the state is empty; pass all that a step changes");
+            refuse_state(comm, Errc::invalid_argument, {}, "the state is empty; pass all that a step changes");
         look_at(std::move(pieces), own.bytes);
         if (holdings_.memory().number != 0 && (own.layout != layout_ || look() != fingerprint_))
-            refuse_state(
-                comm, Errc::invalid_argument,
-                "the memory of the state was changed outside of update(), or is another one; make the model before "
-                "run(), and change all of its state in update()");
+            refuse_state(comm, Errc::invalid_argument, {}, "the memory of the state was changed outside of update(), ",
+                         "or is another one; make the model before run(), and change all of its state in update()");
         layout_ = own.layout;
         const List<Entry> all = exchange_entries(comm, own);
         for (const Entry& one : all) holdings_.know(one.row.top);
@@ -103,11 +101,9 @@ private:
             });
         }
         if (!same)
-            refuse_state(comm, Errc::parameter_mismatch,
-                         gradsync::detail::text("the state of rank ", comm.rank(), " after step ", plan.base.number - 1,
-                                                " differs from that of rank ", root,
-                                                "; a step may depend on its number and on that of a micro-batch only"),
-                         root);
+            refuse_state(comm, Errc::parameter_mismatch, {.peer = root}, "the state of rank ", comm.rank(),
+                         " after step ", plan.base.number - 1, " differs from that of rank ", root,
+                         "; a step may depend on its number and on that of a micro-batch only");
         if (there < 0) fill(place, plan.base);
     }
     void fill(int place, const Holding& state) noexcept {

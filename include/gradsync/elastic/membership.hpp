@@ -241,8 +241,8 @@ private:
     /// There may be results of this generation from now on. Throws Error(peer_left) if a newer one counts on none.
     void begin() {
         if (records_ && !says_begun(met_, "yes"))
-            bootstrap::raise(Errc::peer_left, "the ranks have met again meanwhile, without this one",
-                             {.operation = "restore", .rank = job_.rank});
+            bootstrap::raise(Errc::peer_left, {.operation = "restore", .rank = job_.rank},
+                             "the ranks have met again meanwhile, without this one");
         has_begun_ = records_.has_value();
     }
     /// Does this generation say so, or has it said otherwise before?
@@ -256,7 +256,7 @@ private:
         const std::string why =
             "all ranks that had the state of the training were lost, and there is no checkpoint; start it anew";
         (void)store().create("end", std::as_bytes(std::span(why)));
-        bootstrap::raise(Errc::storage, why, {.operation = "restore", .rank = job_.rank});
+        bootstrap::raise(Errc::storage, {.operation = "restore", .rank = job_.rank}, why);
     }
     std::optional<elastic::Records> another_reader() const {
         return records_ ? std::optional(records_->another()) : std::nullopt;
@@ -275,10 +275,8 @@ private:
         const std::string where = bind.empty() && job_.is_at_loopback() ? job_.address : bind;
         listener_ = net::listen(where, own_.listener, problem);
         if (!listener_)
-            bootstrap::raise(
-                Errc::invalid_argument,
-                bootstrap::text("cannot listen at ", where.empty() ? "any address" : "'" + where + "'", ": ", problem),
-                {.operation = "connect", .rank = job_.rank});
+            bootstrap::raise(Errc::invalid_argument, {.operation = "connect", .rank = job_.rank}, "cannot listen at ",
+                             where.empty() ? "any address" : "'" + where + "'", ": ", problem);
         own_.place = job_.rank;
         own_.process = collective::ProcessIdentity::own();
     }
@@ -399,25 +397,21 @@ private:
     [[noreturn]] void raise_end() {
         has_left_ = leaves();
         if (leaves()) note_gone();
-        bootstrap::raise(Errc::peer_left,
+        bootstrap::raise(Errc::peer_left, {.operation = "connect", .rank = job_.rank},
                          leaves()    ? std::string("this process leaves the job")
                          : is_over() ? std::string("the job has ended well")
-                                     : bootstrap::text("the job was ended: ", bootstrap::text_of(*records_->end())),
-                         {.operation = "connect", .rank = job_.rank});
+                                     : bootstrap::text("the job was ended: ", bootstrap::text_of(*records_->end())));
     }
     [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
         gave_up_ = true;
         std::size_t here = count_here();
         const elastic::View known = machine().view(is_dead());
         for (const elastic::Member& one : known.newest.members) here -= known.absent.contains(one.id);
-        bootstrap::raise(
-            Errc::timeout,
-            bootstrap::text("rank ", job_.rank, " has waited ",
-                            bootstrap::format_duration(std::chrono::duration_cast<std::chrono::milliseconds>(limit)),
-                            " for the other ranks in the store ", job_.store, ": the job needs ", machine().least(),
-                            " ranks, and ", here, here == 1 ? " process is" : " processes are",
-                            " there; look at the output of those that are missing"),
-            {.operation = "connect", .rank = job_.rank});
+        bootstrap::raise(Errc::timeout, {.operation = "connect", .rank = job_.rank}, "rank ", job_.rank, " has waited ",
+                         bootstrap::format_duration(std::chrono::duration_cast<std::chrono::milliseconds>(limit)),
+                         " for the other ranks in the store ", job_.store, ": the job needs ", machine().least(),
+                         " ranks, and ", here, here == 1 ? " process is" : " processes are",
+                         " there; look at the output of those that are missing");
     }
 
     inline static std::string last_store_;  ///< of this process's last meeting

@@ -71,11 +71,9 @@ private:
     List<Member> members(const Blob& bytes, const std::string& name) const {
         List<Member> all = members_in(bytes);
         if (all.empty())
-            bootstrap::raise(
-                Errc::storage,
-                bootstrap::text("the store ", address_, " holds something else under ", name,
-                                "; give each job a store of its own, and all ranks one version of gradsync"),
-                {.operation = "store"});
+            bootstrap::raise(Errc::storage, {.operation = "store"}, "the store ", address_,
+                             " holds something else under ", name,
+                             "; give each job a store of its own, and all ranks one version of gradsync");
         return all;
     }
     template <class F>

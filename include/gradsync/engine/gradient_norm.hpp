@@ -9,7 +9,7 @@ namespace gradsync::inline v0_2 {
 /// the clipping pass. 1 if the norm is small enough, infinite or NaN: one bad element must not spoil all others. Throws
 /// Error(invalid_argument) if `max_norm` is negative or NaN.
 inline double clip_factor(double norm, double max_norm) {
-    if (!(max_norm >= 0)) detail::refuse("clip_factor", detail::text("a limit must be 0 or more, not ", max_norm));
+    if (!(max_norm >= 0)) detail::refuse("clip_factor", "a limit must be 0 or more, not ", max_norm);
     return norm > max_norm && detail::is_finite(norm) ? max_norm / norm : 1;
 }
 

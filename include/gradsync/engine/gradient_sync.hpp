@@ -29,7 +29,7 @@ public:
                text(policies_.buckets.describe(), " ", policies_.overlap.describe(), " ", policies_.exchange_name, " ",
                     describe(options_)));
         if (planned_.size() == 0)
-            refuse_on(backend_.rank(), "Reducer",
+            refuse_on({"Reducer", backend_.rank()},
                       "there are no parameters; construct it when the model has its layers");
         check_own_memory(host_of(backend_), planned_.parameters(), options_.gradients == GradientStorage::borrowed);
         // After verify(): all ranks ask for the same, so all throw or none.
@@ -75,9 +75,8 @@ public:
     bool begin_step(bool has_batch = true) {
         marks_.check_phase("begin_step");
         if (!has_batch && home_.rounds().dealt().several() && !home_.pooled())
-            guard_.refuse("begin_step",
-                          text("every rank needs a batch here; give this one some, or set micro_batches to ",
-                               backend_.size(), " times a power of two, not ", options_.micro_batches));
+            guard_.refuse("begin_step", "every rank needs a batch here; give this one some, or set micro_batches to ",
+                          backend_.size(), " times a power of two, not ", options_.micro_batches);
         std::int32_t live = has_batch ? 1 : 0;
         guard_.run([&] { host_of(backend_).all_reduce(BufferView(&live, 1), ReduceOp::sum).wait(); });
         marks_.set_has_batch(has_batch || live == 0, live < backend_.size());  // if no rank has one, no step follows
@@ -91,7 +90,7 @@ public:
                           "weights go with Averaging::weighted_mean or mean_over_count; choose one in ReducerOptions");
         constexpr double least = 0x1p-126, most = 0x1.fffffep127;  // of f32
         if (weight != 0 && !(weight >= least && weight <= most))
-            guard_.refuse("set_weight", text("a weight must be 0, or from 1.2e-38 to 3.4e38, not ", weight));
+            guard_.refuse("set_weight", "a weight must be 0, or from 1.2e-38 to 3.4e38, not ", weight);
         in_flight_.contribution().weight = weight;
     }
 
@@ -176,10 +175,8 @@ public:
         guard_.check_index(i, planned_.size(), "gradient_view");
         guard_.check_usable("gradient_view");
         if (planned_[i].requires_grad && marks_.is_arriving(i))
-            guard_.refuse("gradient_view",
-                          text("the average of '", planned_[i].name, "' is in flight; call acquire(", i,
-                               ") on what finish() has returned"),
-                          planned_[i].name);
+            guard_.refuse({.operation = "gradient_view", .parameter = planned_[i].name}, "the average of '",
+                          planned_[i].name, "' is in flight; call acquire(", i, ") on what finish() has returned");
         return home_.gradient(i);
     }
     /// Moves the borrowed gradient i to another memory.
@@ -187,7 +184,9 @@ public:
         guard_.check_index(i, planned_.size(), "rebind_gradient");
         marks_.check_phase("rebind_gradient");
         const ParameterView& p = planned_[i];
-        const auto refuse = [&](const auto&... what) { guard_.refuse("rebind_gradient", text(what...), p.name); };
+        const auto refuse = [&](const auto&... what) {
+            guard_.refuse({.operation = "rebind_gradient", .parameter = p.name}, what...);
+        };
         if (p.requires_grad && marks_.is_arriving(i))
             refuse("the average of '", p.name, "' is in flight; acquire it first");
         if (options_.gradients != GradientStorage::borrowed || !may_replace(gradient, p.gradient))

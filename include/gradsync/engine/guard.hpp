@@ -35,10 +35,9 @@ public:
         for (std::size_t i = 0; i < buffers.size(); ++i) {  // before the first one starts
             const bool no_memory = buffers[i].data == nullptr && buffers[i].count != 0;
             if (no_memory || buffers[i].space != B::memory_space)
-                refuse("broadcast_buffers",
-                       text("buffer ", i, " of ", buffers.size(),
-                            no_memory ? " has no memory; give it some"
-                                      : " lies in another memory space than this backend takes; copy it there first"));
+                refuse("broadcast_buffers", "buffer ", i, " of ", buffers.size(),
+                       no_memory ? " has no memory; give it some"
+                                 : " lies in another memory space than this backend takes; copy it there first");
         }
         run([&] {
             List<typename B::WorkType> works;
@@ -48,16 +47,12 @@ public:
         });
     }
 
-    /// Throws without any effect: the object stays usable.
-    [[noreturn, gnu::cold, gnu::noinline]] void refuse(Errc code, const char* operation, std::string_view what,
-                                                       std::string_view parameter = {},
-                                                       std::ptrdiff_t bucket = -1) const {
-        raise(code, text(operation, " on rank ", backend_.rank(), ": ", what),
-              {.operation = operation, .rank = backend_.rank(), .bucket = bucket, .parameter = parameter});
+    /// Throws without any effect: the object stays usable. `place`: without the rank, which is this one.
+    [[noreturn, gnu::always_inline]] inline void refuse(const ErrorPlace& place, const auto&... parts) const {
+        refuse_joined(Errc::invalid_argument, place, {TextPart(parts)...});
     }
-    [[noreturn, gnu::cold]] void refuse(const char* operation, std::string_view what,
-                                        std::string_view parameter = {}) const {
-        refuse(Errc::invalid_argument, operation, what, parameter);
+    [[noreturn, gnu::always_inline]] inline void refuse(const char* operation, const auto&... parts) const {
+        refuse_joined(Errc::invalid_argument, {.operation = operation}, {TextPart(parts)...});
     }
 
     /// Gradients are lost: fails the communicator on all ranks, and throws.
@@ -65,7 +60,9 @@ public:
                                                      std::string_view parameter, std::size_t bucket) {
         remember(what, code);
         backend_.fail(what);
-        refuse(code, operation, what, parameter, static_cast<std::ptrdiff_t>(bucket));
+        refuse_joined(code,
+                      {.operation = operation, .bucket = static_cast<std::ptrdiff_t>(bucket), .parameter = parameter},
+                      {what});
     }
 
     /// Runs `f`. An exception from it is fatal to the communicator: it fails on all ranks.
@@ -93,30 +90,33 @@ public:
     }
     void check_root(int root, const char* operation) const {
         if (root < 0 || root >= backend_.size())
-            refuse(operation, text("there is no rank ", root, " among ", backend_.size()));
+            refuse(operation, "there is no rank ", root, " among ", backend_.size());
     }
 
     /// Refuses weights that have no memory.
     void check_value(const ParameterView& p, const char* operation) const {
         if (p.value.data != nullptr || p.gradient.count == 0) return;
-        refuse(operation,
-               text(p.requires_grad ? "" : "frozen ", "parameter '", p.name,
-                    "' has no value; give one in its ParameterView or parameter_traits"),
-               p.name);
+        refuse({.operation = operation, .parameter = p.name}, p.requires_grad ? "" : "frozen ", "parameter '", p.name,
+               "' has no value; give one in its ParameterView or parameter_traits");
     }
 
     void check_limit(double limit, const char* operation) const {
-        if (!(limit >= 0)) refuse(operation, text("a limit must be 0 or more, not ", limit));
+        if (!(limit >= 0)) refuse(operation, "a limit must be 0 or more, not ", limit);
     }
 
 private:
+    [[noreturn, gnu::cold, gnu::noinline]] void refuse_joined(Errc code, ErrorPlace place,
+                                                              std::initializer_list<TextPart> parts) const {
+        place.rank = backend_.rank();
+        raise(code, place, place.operation, " on rank ", place.rank, ": ", join(parts));
+    }
     // Out of line: a mark takes nanoseconds, and code that formats messages would keep the compiler from inlining it.
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_use(const char* operation) const {
-        refuse(code_, operation, text(owner_, " failed earlier and cannot go on: ", what_));
+        refuse_joined(code_, {.operation = operation}, {owner_, " failed earlier and cannot go on: ", what_});
     }
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_index(std::size_t i, std::size_t size, const char* operation,
                                                              const char* what) const {
-        refuse(operation, text(what, " index ", i, " is out of range [0, ", size, ")"));
+        refuse(operation, what, " index ", i, " is out of range [0, ", size, ")");
     }
 
     /// Keeps the first failure only.

@@ -246,10 +246,9 @@ private:
             return;
         }
         if (contribution_.has_batch && !contribution_.weight && is_weighted(options_.averaging))
-            raise(Errc::invalid_argument,
-                  text("rank ", backend_.rank(),
-                       " gave no weight for this step; call set_weight() in each step, before the first mark_ready()"),
-                  {.operation = "set_weight", .rank = backend_.rank()});
+            raise(Errc::invalid_argument, {.operation = "set_weight", .rank = backend_.rank()}, "rank ",
+                  backend_.rank(),
+                  " gave no weight for this step; call set_weight() in each step, before the first mark_ready()");
         const double divisor =
             larger(home_.rounds().dealt().several() ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));
         const auto count =

@@ -80,9 +80,8 @@ public:
     [[gnu::noinline]] void mark_ready() {
         const bool under_guard = unsynchronised_ >= one_guard && adds_up();
         if (under_guard && options_.micro_batches == 0)
-            guard_.refuse("mark_ready",
-                          "this call cannot tell which gradients of the micro-batch are added up already; mark each by "
-                          "its index, or set ReducerOptions::micro_batches");
+            guard_.refuse("mark_ready", "this call cannot tell which gradients of the micro-batch ",
+                          "are added up already; mark each by its index, or set ReducerOptions::micro_batches");
         bool any = false;
         for (const std::size_t i : planned_.order())
             for (auto n = under_guard && home_.sums().has(i) ? 0 : readiness_.remaining(i); n != 0; --n) {
@@ -94,9 +93,8 @@ public:
             guard_.refuse("mark_ready", "try_finish() has ended the backward; first call it until it returns true");
         // Twice in a step, and nothing is left: then finish() was forgotten, and ranks would train apart.
         if (std::exchange(rest_is_marked_, true) && !any)
-            guard_.refuse(
-                "mark_ready",
-                "it was called twice in this step, and no gradient is left to mark; call finish() in each step");
+            guard_.refuse("mark_ready", "it was called twice in this step, and no gradient is left to mark; ",
+                          "call finish() in each step");
     }
     /// `mark_ready` for a gradient that its producer left in `gradient`.
     void mark_ready(std::size_t i, const BufferView& gradient) {
@@ -104,9 +102,8 @@ public:
         guard_.check_usable("mark_ready");
         const BufferView own = home_.gradient(i);
         if (!may_replace(gradient, own))
-            guard_.refuse("mark_ready",
-                          text("the gradient of '", name(i), "' has another count, type or space now, or no memory"),
-                          name(i));
+            guard_.refuse({.operation = "mark_ready", .parameter = name(i)}, "the gradient of '", name(i),
+                          "' has another count, type or space now, or no memory");
         const bool refused = own.data == nullptr || readiness_.remaining(i) == 0 || is_arriving(i);  // reported below
         if (!refused && gradient.data != own.data &&
             !(options_.gradients == GradientStorage::borrowed && home_.rebind(i, readiness_.bucket_of(i), gradient))) {
@@ -134,8 +131,8 @@ public:
                           "pooled gradients do not outlive a backward; reduce each micro-batch with finish()");
         const MicroBatchSums<B>& sums = home_.sums();
         if (options_.micro_batches != 0 && sums.over() + 1 >= sums.due())
-            guard_.refuse("no_sync", text("this is the last micro-batch of a step, which has ", sums.due(),
-                                          " on this rank; mark it without the guard, and call finish()"));
+            guard_.refuse("no_sync", "this is the last micro-batch of a step, which has ", sums.due(),
+                          " on this rank; mark it without the guard, and call finish()");
         unsynchronised_ += one_guard;
         return NoSync(this, [](void* self, bool unwinds) { static_cast<Marks*>(self)->end_no_sync(unwinds); });
     }
@@ -190,9 +187,9 @@ public:
         if (options_.micro_batches == 0 || !contribution_.has_batch || home_.pooled()) return;
         const std::size_t due = home_.sums().due(), marked = home_.sums().over() + 1;
         if (marked != due)
-            guard_.refuse(operation, text("this is micro-batch ", marked, " of the step, and not the last of ", due,
-                                          "; put all but the last under no_sync(), or give "
-                                          "ReducerOptions::micro_batches their number on all ranks"));
+            guard_.refuse(operation, "this is micro-batch ", marked, " of the step, and not the last of ", due,
+                          "; put all but the last under no_sync(), or give "
+                          "ReducerOptions::micro_batches their number on all ranks");
     }
 
     struct Reopen {  ///< ends an Ending
@@ -203,9 +200,8 @@ public:
     Ending end(const char* operation) {
         guard_.check_usable(operation);
         if (gathers_.pending() != 0 && phase() != Phase::closed)
-            guard_.refuse(operation,
-                          "averages of the last step were not waited for; call acquire(i) on what finish() returned "
-                          "before parameter i is stepped and used, or wait()");
+            guard_.refuse(operation, "averages of the last step were not waited for; call ",
+                          "acquire(i) on what finish() returned before parameter i is stepped and used, or wait()");
         check_micro_batches(operation);
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
         if ((unsynchronised_.fetch_or(finishing) & finishing) != 0) guard_.refuse(operation, in_finish);
@@ -435,7 +431,7 @@ private:
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_mark(std::size_t i) {
         if ((unsynchronised_.load(std::memory_order_relaxed) & finishing) != 0) fail_at(i, "mark_ready", in_finish);
         const std::string what = marked_too_often(planned_[i], readiness_.bucket_of(i), has_ended());
-        if (!planned_[i].requires_grad) guard_.refuse("mark_ready", what, name(i));
+        if (!planned_[i].requires_grad) guard_.refuse({.operation = "mark_ready", .parameter = name(i)}, what);
         fail_at(i, "mark_ready", what, Errc::gradient_marked_twice);
     }
     static constexpr const char* in_finish =

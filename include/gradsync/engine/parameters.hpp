@@ -119,76 +119,65 @@ inline bool may_replace(const BufferView& other, const BufferView& own) noexcept
     return bytes == nullptr || view.count == 0 || (*bytes == 0 && std::memcmp(bytes, bytes + 1, view.bytes() - 1) == 0);
 }
 
-[[noreturn, gnu::cold]] inline void refuse_on(int rank, const char* operation, std::string_view what,
-                                              std::string_view parameter = {}) {
-    raise(Errc::invalid_argument, text(operation, " on rank ", rank, ": ", what),
-          {.operation = operation, .rank = rank, .parameter = parameter});
-}
-
 /// The index of the parameter with this name. Throws Error(invalid_argument) if there is none, or several.
 inline std::size_t index_of(std::string_view name, ListView<const ParameterView> parameters, int rank) {
     std::size_t found = parameters.size();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (parameters[i].name != name) continue;
         if (found != parameters.size())
-            refuse_on(
-                rank, "mark_ready",
-                text("parameters ", found, " and ", i, " are both named '", name, "'; give an index, or other names"));
+            refuse_on({"mark_ready", rank}, "parameters ", found, " and ", i, " are both named '", name,
+                      "'; give an index, or other names");
         found = i;
     }
     if (found != parameters.size()) return found;
-    refuse_on(rank, "mark_ready",
-              text("no parameter is named '", name, "'; give an index, or one of the names in parameters()"));
+    refuse_on({"mark_ready", rank}, "no parameter is named '", name,
+              "'; give an index, or one of the names in parameters()");
 }
 
 /// Throws Error(invalid_argument) if the options do not go with one another, the memory or the exchange. `scatters`:
 /// this rank gets only its shards. `plain`: the exchange is AllReduce. `sums`: see Policies.
 [[gnu::cold]] inline void check_options(const ReducerOptions& options, MemorySpace space, bool scatters, bool plain,
                                         bool sums, int rank, int size) {
-    const auto refuse = [&](std::string_view what) { refuse_on(rank, "Reducer", what); };
+    const auto refuse = [&](const auto&... what) { refuse_on({"Reducer", rank}, what...); };
     const bool pooled = options.gradients == GradientStorage::pooled;
     if (options.non_finite != NonFinite::pass && space != MemorySpace::host)
         refuse("NonFinite reads gradients in host memory only; use NonFinite::pass, and look at gradient_norm()");
     if (options.non_finite == NonFinite::skip && !plain)
-        refuse(
-            "NonFinite::skip is for AllReduce; else leave out steps whose gradient_norm() is not finite (with shards: "
-            "discard())");
+        refuse("NonFinite::skip is for AllReduce; ",
+               "else leave out steps whose gradient_norm() is not finite (with shards: discard())");
     if (options.check_writes && space != MemorySpace::host)
         refuse("check_writes reads gradients in host memory only; leave it out");
     if (pooled && !scatters)
         refuse("GradientStorage::pooled is for gradients that are reduced to shards (Zero2); use in_buckets");
     if (pooled && !sums && has_several_sums(options, size))
-        refuse(text("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ", size,
-                    ", and the same number on each rank"));
+        refuse("with this exchange, micro_batches of sharded gradients need a power of two of ranks, not ", size,
+               ", and the same number on each rank");
     const bool borrowed = options.gradients == GradientStorage::borrowed;
     const bool adds_up = options.accumulation == Accumulation::in_buckets;
     if (!borrowed && ((adds_up && options.micro_batches == 0) || (options.reduce_dtype && !pooled)))
-        refuse(
-            "Accumulation::in_buckets and reduce_dtype are for borrowed gradients (reduce_dtype for pooled ones, too); "
-            "gradients that live in the buckets are added up there by the trainer");
+        refuse("Accumulation::in_buckets and reduce_dtype are for borrowed gradients (reduce_dtype for pooled ones, ",
+               "too); gradients that live in the buckets are added up there by the trainer");
     if (options.micro_batches != 0 && options.micro_batches < static_cast<std::size_t>(size))
-        refuse(text("micro_batches is the total over all ranks: with ", options.micro_batches, " of them, ",
-                    static_cast<std::size_t>(size) - options.micro_batches, " of the ", size,
-                    " ranks would have none; set it to ", size, " or more, or use fewer ranks"));
+        refuse("micro_batches is the total over all ranks: with ", options.micro_batches, " of them, ",
+               static_cast<std::size_t>(size) - options.micro_batches, " of the ", size,
+               " ranks would have none; set it to ", size, " or more, or use fewer ranks");
     if (options.micro_batches > static_cast<std::size_t>(size)) {
         if (!adds_up && !pooled)
-            refuse(
-                "the reducer adds up micro_batches; set Accumulation::in_buckets, too, and let each of them overwrite "
-                "its gradients");
+            refuse("the reducer adds up micro_batches; ",
+                   "set Accumulation::in_buckets, too, and let each of them overwrite its gradients");
         if (options.averaging == Averaging::weighted_mean)
-            refuse(
-                "micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; weigh the losses "
-                "instead");
+            refuse("micro_batches goes with mean, sum and mean_over_count, not with weighted_mean; ",
+                   "weigh the losses instead");
     }
     if (is_weighted(options.averaging) && options.micro_batches != 0 && pooled)
         refuse("with gradients that are sharded, micro_batches goes with Averaging::mean and sum only");
     if (is_weighted(options.averaging) && has_several_sums(options, size))
-        refuse(text("with Averaging::mean_over_count, micro_batches must be ", size, " times a power of two, not ",
-                    options.micro_batches));
+        refuse("with Averaging::mean_over_count, micro_batches must be ", size, " times a power of two, not ",
+               options.micro_batches);
     if (options.divisor != JoinDivisor::live_ranks && options.averaging != Averaging::mean)
         refuse("JoinDivisor is the divisor of Averaging::mean; leave it out with another averaging");
     if (options.reduce_dtype && !is_floating(*options.reduce_dtype))
-        refuse(text("reduce_dtype must be a floating type, not ", *options.reduce_dtype));
+        refuse("reduce_dtype must be a floating type, not ", *options.reduce_dtype);
 }
 
 /// Checks parameters against the options. The functions throw Error(invalid_argument), which names the parameter.
@@ -199,46 +188,44 @@ struct ParameterRules {
 
     bool borrows() const noexcept { return options.gradients == GradientStorage::borrowed; }
     bool adds_up() const noexcept { return options.accumulation == Accumulation::in_buckets; }
-    [[noreturn]] void refuse(const ParameterView& p, std::string_view what) const {
-        refuse_on(rank, "Reducer", text("parameter '", p.name, "' ", what), p.name);
+    [[noreturn, gnu::cold]] void refuse(const ParameterView& p, const auto&... what) const {
+        refuse_on({.operation = "Reducer", .rank = rank, .parameter = p.name}, "parameter '", p.name, "' ", what...);
     }
 
     void check_alignment(const ParameterView& p, const BufferView& view, const char* part) const {
         if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0)
-            refuse(p, text("has a ", part, " of ", view.dtype, " at an address that is no multiple of ",
-                           size_of(view.dtype), "; align it for its element type"));
+            refuse(p, "has a ", part, " of ", view.dtype, " at an address that is no multiple of ", size_of(view.dtype),
+                   "; align it for its element type");
     }
     /// Checks any parameter.
     [[gnu::cold]] void check(const ParameterView& p) const {
         const BufferView& g = p.gradient;
         for (const BufferView* view : {&p.gradient, &p.value})
             if (view->count > most_elements)
-                refuse(p, text("has ", static_cast<std::ptrdiff_t>(view->count),
-                               " elements; look for a count that is negative or not set"));
+                refuse(p, "has ", static_cast<std::ptrdiff_t>(view->count),
+                       " elements; look for a count that is negative or not set");
         const std::optional<std::size_t> volume = volume_of(p.shape);
         if (!volume)
-            refuse(
-                p,
-                "has a shape of more elements than std::size_t counts; look for an extent that is negative or not set");
+            refuse(p, "has a shape of more elements than std::size_t counts; ",
+                   "look for an extent that is negative or not set");
         if (!p.shape.empty() && *volume != g.count)
-            refuse(p, text("has a shape of ", *volume, " elements, but a gradient of ", g.count));
+            refuse(p, "has a shape of ", *volume, " elements, but a gradient of ", g.count);
         if (p.value.data && p.value.count != g.count)
-            refuse(p, text("has ", p.value.count, " values, but a gradient of ", g.count));
+            refuse(p, "has ", p.value.count, " values, but a gradient of ", g.count);
         if (p.value.data && p.value.space != space)
-            refuse(p, text("has values in ", p.value.space, " memory, but the backend works on ", space, " memory"));
+            refuse(p, "has values in ", p.value.space, " memory, but the backend works on ", space, " memory");
         if (p.uses == 0) refuse(p, "has 0 uses; freeze it with requires_grad = false");
         if (p.uses > max_uses)  // a negative number is shown as it was given
-            refuse(p, text("has ", static_cast<std::int32_t>(p.uses),
-                           " uses; give it how often a backward marks it, from 1 to ", max_uses));
+            refuse(p, "has ", static_cast<std::int32_t>(p.uses),
+                   " uses; give it how often a backward marks it, from 1 to ", max_uses);
         check_alignment(p, p.value, "value");
     }
     /// Checks a trainable parameter.
     [[gnu::cold]] void check_gradient(const ParameterView& p) const {
         const BufferView& g = p.gradient;
         if (borrows() && g.data == nullptr && g.count != 0)
-            refuse(p,
-                   "has no gradient memory; allocate it, or let gradients live in the buckets "
-                   "(GradientStorage::in_buckets)");
+            refuse(p, "has no gradient memory; ",
+                   "allocate it, or let gradients live in the buckets (GradientStorage::in_buckets)");
         if (g.count == 0 && !p.may_be_empty)
             refuse(p, p.value == BufferView{} && g == BufferView{}
                           ? "has no elements, no gradient and no value: a null pointer, or an empty ParameterView; set "
@@ -251,17 +238,15 @@ struct ParameterRules {
             borrows() && g.data != nullptr && p.value.data != nullptr &&
             (distance < p.value.bytes() || -distance < g.bytes()))
             refuse(p, "has a gradient that shares memory with its value; give each its own");
-        if (g.space != space)
-            refuse(p, text("lies in ", g.space, " memory, but the backend works on ", space, " memory"));
+        if (g.space != space) refuse(p, "lies in ", g.space, " memory, but the backend works on ", space, " memory");
         if (!is_floating(g.dtype)) {
             if (options.averaging != Averaging::sum)
-                refuse(p, text("has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)"));
+                refuse(p, "has a gradient of ", g.dtype, ", which can be summed only (Averaging::sum)");
             if (adds_up())
-                refuse(p, text("has a gradient of ", g.dtype,
-                               ", which buckets do not add up (Accumulation::in_gradients)"));
+                refuse(p, "has a gradient of ", g.dtype, ", which buckets do not add up (Accumulation::in_gradients)");
         } else if (options.gradients == GradientStorage::in_buckets && adds_up() && is_low_precision(g.dtype)) {
-            refuse(p, text("has a gradient of ", g.dtype,
-                           " in its bucket, where micro-batches would be rounded; let it be borrowed"));
+            refuse(p, "has a gradient of ", g.dtype,
+                   " in its bucket, where micro-batches would be rounded; let it be borrowed");
         }
     }
     /// Returns the type in which a trainable gradient travels.
@@ -294,10 +279,9 @@ struct ParameterRules {
     }
     if (rules.borrows())
         if (const auto [one, other] = overlapping<&ParameterView::gradient>(parameters); one != nullptr)
-            refuse_on(rank, "Reducer",
-                      text("the gradients of '", one->name, "' and '", other->name,
-                           "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2"),
-                      other->name);
+            refuse_on({.operation = "Reducer", .rank = rank, .parameter = other->name}, "the gradients of '", one->name,
+                      "' and '", other->name,
+                      "' share memory, and would be averaged twice; register tied weights once, with `uses` of 2");
     return infos;
 }
 

@@ -63,24 +63,20 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
 /// Refuses an invalid plan: each trainable parameter must be in exactly one bucket, and a bucket must have one dtype.
 [[gnu::cold]] inline void check_plan(const BucketPlan& plan, ListView<const ParameterInfo> infos,
                                      ListView<const ParameterView> parameters, const std::string& policy, int rank) {
-    const auto refuse = [&](std::size_t i, std::ptrdiff_t b, std::string_view what) {
+    const auto refuse = [&](std::size_t i, std::ptrdiff_t b, const auto&... what) {
         const std::string name = i < parameters.size() ? parameters[i].name : text(i);
-        raise(
-            Errc::invalid_argument,
-            text(
-                "Reducer on rank ", rank, ": the bucket policy ", policy, " put parameter '", name, "' in ",
-                b < 0 ? "no bucket" : text("bucket ", b), what,
-                "; a policy puts each trainable parameter in exactly one bucket, and one kind() of parameters in each"),
-            {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name});
+        raise(Errc::invalid_argument, {.operation = "Reducer", .rank = rank, .bucket = b, .parameter = name},
+              "Reducer on rank ", rank, ": the bucket policy ", policy, " put parameter '", name, "' in ",
+              b < 0 ? "no bucket" : text("bucket ", b), what...,
+              "; a policy puts each trainable parameter in exactly one bucket, and one kind() of parameters in each");
     };
     List<bool> seen(parameters.size());
     for (std::size_t at = 0; at < plan.size(); ++at) {
         const auto b = static_cast<std::ptrdiff_t>(at);
         const std::span<const std::size_t> bucket = plan.bucket(at);
         if (bucket.empty())
-            raise(Errc::invalid_argument,
-                  text("Reducer on rank ", rank, ": the bucket policy ", policy, " left bucket ", b, " empty"),
-                  {.operation = "Reducer", .rank = rank, .bucket = b});
+            raise(Errc::invalid_argument, {.operation = "Reducer", .rank = rank, .bucket = b}, "Reducer on rank ", rank,
+                  ": the bucket policy ", policy, " left bucket ", b, " empty");
         for (std::size_t i : bucket) {
             if (i >= parameters.size()) refuse(i, b, ", but there is no such parameter");
             if (!parameters[i].requires_grad) refuse(i, b, ", but it is frozen");
@@ -91,9 +87,9 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
                        own.whole ? " beside one that is cut, but it is whole"
                                  : " beside a whole one, but it is cut (see ParameterInfo::whole)");
             if (own.kind() != first.kind() && own.dtype == first.dtype && own.space == first.space)
-                refuse(i, b, text(" beside values of ", first.value_dtype, ", but its own are of ", own.value_dtype));
+                refuse(i, b, " beside values of ", first.value_dtype, ", but its own are of ", own.value_dtype);
             if (own.kind() != first.kind())
-                refuse(i, b, text(" of ", first.dtype, ", but its gradient travels as ", own.dtype));
+                refuse(i, b, " of ", first.dtype, ", but its gradient travels as ", own.dtype);
             seen[i] = true;
         }
     }
@@ -177,9 +173,9 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
         while (r < texts.size() && texts[r] == texts[0]) ++r;
         if (r == texts.size()) return;
         raise(Errc::parameter_mismatch,
-              text(what, " differs: rank 0 has ", whole ? texts[0] : differing_parts(texts[0], texts[r]), ", rank ", r,
-                   " has ", whole ? texts[r] : differing_parts(texts[r], texts[0]), "; ", remedy),
-              {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = parameter});
+              {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = parameter},
+              what, " differs: rank 0 has ", whole ? texts[0] : differing_parts(texts[0], texts[r]), ", rank ", r,
+              " has ", whole ? texts[r] : differing_parts(texts[r], texts[0]), "; ", remedy);
     };
 
     constexpr const char* same_order = "all ranks must register the same parameters in the same order";

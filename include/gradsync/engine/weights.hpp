@@ -147,10 +147,10 @@ private:
                 } catch (const Error&) {  // another rank has thrown already
                 }
                 raise(Errc::parameter_mismatch,
-                      text("the weights of '", parameters[i].name, "' differ: ", who,
-                           "; call broadcast_parameters() before the first step, and step alike on all ranks (if they "
-                           "differ on purpose: ReducerOptions::compare_weights_every = gs::never)"),
-                      {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name});
+                      {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name},
+                      "the weights of '", parameters[i].name, "' differ: ", who,
+                      "; call broadcast_parameters() before the first step, and step alike on all ranks (if they "
+                      "differ on purpose: ReducerOptions::compare_weights_every = gs::never)");
             }
     }
 
@@ -224,12 +224,10 @@ private:
                 const std::uint64_t *one = &all[r * own.size()], *two = &all[other * own.size()];
                 if (one[k] == 0 || one[k] != two[k] || one[0] != two[0]) continue;
                 const std::string& name = seen[(k - 1) / 2].name;
-                raise(
-                    Errc::invalid_argument,
-                    text("ranks ", other, " and ", r, " share the ", k % 2 == 1 ? "gradient" : "weights", " of '", name,
-                         "': each rank needs a model of its own; make it in the function that run_threads() calls, and "
-                         "capture none by reference"),
-                    {.operation = "Reducer", .rank = backend.rank(), .parameter = name});
+                raise(Errc::invalid_argument, {.operation = "Reducer", .rank = backend.rank(), .parameter = name},
+                      "ranks ", other, " and ", r, " share the ", k % 2 == 1 ? "gradient" : "weights", " of '", name,
+                      "': each rank needs a model of its own; make it in the function that run_threads() calls, and "
+                      "capture none by reference");
             }
 }
 

@@ -57,8 +57,8 @@ decltype(auto) with_typed_errors(F&& f) {
         if (boost::mpi::environment::initialized() && !boost::mpi::environment::finalized())
             MPI_Comm_rank(MPI_COMM_WORLD, &rank);
         const std::string who = rank < 0 ? "" : detail::text("rank ", rank, ": ");
-        detail::raise(failure.errc, detail::text(who, error.what(), "; ", failure.remedy),
-                      {.operation = error.routine(), .rank = rank});
+        detail::raise(failure.errc, {.operation = error.routine(), .rank = rank}, who, error.what(), "; ",
+                      failure.remedy);
     }
 }
 

@@ -52,10 +52,9 @@ struct buffer_traits<T> {
                       "this scalar type is not supported");
         if constexpr (has_memory && Element<Scalar>) {
             if (!is_contiguous(t))
-                detail::raise(Errc::invalid_argument,
-                              detail::text("an Eigen block of ", t.rows(), " x ", t.cols(),
-                                           " is not contiguous (inner stride ", t.innerStride(), ", outer stride ",
-                                           t.outerStride(), "): copy it into a matrix, or pass the whole matrix"));
+                detail::raise(Errc::invalid_argument, "an Eigen block of ", t.rows(), " x ", t.cols(),
+                              " is not contiguous (inner stride ", t.innerStride(), ", outer stride ", t.outerStride(),
+                              "): copy it into a matrix, or pass the whole matrix");
             return host_buffer(t.data(), static_cast<std::size_t>(t.size()));
         } else {
             return BufferView{};

@@ -36,10 +36,9 @@ struct buffer_traits<M> {
                       "gradsync: use float, double, Float16, BFloat16, Float8E4M3, Float8E5M2, or an integer of 1, 4 "
                       "or 8 bytes: this element type is not supported");
         if (!m.mapping().is_exhaustive())
-            detail::raise(Errc::invalid_argument,
-                          detail::text("an mdspan of ", detail::joined(shape(m), " x "),
-                                       " elements is not contiguous (its mapping is not exhaustive): copy it into one "
-                                       "with layout_right, or pass the whole mdspan"));
+            detail::raise(Errc::invalid_argument, "an mdspan of ", detail::joined(shape(m), " x "),
+                          " elements is not contiguous (its mapping is not exhaustive): copy it into one "
+                          "with layout_right, or pass the whole mdspan");
         return host_buffer(static_cast<T*>(m.data_handle()),
                            static_cast<std::size_t>(m.mapping().required_span_size()));
     }

@@ -39,8 +39,7 @@ struct TorchParameters {
                                   "autograd leaves no gradient in the result of an operation: pass a leaf");
                 result.push_back(parameter_view(tensors[i]));
             } catch (const Error& e) {
-                detail::raise(e.errc(), detail::text("parameter '", names[i], "': ", e.what()),
-                              {.parameter = names[i]});
+                detail::raise(e.errc(), {.parameter = names[i]}, "parameter '", names[i], "': ", e.what());
             }
             result.back().name = names[i];
         }
@@ -57,11 +56,9 @@ struct TorchParameters {
     /// Throws if tensor i is no longer at `place`, where this library reads and writes it.
     void check_place(std::size_t i, const void* place) const {
         if (tensors[i].numel() != 0 && tensors[i].data_ptr() != place)
-            detail::raise(
-                Errc::invalid_argument,
-                detail::text("parameter '", names[i], "' has other memory than at construction, as after torch::load ",
-                             "or set_data; load weights before this object is made"),
-                {.parameter = names[i]});
+            detail::raise(Errc::invalid_argument, {.parameter = names[i]}, "parameter '", names[i],
+                          "' has other memory than at construction, as after torch::load ",
+                          "or set_data; load weights before this object is made");
     }
 
     /// The unit of each parameter, for units that are submodules. Parameters outside of all
@@ -73,13 +70,13 @@ struct TorchParameters {
             for (std::size_t i = 0; i < names.size(); ++i) {
                 if (!names[i].starts_with(units[k] + ".")) continue;
                 if (unit_of[i] != units.size())
-                    detail::refuse("TorchFullyShard", detail::text("units do not nest, but '", names[i], "' is in '",
-                                                                   units[unit_of[i]], "' and '", units[k], "'"));
+                    detail::refuse("TorchFullyShard", "units do not nest, but '", names[i], "' is in '",
+                                   units[unit_of[i]], "' and '", units[k], "'");
                 unit_of[i] = k, ++found;
             }
             if (found == 0)
-                detail::refuse("TorchFullyShard",
-                               detail::text("unit '", units[k], "' has no parameters; is it the name of a submodule?"));
+                detail::refuse("TorchFullyShard", "unit '", units[k],
+                               "' has no parameters; is it the name of a submodule?");
         }
         return unit_of;
     }

@@ -66,10 +66,8 @@ protected:
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             check_place(i, weights_[i]);
             if (tensors[i].requires_grad() && !homes_[i].defined())
-                raise(Errc::invalid_argument,
-                      text("parameter '", names[i],
-                           "' was frozen at construction; make a new TorchReducer after it was unfrozen"),
-                      {.parameter = names[i]});
+                raise(Errc::invalid_argument, {.parameter = names[i]}, "parameter '", names[i],
+                      "' was frozen at construction; make a new TorchReducer after it was unfrozen");
         }
     }
 

@@ -126,8 +126,8 @@ public:
             const bool here = found != state.end();
             if (here ? found->second.sizes() != tensors_[i].sizes() : a == 0)
                 raise(Errc::invalid_argument,
-                      text("the state ", here ? "has a wrong shape for '" : "lacks '", key(i, a), "'"),
-                      {.operation = "load_state_dict", .rank = root, .parameter = Sharded::parameters()[i].name});
+                      {.operation = "load_state_dict", .rank = root, .parameter = Sharded::parameters()[i].name},
+                      "the state ", here ? "has a wrong shape for '" : "lacks '", key(i, a), "'");
             if (first == 0) whole = here ? like(i, piece.dtype).copy_(found->second) : like(i, piece.dtype).zero_();
             std::memcpy(piece.data, static_cast<const std::byte*>(whole.data_ptr()) + first * size_of(piece.dtype),
                         piece.bytes());
@@ -203,9 +203,8 @@ private:
     /// Refuses a call after shards() were stepped, but not distributed.
     void check_stepped(const char* operation) const {
         if (averaged_ && digest() != *averaged_)
-            refuse(operation,
-                   "this rank's shards() were stepped, but no rank has the new weights; call stepped() after your "
-                   "optimizer");
+            refuse(operation, "this rank's shards() were stepped, but no rank has the new weights; ",
+                   "call stepped() after your optimizer");
     }
     /// A digest of one element of each shard. C++ optimizers do not count versions.
     std::uint64_t digest() const {
@@ -380,7 +379,7 @@ public:
     void enter(std::size_t k) {
         if (k == current_) return;
         if (k >= units_ && k != no_unit)
-            detail::refuse("enter", detail::text("unit index ", k, " is out of range [0, ", units_, ")"));
+            detail::refuse("enter", "unit index ", k, " is out of range [0, ", units_, ")");
         if (const std::size_t last = std::exchange(current_, no_unit); last != no_unit) {
             place(last, false);
             Sharded::release(last);

@@ -30,14 +30,15 @@ struct buffer_traits<at::Tensor> {
     }
     /// The memory of a tensor of any dtype, for broadcasts. Throws as `view` does.
     static BufferView bytes(const at::Tensor& t) {
-        if (!t.defined()) refuse("an undefined tensor has no memory: give it some, such as with torch::zeros_like");
+        if (!t.defined())
+            detail::raise(Errc::invalid_argument,
+                          "an undefined tensor has no memory: give it some, such as with torch::zeros_like");
         if (t.layout() != at::kStrided)
-            refuse(
-                detail::text("a tensor of ", describe(t), " is sparse: make it dense (an embedding: sparse(false))"));
+            detail::raise(Errc::invalid_argument, "a tensor of ", describe(t),
+                          " is sparse: make it dense (an embedding: sparse(false))");
         if (!t.unsafeGetTensorImpl()->is_non_overlapping_and_dense())
-            refuse(detail::text("a tensor of ", describe(t),
-                                " is not contiguous: it is a part of another tensor, or expanded; pass the whole "
-                                "tensor, or .contiguous()"));
+            detail::raise(Errc::invalid_argument, "a tensor of ", describe(t), " is not contiguous: ",
+                          "it is a part of another tensor, or expanded; pass the whole tensor, or .contiguous()");
         return {t.data_ptr(), t.nbytes(), DType::u8, space_of(t)};
     }
 
@@ -60,24 +61,21 @@ private:
             case at::kFloat8_e5m2: return DType::f8e5m2;
 #endif
             default:
-                refuse(detail::text(
-                    "a tensor of ", describe(t), " cannot be synchronised: use Float, Double, Half, BFloat16, ",
-                    GRADSYNC_TORCH_FLOAT8 ? "Float8_e4m3fn, Float8_e5m2, " : "", "Char, Byte, Int or Long"));
+                detail::raise(Errc::invalid_argument, "a tensor of ", describe(t),
+                              " cannot be synchronised: use Float, Double, Half, BFloat16, ",
+                              GRADSYNC_TORCH_FLOAT8 ? "Float8_e4m3fn, Float8_e5m2, " : "", "Char, Byte, Int or Long");
         }
     }
 
     static MemorySpace space_of(const at::Tensor& t) {
         if (t.is_cpu()) return MemorySpace::host;
         if (t.is_cuda()) return MemorySpace::device;
-        refuse(detail::text("a tensor of ", describe(t), " is on a device that is not supported: use the CPU or CUDA"));
+        detail::raise(Errc::invalid_argument, "a tensor of ", describe(t),
+                      " is on a device that is not supported: use the CPU or CUDA");
     }
 
     static std::string describe(const at::Tensor& t) {
         return detail::text(c10::toString(t.scalar_type()), " [", detail::joined(t.sizes()), "] on ", t.device().str());
-    }
-
-    [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) {
-        detail::raise(Errc::invalid_argument, what);
     }
 };
 

@@ -33,9 +33,8 @@ public:
     /// Throws Error(invalid_argument) if this program cannot run the call.
     static void check(const Call& call) {
         if (collective::reduces(call.operation) && call.op == ReduceOp::mean && !cuda::linked())
-            refuse(name_of(call.operation).data(),
-                   "a mean on a device needs the library's kernels; link gradsync::cuda, or compile "
-                   "gradsync/cuda/passes.cu with nvcc into the program");
+            refuse(name_of(call.operation).data(), "a mean on a device needs the library's kernels; ",
+                   "link gradsync::cuda, or compile gradsync/cuda/passes.cu with nvcc into the program");
     }
 
     /// Adds a call to the next launch; `call` must stay valid until then. `slot` must differ from

@@ -89,7 +89,7 @@ public:
             if (const ncclResult_t code = ncclGetUniqueId(&id); code != ncclSuccess) {
                 const std::string what = text("ncclGetUniqueId: ", ncclGetErrorString(code));
                 control.fail({Errc::device_failed, self, what});
-                raise(Errc::device_failed, what, {.operation = "NcclBackend", .rank = self, .peer = self});
+                raise(Errc::device_failed, {.operation = "NcclBackend", .rank = self, .peer = self}, what);
             }
         id = control.exchange(id).front();
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -113,8 +113,8 @@ public:
             control.fail({Errc::device_failed, self,
                           text("rank ", self, " cannot create an NCCL communicator: ", error.what())});
             const collective::Failure failure = control.world().failure();
-            raise(failure.code, text("rank ", self, ": ", failure.message),
-                  {.operation = "NcclBackend", .rank = self, .peer = failure.culprit});
+            raise(failure.code, {.operation = "NcclBackend", .rank = self, .peer = failure.culprit}, "rank ", self,
+                  ": ", failure.message);
         }
     }
 
@@ -135,7 +135,7 @@ public:
     template <class Wanted>
     void settle(ncclResult_t code, const char* call, Wanted&& wanted) {
         while (code == ncclInProgress) {
-            if (!wanted()) raise(Errc::device_failed, text(call, " was given up"), {.operation = call});
+            if (!wanted()) raise(Errc::device_failed, {.operation = call}, call, " was given up");
             std::this_thread::yield();
             if (ncclCommGetAsyncError(comm_, &code) != ncclSuccess) code = ncclInternalError;
         }

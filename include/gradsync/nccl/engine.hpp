@@ -90,11 +90,9 @@ public:
     /// Throws Error(invalid_argument), on all ranks, if they cannot add up elements of this type.
     void check_reduces(DType dtype, const char* operation) const {
         if (!is_float8(dtype) || settings_.no_float8.empty()) return;
-        raise(Errc::invalid_argument,
-              text(operation, ": NCCL adds up ", dtype,
-                   " from 2.24.3 on, on devices of compute capability 9.0 and later, but ", settings_.no_float8,
-                   "; let gradients travel in another type (ReducerOptions::reduce_dtype)"),
-              {.operation = operation, .rank = own_world_rank()});
+        raise(Errc::invalid_argument, {.operation = operation, .rank = own_world_rank()}, operation, ": NCCL adds up ",
+              dtype, " from 2.24.3 on, on devices of compute capability 9.0 and later, but ", settings_.no_float8,
+              "; let gradients travel in another type (ReducerOptions::reduce_dtype)");
     }
 
     std::uint64_t start(const Call& call, ShardStep* = nullptr) override {

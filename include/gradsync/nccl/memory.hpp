@@ -162,15 +162,14 @@ private:
             engine.become_quiet();            // NCCL may still use the memory
             const int self = engine.own_world_rank();
             const std::string where = failure.message.find(what) == std::string::npos ? text("in ", what, ": ") : "";
-            raise(failure.code, text("rank ", self, ": ", where, failure.message),
-                  {.operation = "allocate", .rank = self, .peer = failure.culprit});
+            raise(failure.code, {.operation = "allocate", .rank = self, .peer = failure.culprit}, "rank ", self, ": ",
+                  where, failure.message);
         }
         if (const std::size_t r = first_unlike(sizes); r != 0) {
             const int other = engine.world_rank(static_cast<int>(r));
-            raise(Errc::parameter_mismatch,
-                  text("allocate: rank ", engine.world_rank(0), " asks for ", sizes[0], " bytes, rank ", other, " for ",
-                       sizes[r], "; all ranks must allocate the same, in the same order"),
-                  {.operation = "allocate", .rank = engine.own_world_rank(), .peer = other});
+            raise(Errc::parameter_mismatch, {.operation = "allocate", .rank = engine.own_world_rank(), .peer = other},
+                  "allocate: rank ", engine.world_rank(0), " asks for ", sizes[0], " bytes, rank ", other, " for ",
+                  sizes[r], "; all ranks must allocate the same, in the same order");
         }
         void* const data = memory->data();
         return collective::Memory(std::shared_ptr<void>(
@@ -263,8 +262,8 @@ inline void agree(message_passing::MessageEngine& control, NcclSettings& setting
         const int rank = control.world_rank(static_cast<int>(r));
         if (all[r].memory != all[0].memory || all[r].group_bytes != all[0].group_bytes)
             raise(Errc::parameter_mismatch,
-                  text("the NcclOptions differ: ", has(0), ", ", has(r), "; they must be the same on all ranks"),
-                  {.operation = "NcclBackend", .rank = control.own_world_rank(), .peer = rank});
+                  {.operation = "NcclBackend", .rank = control.own_world_rank(), .peer = rank},
+                  "the NcclOptions differ: ", has(0), ", ", has(r), "; they must be the same on all ranks");
         const std::string old =
             text("rank ", rank, " has, or was compiled for, NCCL ", nccl_version_text(all[r].version));
         if (settings.no_float8.empty() && all[r].version < nccl_with_float8) settings.no_float8 = old;

@@ -74,10 +74,8 @@ struct Contention {
 inline void check(Contention contention) {
     for (const auto& [which, share] : {std::pair{"compute", contention.compute}, {"the link", contention.link}})
         if (!(share > 0 && share <= 1))
-            gradsync::detail::refuse(
-                "Contention",
-                gradsync::detail::text("the share of its speed that ", which,
-                                       " keeps must be more than 0 and at most 1, not ", std::to_string(share)));
+            gradsync::detail::refuse("Contention", "the share of its speed that ", which,
+                                     " keeps must be more than 0 and at most 1, not ", std::to_string(share));
 }
 
 /// A backward and the communication of its gradients, in seconds.

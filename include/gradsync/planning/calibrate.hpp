@@ -29,7 +29,7 @@ struct Fit {
 /// negative, or a time is not positive and finite.
 inline Fit fit(std::span<const TimedCall> calls) {
     const auto refuse = [](const char* what) {
-        gradsync::detail::raise(Errc::invalid_argument, what, {.operation = "fit"});
+        gradsync::detail::raise(Errc::invalid_argument, {.operation = "fit"}, what);
     };
     bool differ = false;
     for (const TimedCall& c : calls) {
@@ -84,7 +84,7 @@ struct CalibrationOptions {
 /// move the bytes, a call during a backward takes longer.
 template <Backend B>
 Fit calibrate(B backend, const CalibrationOptions& options = {}) {
-    const auto refuse = [&](const char* what) { gradsync::detail::refuse("calibrate", what, backend.rank()); };
+    const auto refuse = [&](const char* what) { gradsync::detail::refuse({"calibrate", backend.rank()}, what); };
     if (backend.size() < 2) refuse("one rank alone communicates nothing; start at least 2");
     if (options.min_bytes < sizeof(float) || options.max_bytes / 4 < options.min_bytes || options.warm_up < 0 ||
         options.bursts < 1 || options.max_in_flight < 1)

@@ -15,7 +15,7 @@ namespace detail {
 
 template <class... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void refuse(const Parts&... parts) {
-    gradsync::detail::raise(Errc::invalid_argument, gradsync::detail::text(parts...), {.operation = "plan"});
+    gradsync::detail::raise(Errc::invalid_argument, {.operation = "plan"}, parts...);
 }
 
 struct Named {

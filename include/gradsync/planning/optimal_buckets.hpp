@@ -39,9 +39,8 @@ public:
     BucketPlan plan(std::span<const ParameterInfo> parameters, std::span<const std::size_t> order) const {
         if (ready_.empty()) return SizeCappedBuckets().plan(parameters, order);
         if (ready_.size() != parameters.size())
-            detail::refuse("OptimalBuckets",
-                           detail::text("there are times of readiness for ", ready_.size(), " parameters, not for ",
-                                        parameters.size(), "; measure them again for this model"));
+            detail::refuse("OptimalBuckets", "there are times of readiness for ", ready_.size(),
+                           " parameters, not for ", parameters.size(), "; measure them again for this model");
         std::array<std::size_t, ParameterInfo::kind_count> kind_of{};  // 1 + the kind's number; 0: not seen yet
         plan::KindedGradients gradients;
         gradients.kind_count = 0;

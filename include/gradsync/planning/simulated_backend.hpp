@@ -114,8 +114,7 @@ auto run_simulated(const SimulatedCluster& options, F&& f) {
     std::vector<double> factors(static_cast<std::size_t>(options.cluster.ranks), 1.0);
     for (const Straggler& s : options.stragglers) {
         if (s.rank < 0 || s.rank >= options.cluster.ranks)
-            detail::refuse(name, detail::text("straggler ", s.rank, " is out of range; there are ",
-                                              options.cluster.ranks, " ranks"));
+            detail::refuse(name, "straggler ", s.rank, " is out of range; there are ", options.cluster.ranks, " ranks");
         plan::detail::check_amount(name, "a straggler's factor", s.factor);
         factors[static_cast<std::size_t>(s.rank)] = s.factor;
     }

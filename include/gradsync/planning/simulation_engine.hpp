@@ -286,11 +286,9 @@ private:
     Scheduler::Lock locked_by_own_thread() const {
         auto lock = scheduler().lock();
         if (!scheduler().is_thread_of(own()))
-            detail::raise(
-                Errc::invalid_argument,
-                "a rank of a simulation has one thread, which run_simulated has started; let that one communicate "
-                "(Progress::polls, not Progress::thread)",
-                {.operation = "SimulatedBackend", .rank = own()});
+            detail::raise(Errc::invalid_argument, {.operation = "SimulatedBackend", .rank = own()},
+                          "a rank of a simulation has one thread, which run_simulated has started; ",
+                          "let that one communicate (Progress::polls, not Progress::thread)");
         return lock;
     }
 

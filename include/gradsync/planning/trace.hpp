@@ -175,10 +175,8 @@ inline void write_trace_file(const std::string& text, int rank, const std::strin
     const int error = errno;
     const bool closed = file != nullptr && std::fclose(file) == 0;  // a full disk may show only here
     if (!written || !closed)
-        raise(Errc::storage,
-              detail::text("write_trace: cannot write '", path, "': ", std::strerror(written ? errno : error),
-                           "; name a file that you may write to"),
-              {.operation = "write_trace", .rank = rank});
+        raise(Errc::storage, {.operation = "write_trace", .rank = rank}, "write_trace: cannot write '", path,
+              "': ", std::strerror(written ? errno : error), "; name a file that you may write to");
 }
 
 /// How far this rank's clock is ahead of rank 0's. It is 0 if both share a clock, as on one machine and in a

@@ -37,8 +37,8 @@ void agree_on_success(Backend auto& backend, auto&& f) {
     const List<std::string> failures = gather_texts(backend, failure);
     for (std::size_t r = 0; r < failures.size(); ++r)
         if (!failures[r].empty())
-            raise(Errc::storage, text("rank ", r, ": ", failures[r]),
-                  {.operation = "checkpoint", .rank = backend.rank(), .peer = static_cast<int>(r)});
+            raise(Errc::storage, {.operation = "checkpoint", .rank = backend.rank(), .peer = static_cast<int>(r)},
+                  "rank ", r, ": ", failures[r]);
 }
 
 /// Returns the manifest, once all ranks read the same one. Collective.
@@ -51,8 +51,8 @@ ShardManifest agree_on_manifest(Backend auto& backend, const std::filesystem::pa
         while (other < digests.size() && digests[other] == digests[0]) ++other;
         if (other == digests.size()) return manifest;
         if (attempt == 5)
-            refuse_file(ShardManifest::path(directory),
-                        text("differs between rank 0 and rank ", other, "; all machines must share the directory"));
+            refuse_file(ShardManifest::path(directory), "differs between rank 0 and rank ", other,
+                        "; all machines must share the directory");
         ::usleep(100'000);  // it may have been replaced just now
     }
 }
@@ -107,9 +107,8 @@ public:
             const ShardRecord record = ShardRecord::read(in);
             const auto found = wanted_.find(record.name);
             if (found == wanted_.end())
-                refuse_file(path, text("has '", record.name,
-                                       "', and this training has no parameter of that name; load it into the model "
-                                       "that saved it"));
+                refuse_file(path, "has '", record.name,
+                            "', and this training has no parameter of that name; load it into the model that saved it");
             Wanted& wanted = found->second;
             const std::uint64_t arrays = wanted.arrays.empty() ? 0 : load(in, path, record, wanted);
             in.skip((record.arrays - arrays) * record.count * record.width());
@@ -119,7 +118,7 @@ public:
         for (const auto& [name, w] : wanted_)
             if (!w.arrays.empty() && w.found != w.arrays[0].count &&
                 (w.found != 0 || sharded_.parameters()[w.parameter].requires_grad))
-                refuse_file(manifest, text("is of other parameters: it does not have all of '", name, "'"));
+                refuse_file(manifest, "is of other parameters: it does not have all of '", name, "'");
     }
 
 private:
@@ -137,7 +136,7 @@ private:
         const std::uint64_t to = smaller<std::uint64_t>(record.first + record.count, w.first + w.arrays[0].count);
         if (from >= to) return 0;
         if (from != w.first + w.found)  // shards are in the order of the ranks
-            refuse_file(path, text("has parts of '", record.name, "' that overlap, or do not follow one another"));
+            refuse_file(path, "has parts of '", record.name, "' that overlap, or do not follow one another");
         for (const BufferView& array : w.arrays) {
             in.skip((from - record.first) * record.width());
             read_elements(in, record.dtype(), array.subview(from - w.first, to - from));
@@ -149,16 +148,16 @@ private:
     void check_record(const std::filesystem::path& path, const ShardRecord& record, const Wanted& w) const {
         const ParameterView& p = sharded_.parameters()[w.parameter];
         if (const std::string own = shape_text(p); own != record.shape && !own.empty() && !record.shape.empty())
-            refuse_file(path, text("has '", p.name, "' of shape [", record.shape, "]; this training has it of shape [",
-                                   own, "]"));
+            refuse_file(path, "has '", p.name, "' of shape [", record.shape, "]; this training has it of shape [", own,
+                        "]");
         const DType own = p.requires_grad ? w.arrays[0].dtype : accumulator_of(w.arrays[0].dtype);
         if (p.gradient.count != record.whole || own != record.dtype() ||
             (p.requires_grad && w.arrays.size() != record.arrays))
-            refuse_file(path, text("has '", p.name, "' with ", record.whole, " elements of ", record.dtype(), " and ",
-                                   record.arrays, " arrays; this training has ", p.gradient.count, " of ", own, " and ",
-                                   w.arrays.size()));
+            refuse_file(path, "has '", p.name, "' with ", record.whole, " elements of ", record.dtype(), " and ",
+                        record.arrays, " arrays; this training has ", p.gradient.count, " of ", own, " and ",
+                        w.arrays.size());
         if (!p.requires_grad && p.value.data == nullptr)
-            refuse_file(path, text("has '", p.name, "', which is frozen here, and has no value to load it into"));
+            refuse_file(path, "has '", p.name, "', which is frozen here, and has no value to load it into");
     }
     /// Reads consecutive elements of type `dtype`.
     void read_elements(ShardReader& in, DType dtype, BufferView part) {
@@ -250,16 +249,16 @@ public:
         : directory_(directory), backend_(sharded.backend()) {
         auto& comm = host_of(backend_);
         if (sharded.replica() != 0)
-            refuse("save_shards",
-                   text("this is group ", sharded.replica(), "; with hybrid sharding only group 0 saves"), comm.rank());
+            refuse({"save_shards", comm.rank()}, "this is group ", sharded.replica(),
+                   "; with hybrid sharding only group 0 saves");
         agree_on_success(comm, [&] {
             if (comm.rank() != 0) return;
             check_saveable(sharded, note);
             std::error_code problem;
             std::filesystem::create_directories(directory_, problem);
             if (problem)
-                refuse_file(directory_,
-                            text("cannot be made: ", problem.message(), "; choose one where this user may write"));
+                refuse_file(directory_, "cannot be made: ", problem.message(),
+                            "; choose one where this user may write");
             locked_ = ShardManifest::lock(directory_, comm.timeout() / 2);
             if (std::filesystem::exists(ShardManifest::path(directory_)))
                 manifest_.generation = ShardManifest::read(directory_).generation + 1;
@@ -395,12 +394,11 @@ std::string load_shards(const std::filesystem::path& directory, auto& sharded) {
             detail::gather_values(groups, List<std::uint64_t>{failure ? 0 : manifest.digest});
         for (std::size_t g = 0; !failure && g < digests.size(); ++g)
             if (digests[g] != manifest.digest)
-                detail::raise(
-                    Errc::storage,
-                    detail::text("group ", groups.rank(), " has loaded ", directory.string(), ", but group ", g,
-                                 digests[g] == 0 ? " could not; look at what it says"
-                                                 : " a different checkpoint; let all groups read the same directory"),
-                    {.operation = "load_shards", .rank = groups.rank(), .peer = static_cast<int>(g)});
+                detail::raise(Errc::storage,
+                              {.operation = "load_shards", .rank = groups.rank(), .peer = static_cast<int>(g)},
+                              "group ", groups.rank(), " has loaded ", directory.string(), ", but group ", g,
+                              digests[g] == 0 ? " could not; look at what it says"
+                                              : " a different checkpoint; let all groups read the same directory");
     });
     if (failure) throw *failure;
     sharded.publish();

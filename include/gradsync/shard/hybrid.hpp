@@ -55,8 +55,8 @@ public:
     /// `group` must outlive the Work.
     WorkType<B> start(B& group, std::size_t b, BufferView bucket, ReduceOp op, Contribution contribution = {}) {
         if (contribution != Contribution{})
-            detail::refuse("HybridReduceScatter",
-                           "every rank takes part with a weight of 1; use begin_step(true) on all ranks", group.rank());
+            detail::refuse({"HybridReduceScatter", group.rank()},
+                           "every rank takes part with a weight of 1; use begin_step(true) on all ranks");
         replicas_.set_timeout(group.timeout());
         const BufferView shard = detail::shard_of(bucket, group.size(), group.rank());
         typename B::WorkType scattered = group.reduce_scatter(bucket, shard, op);
@@ -99,9 +99,8 @@ struct HybridGroups {
 template <Backend B>
 HybridGroups<B> hybrid_groups(B world, int ranks_per_group) {
     if (ranks_per_group < 1 || world.size() % ranks_per_group != 0)
-        detail::refuse("hybrid_groups",
-                       detail::text("groups of ", ranks_per_group, " ranks do not divide ", world.size(), " ranks"),
-                       world.rank());
+        detail::refuse({"hybrid_groups", world.rank()}, "groups of ", ranks_per_group, " ranks do not divide ",
+                       world.size(), " ranks");
     const int rank = world.rank();
     B group = world.split(rank / ranks_per_group, rank);
     return {std::move(group), world.split(rank % ranks_per_group, rank)};

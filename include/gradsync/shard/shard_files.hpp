@@ -18,9 +18,8 @@ namespace gradsync::inline v0_2::detail {
 inline constexpr std::uint64_t longest_text = std::uint64_t{1} << 24;  ///< bytes; a longer text means a damaged file
 inline constexpr char shard_magic[] = {'g', 's', 's', 'h', 'a', 'r', 'd', '2'};
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_file(const std::filesystem::path& path,
-                                                               const std::string& what) {
-    raise(Errc::storage, detail::text(path.empty() ? "\"\"" : path.string(), " ", what), {.operation = "checkpoint"});
+[[noreturn, gnu::cold]] void refuse_file(const std::filesystem::path& path, const auto&... what) {
+    raise(Errc::storage, {.operation = "checkpoint"}, path.empty() ? "\"\"" : path.string(), " ", what...);
 }
 
 using ShardFile = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
@@ -80,12 +79,11 @@ public:
 
 private:
     [[noreturn, gnu::cold]] void fail() const {
-        refuse_file(path_, detail::text(
-                               "cannot be written: ", open_problem(),
-                               is_no_regular_file() ? "; remove it"
-                               : errno == ENOENT
-                                   ? "; all ranks must see the directory"
-                                   : "; look at its owner and the space left (an older checkpoint there stays valid)"));
+        refuse_file(path_, "cannot be written: ", open_problem(),
+                    is_no_regular_file() ? "; remove it"
+                    : errno == ENOENT
+                        ? "; all ranks must see the directory"
+                        : "; look at its owner and the space left (an older checkpoint there stays valid)");
     }
 
     std::filesystem::path path_;
@@ -99,11 +97,10 @@ public:
     explicit ShardReader(std::filesystem::path path)
         : path_(std::move(path)), file_(open_file(path_, O_RDONLY, "rb"), &std::fclose) {
         if (!file_ || ::fseeko(file_.get(), 0, SEEK_END) != 0)
-            refuse_file(path_,
-                        detail::text("cannot be read: ", open_problem(),
-                                     is_no_regular_file() ? "; load another checkpoint"
-                                     : errno == ENOENT ? "; save there first, and let all ranks see the same directory"
-                                                       : "; let this user read it on all ranks"));
+            refuse_file(path_, "cannot be read: ", open_problem(),
+                        is_no_regular_file() ? "; load another checkpoint"
+                        : errno == ENOENT    ? "; save there first, and let all ranks see the same directory"
+                                             : "; let this user read it on all ranks");
         size_ = static_cast<std::uint64_t>(::ftello(file_.get()));
         std::rewind(file_.get());
     }
@@ -114,7 +111,7 @@ public:
     void check_magic(const char* what) {
         char magic[sizeof shard_magic];
         bytes(magic, sizeof magic);
-        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path_, detail::text("is not ", what));
+        if (std::memcmp(magic, shard_magic, sizeof magic) != 0) refuse_file(path_, "is not ", what);
     }
     void bytes(void* data, std::size_t n) {
         if (n != 0 && std::fread(data, n, 1, file_.get()) != 1) torn();
@@ -212,10 +209,8 @@ struct ShardManifest {
             std::chrono::steady_clock::now() + smaller<std::chrono::nanoseconds>(limit, std::chrono::seconds(3));
         while (folder && ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
             if (std::chrono::steady_clock::now() > until)
-                refuse_file(
-                    directory,
-                    "is where another job saves a checkpoint now; give each job a directory of its own (and end a "
-                    "ShardSave before the next save)");
+                refuse_file(directory, "is where another job saves a checkpoint now; ",
+                            "give each job a directory of its own (and end a ShardSave before the next save)");
             ::usleep(10'000);
         }
         return folder;
@@ -228,8 +223,8 @@ struct ShardManifest {
             std::uint64_t end = 0;
             if (!part || ::fseeko(part.get(), -static_cast<off_t>(sizeof end), SEEK_END) != 0 ||
                 std::fread(&end, sizeof end, 1, part.get()) != 1 || end != digests[r])
-                refuse_file(file(directory, r),
-                            text("of rank ", r, " cannot be seen from rank 0; all machines must share the directory"));
+                refuse_file(file(directory, r), "of rank ", r,
+                            " cannot be seen from rank 0; all machines must share the directory");
         }
     }
     /// Removes the parts that this manifest does not name: those of older checkpoints and of saves that were killed.

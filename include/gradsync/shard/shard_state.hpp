@@ -63,7 +63,7 @@ template <class O, MemorySpace space>
 void check_types(const List<ParameterView>& parameters, const char* face, int rank) {
     for (const ParameterView& p : parameters)
         if (const char* const why = p.requires_grad ? refusal_of<O, space>(p) : nullptr)
-            refuse_on(rank, face, text("parameter '", p.name, "' ", why), p.name);
+            refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "parameter '", p.name, "' ", why);
 }
 
 /// Passes the slices of an optimizer's step to a function.

@@ -30,8 +30,8 @@ public:
         if (!has_batch && counts_micro_batches() &&
             micro_batches_ < engine_->home().rounds().deal().count(backend_.rank()))
             guard_.refuse("begin_step",
-                          text("with micro_batches and sharded gradients every rank needs a batch; this one has had ",
-                               micro_batches_, " of ", engine_->home().rounds().deal().count(backend_.rank())));
+                          "with micro_batches and sharded gradients every rank needs a batch; this one has had ",
+                          micro_batches_, " of ", engine_->home().rounds().deal().count(backend_.rank()));
         return engine_->begin_step(has_batch);
     }
     /// See Reducer::set_weight: for the next `finish()`. If micro-batches are reduced one by one,
@@ -211,12 +211,11 @@ protected:
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error ||
                 options.micro_batches != 0)
-                guard_.refuse(Derived::name,
-                              "hybrid sharding goes with Averaging::mean and UnusedParameters::error only, without "
-                              "micro_batches");
+                guard_.refuse(Derived::name, "hybrid sharding goes with Averaging::mean and ",
+                              "UnusedParameters::error only, without micro_batches");
         if (optimizer_.state_count() > ShardState<B>::max_states)
-            guard_.refuse(Derived::name, text("an optimizer may keep ", ShardState<B>::max_states,
-                                              " arrays of state, not ", optimizer_.state_count()));
+            guard_.refuse(Derived::name, "an optimizer may keep ", ShardState<B>::max_states, " arrays of state, not ",
+                          optimizer_.state_count());
     }
 
     /// Makes the engine, after the ranks have compared what it does not know: `settings` and the types of values.
@@ -224,9 +223,8 @@ protected:
     GRADSYNC_SETUP void make_engine(const std::string& settings, bool copies) {
         if (copies && engine_options_.compare_weights_every != 0 &&
             engine_options_.compare_weights_every != gradsync::never)
-            guard_.refuse(Derived::name,
-                          "weights that live with the library are compared once only; leave "
-                          "ReducerOptions::compare_weights_every out");
+            guard_.refuse(Derived::name, "weights that live with the library are compared once only; ",
+                          "leave ReducerOptions::compare_weights_every out");
         check_types<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
         const std::string all = text(settings, " states=", optimizer_.state_count(), describe_whole(costs_));
         verify(host_of(backend_), parameters_, {}, all);
@@ -300,17 +298,14 @@ protected:
         if (averages_ == Averages::none && !unpublished_) return;
         guard_.check_usable(operation);
         if (unpublished_)
-            guard_.refuse(
-                operation,
-                "for_each_shard() has written master weights; call publish() on all ranks before the forward");
+            guard_.refuse(operation, "for_each_shard() has written master weights; ",
+                          "call publish() on all ranks before the forward");
         if (engine_options_.gradients != GradientStorage::pooled)
-            guard_.refuse(
-                operation,
-                "gradients are averaged already; call step() first, or put micro-batches before the last under "
-                "no_sync()");
+            guard_.refuse(operation, "gradients are averaged already; ",
+                          "call step() first, or put micro-batches before the last under no_sync()");
         if (counts_micro_batches() && micro_batches_ == engine_->home().rounds().deal().rounds())
-            guard_.refuse(operation,
-                          text("all ", micro_batches_, " micro-batches of this step were averaged; call step() first"));
+            guard_.refuse(operation, "all ", micro_batches_,
+                          " micro-batches of this step were averaged; call step() first");
     }
     /// Refuses a call for which there are no averages, or some of another step.
     void check_averages(CheckedCall call) const {
@@ -323,8 +318,8 @@ protected:
         if (averages_ == Averages::reduced) engine_->marks().check_phase(call);
         if (const std::size_t due = engine_->home().rounds().deal().rounds();
             counts_micro_batches() && micro_batches_ != due)
-            guard_.refuse(call.name, text("only ", micro_batches_, " of this step's ", due,
-                                          " micro-batches were averaged; call finish() after each"));
+            guard_.refuse(call.name, "only ", micro_batches_, " of this step's ", due,
+                          " micro-batches were averaged; call finish() after each");
         check_traces(call.name);
     }
     void take_traces() {
@@ -336,12 +331,9 @@ protected:
         for (std::size_t i = 0; i < traces_.size(); ++i)
             if (parameters_[i].requires_grad &&
                 trace_of(engine_->gradient_view(i), (traces_[i] & 1) != 0) != traces_[i])
-                guard_.refuse(
-                    operation,
-                    text("the gradient of '", parameters_[i].name,
-                         "' was written or asked for after finish(); pass step() a factor, or write it before its "
-                         "mark"),
-                    parameters_[i].name);
+                guard_.refuse({.operation = operation, .parameter = parameters_[i].name}, "the gradient of '",
+                              parameters_[i].name, "' was written or asked for after finish(); ",
+                              "pass step() a factor, or write it before its mark");
     }
     /// Is a write to one element to be noticed, or only one to all of them?
     bool looks_at_all() const noexcept { return statistics_.steps == 0 || engine_->options().check_writes; }
@@ -379,8 +371,7 @@ protected:
     }
     /// The frame of a step: `gather()` steps the shards and distributes the new weights.
     void step(double gradient_scale, auto&& gather) {
-        if (!is_finite(gradient_scale))
-            guard_.refuse("step", text("a gradient scale must be finite, not ", gradient_scale));
+        if (!is_finite(gradient_scale)) guard_.refuse("step", "a gradient scale must be finite, not ", gradient_scale);
         check_averaged("step");
         guard_.run([&] {
             adopt_written();

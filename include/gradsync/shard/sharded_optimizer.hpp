@@ -170,10 +170,8 @@ public:
     void finish() {
         guard_.check_usable("finish");
         if (this->gathers_.pending() != 0)
-            guard_.refuse(
-                "finish",
-                "weights of the last step were not waited for; call wait_parameter(i) before parameter i is used, "
-                "or flush()");
+            guard_.refuse("finish", "weights of the last step were not waited for; ",
+                          "call wait_parameter(i) before parameter i is used, or flush()");
         Base::finish();
     }
 
@@ -241,18 +239,13 @@ public:
             if (!p.requires_grad) guard_.check_value(p, "unfreeze");
             if (this->engine_options_.gradients == GradientStorage::borrowed && p.gradient.data == nullptr &&
                 p.gradient.count != 0)
-                guard_.refuse(
-                    "unfreeze",
-                    detail::text(
-                        "parameter '", p.name,
-                        "' has no gradient memory; register it with some, or let gradients live in the buckets"),
-                    p.name);
+                guard_.refuse({.operation = "unfreeze", .parameter = p.name}, "parameter '", p.name,
+                              "' has no gradient memory; register it with some, or let gradients live in the buckets");
         }
         check_no_gradients("unfreeze");
         if (engine_->marks().accumulates())
-            guard_.refuse(
-                "unfreeze",
-                "there are gradients of micro-batches under no_sync(); call finish() and step() first, or discard()");
+            guard_.refuse("unfreeze", "there are gradients of micro-batches under no_sync(); ",
+                          "call finish() and step() first, or discard()");
         List<ParameterView> trained = parameters_;
         for (std::size_t i : which) trained[i].requires_grad = true;
         check_values_apart(trained);
@@ -276,12 +269,9 @@ private:
 
     void check_values_apart(const List<ParameterView>& parameters) const {
         if (const auto [one, other] = detail::overlapping<&ParameterView::value>(parameters); one != nullptr)
-            guard_.refuse(
-                name,
-                detail::text("the values of '", one->name, "' and '", other->name,
-                             "' share memory, and each would be updated without the other; register tied weights "
-                             "once, with `uses` of 2"),
-                other->name);
+            guard_.refuse({.operation = name, .parameter = other->name}, "the values of '", one->name, "' and '",
+                          other->name, "' share memory, and each would be updated without the other; ",
+                          "register tied weights once, with `uses` of 2");
     }
     void make_engine() {
         check_values_apart(parameters_);

@@ -73,9 +73,8 @@ public:
         this->gathering_.emplace(backend_.duplicate());
         number_ = detail::next_owner(backend_);
         if (options_.reducer.gradients != GradientStorage::automatic)
-            guard_.refuse(
-                name,
-                "gradients never live in your memory; leave ReducerOptions::gradients out, and see shard_gradients");
+            guard_.refuse(name, "gradients never live in your memory; ",
+                          "leave ReducerOptions::gradients out, and see shard_gradients");
         this->engine_options_.gradients =
             options_.shard_gradients ? GradientStorage::pooled : GradientStorage::in_buckets;
         replicate_small_ones();
@@ -119,10 +118,8 @@ public:
             this->exchange_.with_replicas([&](B& replicas) { detail::host_of(replicas).broadcast(shared, 0).wait(); });
         });
         if (missing < parameters_.size())
-            guard_.refuse("broadcast_parameters",
-                          detail::text("parameter '", parameters_[missing].name, "' has no value on rank ", root,
-                                       "; give it one there"),
-                          parameters_[missing].name);
+            guard_.refuse({.operation = "broadcast_parameters", .parameter = parameters_[missing].name}, "parameter '",
+                          parameters_[missing].name, "' has no value on rank ", root, "; give it one there");
         guard_.run([&] {
             for (const ParameterView& p : parameters_)
                 if (!p.requires_grad) this->broadcast_buffers({&p.value, 1}, root);
@@ -175,8 +172,7 @@ public:
     /// Ends one use of unit u. Throws Error(invalid_argument) if the unit is not in use.
     void release(std::size_t u) {
         guard_.check_index(u, unit_count(), "release", "unit");
-        if (values_[u].users == 0)
-            guard_.refuse("release", detail::text("unit ", u, " is not in use; acquire() it first"));
+        if (values_[u].users == 0) guard_.refuse("release", "unit ", u, " is not in use; acquire() it first");
         values_.release(u);
     }
 
@@ -200,10 +196,8 @@ public:
         // ones whose memory is still free.
         const bool stays = unit.users != 0 || !options_.reshard_after_forward;
         if (whole.count != 0 && (whole.data == nullptr || unit.gathering || !stays))
-            guard_.refuse("parameter_value",
-                          detail::text("the weights of '", parameters_[i].name, "' are not here; call gather(",
-                                       unit_of(i), ") first"),
-                          parameters_[i].name);
+            guard_.refuse({.operation = "parameter_value", .parameter = parameters_[i].name}, "the weights of '",
+                          parameters_[i].name, "' are not here; call gather(", unit_of(i), ") first");
         return whole;
     }
     /// Returns when no prefetched unit is in flight.
@@ -234,8 +228,7 @@ private:
     /// Puts small parameters into an extra last unit, which is always in use.
     void replicate_small_ones() {
         if (given_units_.size() != parameters_.size())
-            guard_.refuse(name, detail::text("there are ", parameters_.size(), " parameters, but units for ",
-                                             given_units_.size()));
+            guard_.refuse(name, "there are ", parameters_.size(), " parameters, but units for ", given_units_.size());
         std::vector<std::size_t> unit_of(parameters_.size());
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const ParameterView& p = parameters_[i];

@@ -60,8 +60,8 @@ namespace detail {
     for (const ParameterView& p : parameters) {
         const double cost = whole.cost(p);
         if (!(cost >= 0) || !is_finite(cost))
-            refuse_on(rank, face, text("the cost of whole parameter '", p.name, "' must be 0 or more, not ", cost),
-                      p.name);
+            refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "the cost of whole parameter '", p.name,
+                      "' must be 0 or more, not ", cost);
         costs.push_back(cost);
     }
     return costs;
@@ -82,22 +82,19 @@ List<double> costs_of_whole(const List<ParameterView>& parameters, const char* f
             any = any || p.shape.size() > 1;
             if constexpr (!requires(O& optimizer, const OptimizerMatrix<double>& matrix) { optimizer.step(matrix); })
                 if (costs[i] != 0 && p.value.dtype == DType::f64)
-                    refuse_on(rank, face,
-                              text("parameter '", p.name, "' is f64, and the optimizer has no ",
-                                   "step(OptimizerMatrix<double>); give it one, or the parameter a cost of 0"),
-                              p.name);
+                    refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "parameter '", p.name,
+                              "' is f64, and the optimizer has no ",
+                              "step(OptimizerMatrix<double>); give it one, or the parameter a cost of 0");
             if (costs[i] != 0 && (p.shape.size() < 2 || !p.row_major))
-                refuse_on(rank, face,
-                          text("parameter '", p.name, "' is to be stepped as a matrix, but ",
-                               p.shape.size() < 2 ? "has no shape of two dimensions; give it one, or a cost of 0"
-                                                  : "does not lie row by row; register it with the shape that its "
-                                                    "memory has row by row, or give it a cost of 0"),
-                          p.name);
+                refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "parameter '", p.name,
+                          "' is to be stepped as a matrix, but ",
+                          p.shape.size() < 2 ? "has no shape of two dimensions; give it one, or a cost of 0"
+                                             : "does not lie row by row; register it with the shape that its "
+                                               "memory has row by row, or give it a cost of 0");
         }
         if (!any)
-            refuse_on(rank, face,
-                      "the optimizer steps matrices, but no parameter is one; give them shapes of two dimensions, as "
-                      "in gs::parameter(name, weights, gradient, {rows, columns})");
+            refuse_on({face, rank}, "the optimizer steps matrices, but no parameter is one; give ",
+                      "them shapes of two dimensions, as in gs::parameter(name, weights, gradient, {rows, columns})");
     }
     return costs;
 }
@@ -123,7 +120,7 @@ struct WholeBalance {
 /// positive.
 WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks, const WholeParameters& whole,
                            const BucketPolicy auto& buckets) {
-    if (ranks < 1) detail::refuse("whole_balance", detail::text("the number of ranks must be positive, not ", ranks));
+    if (ranks < 1) detail::refuse("whole_balance", "the number of ranks must be positive, not ", ranks);
     detail::WholeOwners owners({detail::costs_of(parameters, whole, "whole_balance", 0), true});
     List<ParameterInfo> infos(parameters.size());
     List<std::size_t> order;

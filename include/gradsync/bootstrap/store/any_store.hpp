@@ -45,14 +45,13 @@ inline std::unique_ptr<AnyStore> AnyStore::open(const std::string& address) {
     const std::string kind = address.substr(0, end + 3);
     const bool is_etcd = kind == "etcd://" || kind == "etcds://";
     if (is_etcd && open_etcd != nullptr) return open_etcd(address);
-    bootstrap::raise(Errc::invalid_argument,
+    bootstrap::raise(Errc::invalid_argument, {.operation = "store"},
                      is_etcd ? bootstrap::text("this program cannot open a store of the kind ", kind,
                                                "; let it include gradsync/bootstrap/store/etcd_store.hpp and link "
                                                "gradsync::etcd")
                              : bootstrap::text("there is no store of the kind ", kind,
                                                "; name a folder that all processes of the job see, or "
-                                               "etcd://host:2379/prefix"),
-                     {.operation = "store"});
+                                               "etcd://host:2379/prefix"));
 }
 
 }  // namespace gradsync::inline v0_2

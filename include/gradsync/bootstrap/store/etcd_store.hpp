@@ -44,7 +44,7 @@ public:
         : options_(std::move(options)) {
         static const CURLcode started = curl_global_init(CURL_GLOBAL_DEFAULT);
         if (started == CURLE_OK) curl_ = UniqueHandle<CURL*, curl_easy_cleanup>(curl_easy_init());
-        if (!curl_) bootstrap::raise(Errc::storage, "libcurl cannot be started", {.operation = "store"});
+        if (!curl_) bootstrap::raise(Errc::storage, {.operation = "store"}, "libcurl cannot be started");
         read_address(address);
     }
 
@@ -265,11 +265,10 @@ private:
         return all;
     }
     [[noreturn]] static void refuse(std::string_view why) {
-        bootstrap::raise(Errc::invalid_argument, bootstrap::text("the address of a store in etcd: ", why),
-                         {.operation = "store"});
+        bootstrap::raise(Errc::invalid_argument, {.operation = "store"}, "the address of a store in etcd: ", why);
     }
     [[noreturn]] void fail(std::string_view what, std::string_view why, Errc code = Errc::storage) const {
-        bootstrap::raise(code, bootstrap::text("the store ", name_, " ", what, ": ", why), {.operation = "store"});
+        bootstrap::raise(code, {.operation = "store"}, "the store ", name_, " ", what, ": ", why);
     }
 
     EtcdOptions options_;
@@ -301,10 +300,8 @@ inline EtcdOptions EtcdOptions::from_environment() {
         options.password += static_cast<char>(next);
     if (file != nullptr) std::fclose(file);
     if (!is_there)
-        bootstrap::raise(
-            Errc::invalid_argument,
-            bootstrap::text("the file ", path, " of GRADSYNC_ETCD_PASSWORD_FILE cannot be read: ", problem),
-            {.operation = "store"});
+        bootstrap::raise(Errc::invalid_argument, {.operation = "store"}, "the file ", path,
+                         " of GRADSYNC_ETCD_PASSWORD_FILE cannot be read: ", problem);
     return options;
 }
 

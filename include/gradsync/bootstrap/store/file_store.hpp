@@ -25,11 +25,8 @@ public:
         if (::stat(folder_.c_str(), &about) != 0) fail("cannot be opened", std::strerror(errno));
         if (!S_ISDIR(about.st_mode)) fail("cannot be opened", "it is no folder");
         if (about.st_uid != ::geteuid() || (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-            bootstrap::raise(
-                Errc::invalid_argument,
-                bootstrap::text("the store ", folder_,
-                                " belongs to another user, or others may write into it; choose a folder of your own"),
-                {.operation = "store"});
+            bootstrap::raise(Errc::invalid_argument, {.operation = "store"}, "the store ", folder_,
+                             " belongs to another user, or others may write into it; choose a folder of your own");
     }
 
     /// See the concept `Store`.
@@ -145,8 +142,7 @@ private:
     }
 
     [[noreturn]] void fail(std::string_view what, std::string_view why) const {
-        bootstrap::raise(Errc::storage, bootstrap::text("the store ", folder_, " ", what, ": ", why),
-                         {.operation = "store"});
+        bootstrap::raise(Errc::storage, {.operation = "store"}, "the store ", folder_, " ", what, ": ", why);
     }
 
     std::string folder_;

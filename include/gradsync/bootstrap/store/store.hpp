@@ -42,17 +42,11 @@ inline void check_entry(std::string_view name, std::size_t bytes, const char* op
     }
     valid = valid && !follows;
     if (!valid)
-        raise(
-            Errc::invalid_argument,
-            text(operation, " of a store: '", name,
-                 "' is no name; use 1 to 200 letters, digits and -_./, begin with a letter, and put a letter or digit "
-                 "behind each '/'"),
-            {.operation = operation});
+        raise(Errc::invalid_argument, {.operation = operation}, operation, " of a store: '", name, "' is no name; ",
+              "use 1 to 200 letters, digits and -_./, begin with a letter, and put a letter or digit behind each '/'");
     if (bytes > largest_blob)
-        raise(Errc::invalid_argument,
-              text(operation, " of a store: ", bytes, " bytes for '", name, "' are more than the ", largest_blob,
-                   " that it takes"),
-              {.operation = operation});
+        raise(Errc::invalid_argument, {.operation = operation}, operation, " of a store: ", bytes, " bytes for '", name,
+              "' are more than the ", largest_blob, " that it takes");
 }
 
 }  // namespace bootstrap

@@ -184,9 +184,9 @@ private:
     static constexpr std::size_t cost(std::size_t bytes) noexcept { return bytes + 256; }
 
     /// Stops listening to a rank that has sent invalid data.
-    [[noreturn, gnu::cold]] void refuse(int rank, const std::string& what) {
+    [[noreturn, gnu::cold]] void refuse(int rank, const auto&... what) {
         lose(peers_[rank]);
-        throw Nonsense(rank, what);
+        throw Nonsense(rank, text(what...));
     }
     /// Gives a kept message to its receive, if it has begun.
     void match(Inbox& inbox) {
@@ -205,7 +205,7 @@ private:
     Posted take_posted(int rank, Inbox& inbox, std::size_t bytes) {
         const Posted posted = inbox.posted.oldest();
         if (bytes > posted.bytes)
-            refuse(rank, text("a message of ", bytes, " bytes where ", posted.bytes, " were due at most"));
+            refuse(rank, "a message of ", bytes, " bytes where ", posted.bytes, " were due at most");
         inbox.posted.pop();
         return posted;
     }
@@ -323,7 +323,7 @@ private:
         if (incoming.keep) {
             peer.kept += cost(incoming.header.bytes);
             if (peer.kept > most_kept)
-                refuse(rank, text("more than ", most_kept >> 20, " MiB that this rank has not asked for"));
+                refuse(rank, "more than ", most_kept >> 20, " MiB that this rank has not asked for");
             incoming.own = spare_.take(incoming.header.bytes);
             incoming.own.resize(incoming.header.bytes);
             incoming.data = incoming.own.data();
@@ -374,7 +374,7 @@ private:
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     const auto fail = [&](const std::string& what, int peer) {
-        gradsync::detail::raise(Errc::peer_failed, what, {.operation = "connect_mesh", .rank = rank, .peer = peer});
+        gradsync::detail::raise(Errc::peer_failed, {.operation = "connect_mesh", .rank = rank, .peer = peer}, what);
     };
     List<net::Socket> sockets(at(size));
     if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);

@@ -262,11 +262,10 @@ public:
         if (shared.without >= 0) {
             const int culprit = world_rank(shared.without);
             gradsync::detail::raise(
-                Errc::invalid_argument,
-                text("split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
-                     shared.problem.empty() ? text(": rank ", culprit, " could not get it; see what it says")
-                                            : " (" + shared.problem + ")"),
-                {.operation = "split", .rank = own_world_rank(), .peer = culprit});
+                Errc::invalid_argument, {.operation = "split", .rank = own_world_rank(), .peer = culprit},
+                "split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
+                shared.problem.empty() ? text(": rank ", culprit, " could not get it; see what it says")
+                                       : " (" + shared.problem + ")");
         }
         return Shared<ProcessEngine>::make(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
                                            static_cast<std::uint32_t>(shared.number), timeout());

@@ -46,7 +46,7 @@ public:
         const std::size_t whole = bytes + data_offset(bytes);
         // Sealed: if one process could shrink it, the others would die of SIGBUS.
         if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0 || ::fcntl(descriptor, F_ADD_SEALS, seals) != 0)
-            refuse(text("cannot make shared memory of ", whole, " bytes"));
+            refuse("cannot make shared memory of ", whole, " bytes");
         void* const mapping = segment.map(descriptor, bytes, for_huge_pages);
         segment.ipc_handle_ = {bytes, bootstrap::random_token(), ::getpid(), descriptor};
         std::memcpy(mapping, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
@@ -57,8 +57,7 @@ public:
     /// system has not enough.
     [[gnu::cold]] void reserve() const {
         const auto whole = static_cast<off_t>(bytes() + data_offset(bytes()));
-        if (::fallocate(descriptor_.get(), 0, 0, whole) != 0)
-            refuse(text("cannot reserve ", bytes(), " bytes of memory"));
+        if (::fallocate(descriptor_.get(), 0, 0, whole) != 0) refuse("cannot reserve ", bytes(), " bytes of memory");
     }
 
     /// Opens the memory as its creator does: others can open it at this process, also when the creator has died. Throws
@@ -108,8 +107,8 @@ private:
         return bytes >= 2 * huge_page ? huge_page : page;
     }
 
-    [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const std::string& what) {
-        throw std::system_error(errno, std::generic_category(), what);
+    [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const auto&... what) {
+        throw std::system_error(errno, std::generic_category(), text(what...));
     }
 
     static std::string path_of(const IpcHandle& handle) {
@@ -132,7 +131,7 @@ private:
                                   ? reserved
                                   : ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE,
                                            MAP_SHARED | MAP_FIXED, descriptor, 0);
-        if (address == MAP_FAILED) refuse(text("cannot map shared memory of ", bytes, " bytes"));
+        if (address == MAP_FAILED) refuse("cannot map shared memory of ", bytes, " bytes");
         memory_ = Shared<std::byte>::of(static_cast<std::byte*>(address) + offset,
                                         [reserved, all = whole + offset](std::byte*) { ::munmap(reserved, all); });
         if (offset == huge_page) use_huge_pages(bytes, for_huge_pages);
