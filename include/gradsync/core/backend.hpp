@@ -131,6 +131,16 @@ template <Backend B>
     return all;
 }
 
+/// One plain value of each rank, in rank order. Collective.
+template <class T, Backend B>
+    requires std::is_trivially_copyable_v<T>
+[[gnu::cold]] List<T> gather_value(B& backend, const T& own) {
+    List<T> all(static_cast<std::size_t>(backend.size()));
+    const BufferView view = typed_view(all.data(), all.size() * sizeof(T), DType::u8);
+    backend.all_gather(typed_view<const void>(&own, sizeof(T), DType::u8), view).wait();
+    return all;
+}
+
 /// The texts of all ranks, in rank order; on ranks other than `root`, if one is given, none. Collective.
 template <Backend B>
 [[gnu::cold]] List<std::string> gather_texts(B& backend, std::string_view own, int root = -1) {

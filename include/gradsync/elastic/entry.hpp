@@ -37,10 +37,7 @@ struct Entry {
 
 /// Returns what all ranks have. Throws Error(parameter_mismatch) if their states are not alike. Collective.
 [[gnu::cold]] inline List<Entry> exchange_entries(TcpBackend& comm, const Entry& own) {
-    List<Entry> all(static_cast<std::size_t>(comm.size()));
-    comm.all_gather(ConstBufferView(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
-                    BufferView(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own))
-        .wait();
+    List<Entry> all = gradsync::detail::gather_value(comm, own);
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r].bytes != all[0].bytes || all[r].layout != all[0].layout)
             refuse_state(comm, Errc::parameter_mismatch, {.peer = static_cast<int>(r)}, "rank ", r, " has ",

@@ -232,13 +232,7 @@ private:
 
     /// Returns what all ranks tell, or throws what is wrong with one. Collective.
     List<Row> agree(const Row& own, const std::string& problem) {
-        List<Row> all(static_cast<std::size_t>(size_));
-        const auto bytes = [](auto* rows, std::size_t count) {
-            return std::span(reinterpret_cast<std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(rows)>>,
-                                                                 const std::uint8_t, std::uint8_t>*>(rows),
-                             count * sizeof(Row));
-        };
-        comm_->all_gather(const_buffer(bytes(&own, 1)), buffer(bytes(all.data(), all.size()))).wait();
+        List<Row> all = detail::gather_value(*comm_, own);
         if (!problem.empty())
             bootstrap::raise(static_cast<Errc>(own.code), {.operation = "KeptState", .rank = rank_}, problem);
         for (std::size_t r = 0; r < all.size(); ++r) {

@@ -186,15 +186,12 @@ Observer::Time::duration clock_lead(B& comm) {
     if constexpr (abilities_of<B>.clock) return {};
     constexpr std::size_t rounds = 9;
     std::array<std::int64_t, rounds> leads{};
-    const auto ranks = static_cast<std::size_t>(comm.size());
-    std::vector<std::int64_t> times(ranks);
     const std::uint64_t machine = collective::ProcessIdentity::own().machine;
     const bool is_near = gather_values(comm, {&machine, 1})[0] == machine && machine != 0;
     for (std::int64_t& lead : leads) {
         comm.barrier().wait();
-        std::int64_t own = std::chrono::steady_clock::now().time_since_epoch().count();
-        comm.all_gather(const_buffer(std::span(&own, 1)), buffer(times)).wait();
-        lead = own - times[0];
+        const std::int64_t own = std::chrono::steady_clock::now().time_since_epoch().count();
+        lead = own - gather_value(comm, own)[0];
     }
     if (is_near) return {};
     std::sort(leads.begin(), leads.end());
