@@ -45,7 +45,7 @@ inline const char* refusal_of_thread(int level) noexcept {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
     MPI_Error_string(code, text, &length);
-    return gradsync::detail::text(function, ": ", text);
+    return detail::text(function, ": ", text);
 }
 
 /// The library's error code for a failure that MPI reports, and what to do about it.
@@ -87,8 +87,8 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
 
 /// The number of the last call over all rendezvous of a communicator; the same on all ranks. It tells the messages of
 /// this rendezvous from those of an earlier one that are still in flight.
-[[gnu::cold]] inline gradsync::detail::Shared<int> last_call_of(MPI_Comm comm) {
-    using Holder = gradsync::detail::Shared<int>;
+[[gnu::cold]] inline detail::Shared<int> last_call_of(MPI_Comm comm) {
+    using Holder = detail::Shared<int>;
     static const int key = make_key([](MPI_Comm, int, void* holder, void*) -> int {
         delete static_cast<Holder*>(holder);
         return MPI_SUCCESS;
@@ -97,7 +97,7 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
     int found = 0;
     MPI_Comm_get_attr(comm, key, &holder, &found);
     if (found) return *static_cast<Holder*>(holder);
-    auto made = std::make_unique<Holder>(gradsync::detail::Shared<int>::make(0));
+    auto made = std::make_unique<Holder>(detail::Shared<int>::make(0));
     if (MPI_Comm_set_attr(comm, key, made.get()) != MPI_SUCCESS) return *made;
     return *made.release();
 }
@@ -106,7 +106,7 @@ inline int make_key(MPI_Comm_delete_attr_function* on_delete) noexcept {
 [[gnu::cold]] inline std::int64_t add_up(const List<int>& counts, List<int>& offsets) noexcept {
     std::int64_t bytes = 0;
     for (std::size_t r = 0; r < counts.size(); ++r) {
-        offsets[r] = static_cast<int>(gradsync::detail::smaller<std::int64_t>(bytes, INT_MAX));
+        offsets[r] = static_cast<int>(detail::smaller<std::int64_t>(bytes, INT_MAX));
         bytes += counts[r];
     }
     return bytes;
@@ -166,7 +166,7 @@ public:
             refuse(Errc::invalid_argument, {}, refusal);
         if (options_.timeout <= std::chrono::nanoseconds::zero())
             refuse(Errc::invalid_argument, {}, "the time limit must be positive");
-        options_.timeout = gradsync::detail::clamp_timeout(options_.timeout);
+        options_.timeout = detail::clamp_timeout(options_.timeout);
         if (comm_ == MPI_COMM_NULL)  // MPI itself would end the process
             refuse(Errc::invalid_argument, {}, "MPI_COMM_NULL has no ranks; make no backend or rendezvous on a ",
                    "rank that is in no communicator (MPI_Comm_split with MPI_UNDEFINED)");
@@ -197,7 +197,7 @@ public:
             int bytes = 0;
             List<int> counts, offsets;
         };
-        const auto buffers = gradsync::detail::Shared<Buffers>::make();
+        const auto buffers = detail::Shared<Buffers>::make();
         Buffers& b = *buffers;
         b.own.assign(own.begin(), own.end());
         b.bytes = static_cast<int>(own.size());
@@ -223,7 +223,7 @@ public:
 
     /// Returns another communicator of the same ranks, which the caller must free. Collective.
     GRADSYNC_SETUP MPI_Comm duplicate() {
-        const auto copy = gradsync::detail::Shared<MPI_Comm>::make(MPI_COMM_NULL);
+        const auto copy = detail::Shared<MPI_Comm>::make(MPI_COMM_NULL);
         finish(copy, "MPI_Comm_idup",
                [&](MPI_Comm& c, MPI_Request* request) { return MPI_Comm_idup(comm_, &c, request); });
         return *copy;
@@ -232,13 +232,12 @@ public:
 private:
     /// Begins an MPI call and returns when it is complete. `memory`: the buffers that MPI uses meanwhile.
     template <class Memory, class Begin>
-    [[gnu::cold]] void finish(const gradsync::detail::Shared<Memory>& memory, const char* function, Begin&& begin) {
+    [[gnu::cold]] void finish(const detail::Shared<Memory>& memory, const char* function, Begin&& begin) {
         using Clock = std::chrono::steady_clock;
         MPI_Request request = MPI_REQUEST_NULL;
         const auto begun = Clock::now();
         // Time for the others to answer, as `collective::Deadline` allows at a time limit.
-        const auto respite =
-            gradsync::detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
+        const auto respite = detail::larger<Clock::duration>(options_.timeout / 20, std::chrono::milliseconds(250));
         call_ = ++*last_call_;
         asked_ = false;
         for (bool first = true;; first = false) {
@@ -261,7 +260,7 @@ private:
             if (spent < std::chrono::milliseconds(1)) ::sched_yield();
             else ::usleep(50);
         }
-        gradsync::detail::leak_until_exit(memory);
+        detail::leak_until_exit(memory);
         // If all ranks answered, the missing ones gave up earlier, or are elsewhere in the program.
         using bootstrap::text;
         const List<int> missing = silent();
@@ -290,7 +289,7 @@ private:
             // A rank that answers is alive, even if it is in an earlier call: it may wait for the same missing rank.
             // Unreceived questions of an earlier rendezvous carry no information.
             int& heard = heard_[status.MPI_SOURCE];
-            if (call > earlier_) heard = gradsync::detail::larger(heard, asked_ ? call_ : call);
+            if (call > earlier_) heard = detail::larger(heard, asked_ ? call_ : call);
             tell(status.MPI_SOURCE);
         }
     }
@@ -298,11 +297,11 @@ private:
     /// Tells a rank which call this one is in, at most once per call.
     [[gnu::cold]] void tell(int rank) {
         if (std::exchange(told_[rank], call_) == call_) return;
-        const auto message = gradsync::detail::Shared<int>::make(call_);
+        const auto message = detail::Shared<int>::make(call_);
         MPI_Request request = MPI_REQUEST_NULL;
         if (MPI_Isend(message.get(), 1, MPI_INT, rank, tag_, comm_, &request) == MPI_SUCCESS)
             MPI_Request_free(&request);
-        gradsync::detail::leak_until_exit(message);  // its receiver may never take it
+        detail::leak_until_exit(message);  // its receiver may never take it
     }
 
     void check(int code, const char* function) const {
@@ -321,7 +320,7 @@ private:
     MpiRendezvousOptions options_;
     int rank_ = -1, size_ = 0;  ///< set by the constructor
     int tag_ = 0;               ///< tag of the messages about calls
-    gradsync::detail::Shared<int> last_call_;
+    detail::Shared<int> last_call_;
     int earlier_ = 0;  ///< last call of the previous rendezvous
     int call_ = 0;     ///< number of the current call
     bool asked_ = false;

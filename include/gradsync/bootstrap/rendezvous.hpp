@@ -121,7 +121,7 @@ inline void check_blob(std::size_t bytes, const char* operation, int rank) {
 /// "rank 3", "ranks 1, 3", "ranks 1, 2, 3, 4 and 60 others"
 inline std::string list_ranks(std::span<const int> ranks) {
     const std::size_t named = ranks.size() < 8 ? ranks.size() : 8;
-    return text(ranks.size() == 1 ? "rank " : "ranks ", gradsync::detail::joined(ranks.first(named)),
+    return text(ranks.size() == 1 ? "rank " : "ranks ", detail::joined(ranks.first(named)),
                 named == ranks.size() ? "" : text(" and ", ranks.size() - named, " others"));
 }
 
@@ -171,7 +171,7 @@ protected:
     /// `place`: where the ranks meet, for errors: " in /tmp/meeting", or empty. Throws Error(invalid_argument) for an
     /// invalid rank, size or time limit.
     Participant(int rank, int size, std::chrono::nanoseconds timeout, std::string place = {})
-        : rank_(rank), size_(size), timeout_(gradsync::detail::clamp_timeout(timeout)), place_(std::move(place)) {
+        : rank_(rank), size_(size), timeout_(detail::clamp_timeout(timeout)), place_(std::move(place)) {
         if (size < 1 || rank < 0 || rank >= size)
             refuse(Errc::invalid_argument, {}, "rank ", rank, " is not one of ", size);
         if (timeout <= std::chrono::nanoseconds::zero())
@@ -179,7 +179,7 @@ protected:
     }
     std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
     void debug(const auto&... parts) const noexcept {
-        gradsync::detail::debug(gradsync::detail::DebugLevel::info, rank_, "rendezvous: ", parts...);
+        detail::debug(detail::DebugLevel::info, rank_, "rendezvous: ", parts...);
     }
     /// `place`: has the peer, if one is to blame.
     [[noreturn]] void refuse(Errc code, const ErrorPlace& place, const auto&... parts) const {

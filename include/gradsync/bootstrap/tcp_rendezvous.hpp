@@ -110,8 +110,8 @@ private:
               ", for ", bootstrap::format_duration(timeout()), " at most");
         while (!missing.empty()) {
             const auto now = Clock::now();
-            net::Link link = reception.answer(
-                place_.look ? gradsync::detail::smaller(deadline, now + net::Look::period) : deadline, missing);
+            net::Link link =
+                reception.answer(place_.look ? detail::smaller(deadline, now + net::Look::period) : deadline, missing);
             if (place_.look) place_.look.function(place_.look.argument);
             if (!link.channel && Clock::now() < deadline) continue;
             if (!link.channel) {
@@ -147,15 +147,14 @@ private:
         bool asked = false;
         std::chrono::microseconds pause = std::chrono::milliseconds(10);
         for (;; ::usleep(static_cast<useconds_t>(pause.count()))) {  // rank 0 may not listen yet
-            pause = gradsync::detail::smaller<std::chrono::microseconds>(
-                2 * pause, std::chrono::milliseconds(is_told() ? 10 : 320));
+            pause =
+                detail::smaller<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(is_told() ? 10 : 320));
             const List<net::Address> addresses =
                 is_told() ? place_.contact.list() : net::resolve(job_.address, job_.port, deadline, answer.problem);
             if (!addresses.empty()) answer = net::call(addresses, hello(rank()), key(), deadline, place_.look);
             if (answer.channel) break;
             if (answer.silent && !is_told() && !std::exchange(asked, true) &&
-                net::is_torch_store(addresses,
-                                    gradsync::detail::smaller(deadline, Clock::now() + std::chrono::seconds(1))))
+                net::is_torch_store(addresses, detail::smaller(deadline, Clock::now() + std::chrono::seconds(1))))
                 answer.refusal = {
                     .code = Errc::invalid_argument,
                     .why = "it is a store of torch.distributed; give gradsync a port of its own: set GRADSYNC_PORT"};
@@ -267,7 +266,7 @@ GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options
 GRADSYNC_ONCE std::vector<Blob> TcpRendezvous::all_gather(std::span<const std::byte> own,
                                                           std::chrono::nanoseconds limit) {
     bootstrap::check_blob(own.size(), "all_gather", rank());
-    limit_ = gradsync::detail::clamp_timeout(limit);
+    limit_ = detail::clamp_timeout(limit);
     const auto deadline = Clock::now() + limit_;
     std::vector<Blob> all(static_cast<std::size_t>(size()));
     all[static_cast<std::size_t>(rank())].assign(own.begin(), own.end());

@@ -61,7 +61,7 @@ struct Plan {
     Plan plan;
     std::uint64_t top = 0;
     for (const Row& row : rows) {
-        top = gradsync::detail::larger(top, row.top);
+        top = detail::larger(top, row.top);
         for (const Holding& one : row.holdings) {
             if (one.number <= plan.base.number || one.parts == 0 || one.parts > (1u << 20)) continue;
             if (List<std::uint32_t> owners = owners_of(rows, one); !owners.empty()) {
@@ -82,7 +82,7 @@ struct Plan {
     const std::size_t size = hosts.size(), half = size / 2;
     List<std::uint32_t> order, mates;
     for (std::size_t r = 0; r < size; ++r) order.push_back(static_cast<std::uint32_t>(r));
-    gradsync::detail::sort_by(order, [&](std::uint32_t one, std::uint32_t other) {
+    detail::sort_by(order, [&](std::uint32_t one, std::uint32_t other) {
         if (goes[one] != goes[other]) return goes[one] != 0;
         return hosts[one] != hosts[other] ? hosts[one] < hosts[other] : one < other;
     });
@@ -92,7 +92,7 @@ struct Plan {
     while (order[own] != rank) ++own;
     for (std::size_t place = 0; place < size; ++place)
         if (group_of(place) == group_of(own)) mates.push_back(order[place]);
-    gradsync::detail::sort_by(mates, [](std::uint32_t one, std::uint32_t other) { return one < other; });
+    detail::sort_by(mates, [](std::uint32_t one, std::uint32_t other) { return one < other; });
     return mates;
 }
 
@@ -113,7 +113,7 @@ public:
         know(state.number);
     }
     /// Some member has had this state.
-    void know(std::uint64_t number) noexcept { row_.top = gradsync::detail::larger(row_.top, number); }
+    void know(std::uint64_t number) noexcept { row_.top = detail::larger(row_.top, number); }
     /// The members go on from the state in this place, and it alone counts: later ones are done again.
     void go_on_from(int place) noexcept {
         row_.top = row_.holdings[place].number;
@@ -151,7 +151,7 @@ public:
     /// Returns a place for the next state, while the one before it stays.
     int place_for_next() const noexcept {
         std::uint64_t newest = 0;
-        for (const Holding& one : row_.holdings) newest = gradsync::detail::larger(newest, one.number);
+        for (const Holding& one : row_.holdings) newest = detail::larger(newest, one.number);
         int place = 0;
         while (place < places_ && newest != 0 && row_.holdings[place].number == newest) ++place;
         return place < places_ ? place : -1;

@@ -12,7 +12,7 @@ namespace gradsync::inline v0_2::elastic {
 /// Refers to the object. Not thread-safe.
 class AnyShards {
 public:
-    using Use = gradsync::detail::FunctionRef<std::size_t, std::size_t, std::size_t, BufferView>;
+    using Use = detail::FunctionRef<std::size_t, std::size_t, std::size_t, BufferView>;
 
     template <class Sharded>
     explicit AnyShards(Sharded& sharded) noexcept : object_(&sharded), calls_(&calls_of<Sharded>) {}
@@ -49,7 +49,7 @@ private:
     [[gnu::cold]] static std::uint64_t hash_of(const BucketPlan& plan, int ranks) {
         std::uint64_t hash = static_cast<std::uint64_t>(ranks);
         for (std::size_t b = 0; b < plan.size(); ++b)
-            hash = gradsync::detail::fnv1a(plan.bucket(b).data(), plan.bucket(b).size_bytes(), hash + 1);
+            hash = detail::fnv1a(plan.bucket(b).data(), plan.bucket(b).size_bytes(), hash + 1);
         return hash | 1;
     }
     template <class Sharded>

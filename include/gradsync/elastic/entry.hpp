@@ -23,13 +23,13 @@ struct Entry {
 /// Adds views to the pieces of a state, and their bytes and a hash of their sizes to this rank's entry.
 [[gnu::cold]] inline List<Piece> pieces_of(const TcpBackend& comm, std::span<const BufferView> state, Entry& own) {
     List<Piece> pieces;
-    own.layout = gradsync::detail::larger<std::uint64_t>(own.layout, 1);
+    own.layout = detail::larger<std::uint64_t>(own.layout, 1);
     for (const BufferView& view : state) {
         if (view.space != MemorySpace::host)
             refuse_state(comm, Errc::invalid_argument, {}, "the state is memory of the host; copy what is on a device");
         const std::size_t size = view.bytes();
         if (size != 0) pieces.push_back({static_cast<std::byte*>(view.data), size, own.bytes});
-        own.layout = gradsync::detail::fnv1a(&size, sizeof size, own.layout);
+        own.layout = detail::fnv1a(&size, sizeof size, own.layout);
         own.bytes += size;
     }
     return pieces;
@@ -37,7 +37,7 @@ struct Entry {
 
 /// Returns what all ranks have. Throws Error(parameter_mismatch) if their states are not alike. Collective.
 [[gnu::cold]] inline List<Entry> exchange_entries(TcpBackend& comm, const Entry& own) {
-    List<Entry> all = gradsync::detail::gather_value(comm, own);
+    List<Entry> all = detail::gather_value(comm, own);
     for (std::size_t r = 0; r < all.size(); ++r)
         if (all[r].bytes != all[0].bytes || all[r].layout != all[0].layout)
             refuse_state(comm, Errc::parameter_mismatch, {.peer = static_cast<int>(r)}, "rank ", r, " has ",
@@ -51,8 +51,7 @@ template <class Use>
 void in_chunks(std::byte* data, std::size_t bytes, Use&& use) {
     constexpr std::size_t chunk = std::size_t{4} << 20;
     for (std::size_t done = 0; done < bytes; done += chunk)
-        use(done,
-            BufferView(reinterpret_cast<std::uint8_t*>(data + done), gradsync::detail::smaller(chunk, bytes - done)));
+        use(done, BufferView(reinterpret_cast<std::uint8_t*>(data + done), detail::smaller(chunk, bytes - done)));
 }
 
 }  // namespace gradsync::inline v0_2::elastic

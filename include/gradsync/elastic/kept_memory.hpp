@@ -17,8 +17,8 @@ struct Piece {
     List<Piece> part;
     std::size_t done = 0;
     for (const Piece& piece : pieces) {
-        const std::size_t skipped = gradsync::detail::smaller(first, piece.bytes);
-        const std::size_t taken = gradsync::detail::smaller(piece.bytes - skipped, bytes - done);
+        const std::size_t skipped = detail::smaller(first, piece.bytes);
+        const std::size_t taken = detail::smaller(piece.bytes - skipped, bytes - done);
         if (taken != 0) part.push_back({piece.data + skipped, taken, done});
         first -= skipped;
         done += taken;
@@ -36,10 +36,9 @@ public:
     [[gnu::cold]] static KeptMemory make(std::size_t bytes, std::uint64_t layout, std::size_t sharers = 1) {
         // The system would rather kill a process than refuse.
         if (const std::size_t left = available() / sharers; line + 2 * room(bytes) > left)
-            throw std::system_error(
-                std::make_error_code(std::errc::not_enough_memory),
-                gradsync::detail::text("keeping two states of ", bytes, " bytes needs more than the ", left,
-                                       " bytes of memory that are left"));
+            throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
+                                    detail::text("keeping two states of ", bytes, " bytes needs more than the ", left,
+                                                 " bytes of memory that are left"));
         shared_memory::Segment segment = shared_memory::Segment::create(line + 2 * room(bytes));
         segment.reserve();
         new (segment.data()) Header{.bytes = bytes, .layout = layout};
@@ -63,7 +62,7 @@ public:
 
     /// The step of slot 0 or 1; 0: it has no state.
     std::uint64_t step(int slot) const noexcept { return header().steps[slot].load(std::memory_order_acquire); }
-    std::uint64_t newest() const noexcept { return gradsync::detail::larger(step(0), step(1)); }
+    std::uint64_t newest() const noexcept { return detail::larger(step(0), step(1)); }
     /// Which slot has the state of this step; -1: none.
     int slot_of(std::uint64_t step) const noexcept {
         return step == this->step(0) ? 0 : step == this->step(1) ? 1 : -1;
@@ -97,7 +96,7 @@ private:
     };
     static_assert(sizeof(Header) <= 64);
     static constexpr std::size_t line = 64;  ///< bytes of a cache line; the header takes one
-    static constexpr std::size_t room(std::size_t bytes) noexcept { return gradsync::detail::round_up(bytes, line); }
+    static constexpr std::size_t room(std::size_t bytes) noexcept { return detail::round_up(bytes, line); }
 
     /// Returns how much memory this process may still take: of the machine, and of its control group (version 2).
     [[gnu::cold]] static std::size_t available() {
@@ -123,7 +122,7 @@ private:
         const auto files = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
         const auto taken = used == unlimited || files == unlimited || files > used ? used : used - files;
         const auto of_group = limit == unlimited ? limit : taken > limit ? 0 : limit - taken;
-        return gradsync::detail::smaller(of_machine < (unlimited >> 10) ? of_machine << 10 : unlimited, of_group);
+        return detail::smaller(of_machine < (unlimited >> 10) ? of_machine << 10 : unlimited, of_group);
     }
 
     /// Another process may overwrite the header later: this is what counts. Throws std::system_error if the memory is

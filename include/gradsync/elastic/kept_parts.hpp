@@ -17,7 +17,7 @@ public:
                                    bool begun) {
         Entry own{.row = holdings_.row(), .begun = begun};
         for (const ParameterView& one : shards.parameters())
-            own.layout = gradsync::detail::fnv1a(&one.gradient.count, sizeof one.gradient.count, own.layout + 1);
+            own.layout = detail::fnv1a(&one.gradient.count, sizeof one.gradient.count, own.layout + 1);
         state_ = pieces_of(comm, state, own);
         const List<Entry> all = exchange_entries(comm, own);
         for (const Entry& one : all) know(one.row.top);
@@ -212,9 +212,8 @@ private:
         if (slice.array >= to.arrays.size()) return false;
         const BufferView& view = to.arrays[slice.array];
         if (static_cast<std::uint64_t>(view.dtype) != slice.dtype || slice.first > ~slice.count) return false;
-        const std::size_t first = gradsync::detail::larger<std::size_t>(slice.first, to.first);
-        const std::size_t end =
-            gradsync::detail::smaller<std::size_t>(slice.first + slice.count, to.first + view.count);
+        const std::size_t first = detail::larger<std::size_t>(slice.first, to.first);
+        const std::size_t end = detail::smaller<std::size_t>(slice.first + slice.count, to.first + view.count);
         if (first >= end) return true;
         const std::size_t width = size_of(view.dtype);
         std::memcpy(static_cast<std::byte*>(view.data) + (first - to.first) * width,

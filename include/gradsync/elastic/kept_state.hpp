@@ -158,8 +158,7 @@ private:
     void compare_now_and_then() {
         if (std::has_single_bit(calls_ + 1)) {
             std::uint64_t digest = 1;
-            for (const elastic::Piece& piece : state_)
-                digest = gradsync::detail::fnv1a(piece.data, piece.bytes, digest);
+            for (const elastic::Piece& piece : state_) digest = detail::fnv1a(piece.data, piece.bytes, digest);
             return own().set_digest(digest | 1);
         }
         if (!std::has_single_bit(calls_)) return;
@@ -182,11 +181,10 @@ private:
 
     /// A hash of what the bytes mean, as far as this class knows.
     std::uint64_t layout(std::string_view name) const {
-        std::uint64_t hash = gradsync::detail::fnv1a(name.data(), name.size());
-        for (const elastic::Piece& piece : state_)
-            hash = gradsync::detail::fnv1a(&piece.bytes, sizeof piece.bytes, hash);
-        hash = gradsync::detail::fnv1a(&size_, sizeof size_, hash);
-        return gradsync::detail::fnv1a(&kind_, sizeof kind_, hash);
+        std::uint64_t hash = detail::fnv1a(name.data(), name.size());
+        for (const elastic::Piece& piece : state_) hash = detail::fnv1a(&piece.bytes, sizeof piece.bytes, hash);
+        hash = detail::fnv1a(&size_, sizeof size_, hash);
+        return detail::fnv1a(&kind_, sizeof kind_, hash);
     }
 
     template <class F>

@@ -124,7 +124,7 @@ private:
     }
     std::uint64_t look() const noexcept {
         std::uint64_t hash = 1;
-        for (const std::byte* const sample : samples_) hash = gradsync::detail::fnv1a(sample, 1, hash);
+        for (const std::byte* const sample : samples_) hash = detail::fnv1a(sample, 1, hash);
         return hash;
     }
 

@@ -65,9 +65,9 @@ struct Generation {
 }
 /// The names of the memory for a rank's state: as it is offered, and as it is held.
 [[gnu::cold]] inline std::string name_of_offer(int rank, std::uint64_t member) {
-    return name_of(gradsync::detail::text("keep/", rank, "-"), member);
+    return name_of(detail::text("keep/", rank, "-"), member);
 }
-[[gnu::cold]] inline std::string name_of_memory(int rank) { return gradsync::detail::text("held/", rank); }
+[[gnu::cold]] inline std::string name_of_memory(int rank) { return detail::text("held/", rank); }
 /// Returns the prefix of the records of members that have left the generation.
 [[gnu::cold]] inline std::string name_of_return(std::uint32_t generation) {
     return "back/" + std::to_string(generation) + "-";
@@ -154,7 +154,7 @@ struct Decision {
 };
 
 [[gnu::cold]] inline void sort_by_place(List<Member>& members) {
-    gradsync::detail::sort_by(members, [](const Member& one, const Member& other) {
+    detail::sort_by(members, [](const Member& one, const Member& other) {
         return one.place != other.place ? one.place < other.place : one.id < other.id;
     });
 }

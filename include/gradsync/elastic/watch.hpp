@@ -25,7 +25,7 @@ public:
     bool wants_change() const noexcept { return wants_change_.load(std::memory_order_relaxed); }
 
 private:
-    friend class gradsync::detail::Thread;
+    friend class detail::Thread;
     static constexpr auto interval = std::chrono::milliseconds(10);
 
     void operator()() {

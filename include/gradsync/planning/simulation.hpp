@@ -226,8 +226,7 @@ public:
     /// Reserves the links for a collective of this route: sets its `start` and `end`.
     void reserve(const Route& route, CollectiveRecord& collective) {
         collective.start = collective.ready;
-        for (const std::size_t node : route.nodes)
-            collective.start = gradsync::detail::larger(collective.start, taken_[node]);
+        for (const std::size_t node : route.nodes) collective.start = detail::larger(collective.start, taken_[node]);
         const plan::CallCost cost = plan::collective_cost(kind_of(collective.operation), algorithm, route.shape);
         collective.end = collective.start + cost.seconds(static_cast<double>(collective.bytes));
         for (const std::size_t node : route.nodes) taken_[node] = collective.end;
@@ -287,7 +286,7 @@ public:
     /// are not blocked are unchanged.
     void wake(List<int>& world_ranks, double time) {
         for (const int rank : world_ranks)
-            scheduler.wake(rank, gradsync::detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));
+            scheduler.wake(rank, detail::smaller(time, waits_[static_cast<std::size_t>(rank)].deadline));
         world_ranks.clear();
     }
 

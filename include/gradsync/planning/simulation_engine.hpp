@@ -40,8 +40,8 @@ public:
             started.name = call;
             started.times = {number_, n, call.operation, 0, now, now};
         }
-        started.times.first = gradsync::detail::smaller(started.times.first, now);
-        started.times.ready = gradsync::detail::larger(started.times.ready, now);
+        started.times.first = detail::smaller(started.times.first, now);
+        started.times.ready = detail::larger(started.times.ready, now);
         started.calls[r] = call;
         started.arrivals[r] = now;
         if (++started.arrived == started.calls.size()) {

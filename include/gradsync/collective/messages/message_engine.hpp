@@ -103,7 +103,7 @@ public:
 
     void check_thread(Operation operation) const override {
         if (const char* const refusal = world_->transport().refusal())
-            gradsync::detail::refuse({name_of(operation).data(), own_world_rank()}, refusal);
+            detail::refuse({name_of(operation).data(), own_world_rank()}, refusal);
     }
 
     void look(std::uint64_t n, collective::Deadline& deadline) override {
@@ -174,8 +174,8 @@ public:
         int number = 0;
         for (const int proposal : exchange(world_->next_communicator.load())) number = larger(number, proposal);
         if (number < 0 || number >= world_->transport().last_stream() / Route::streams)
-            gradsync::detail::refuse({"split", own_world_rank()}, number,
-                                     " communicators were made; the transport has no room for more");
+            detail::refuse({"split", own_world_rank()}, number,
+                           " communicators were made; the transport has no room for more");
         auto made = Shared<MessageEngine>::make(world_, world_ranks_of(group), group.rank, number, known_, timeout());
         world_->next_communicator = number + 1;
         return made;

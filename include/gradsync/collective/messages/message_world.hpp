@@ -299,8 +299,7 @@ private:
         } else if (message.kind == ControlMessage::asks) {
             constexpr std::uint64_t most = std::chrono::nanoseconds::max().count();
             asking_.erase_if([&](const Question& one) { return one.rank == message.sender; });
-            asking_.push_back(
-                {message.sender, std::chrono::nanoseconds(gradsync::detail::smaller(message.next, most))});
+            asking_.push_back({message.sender, std::chrono::nanoseconds(detail::smaller(message.next, most))});
         } else if (message.kind == ControlMessage::waits) {
             if (message.culprit == nobody) moved.fetch_add(1, std::memory_order_relaxed);
             if (message.sender == asked_) answer_ = message.culprit;
@@ -316,7 +315,7 @@ private:
 
     std::unique_ptr<Transport> transport_;
     const List<collective::ProcessIdentity> processes_;
-    const gradsync::detail::Maker maker_;
+    const detail::Maker maker_;
     Lifeline lifeline_;
 
     std::atomic<std::uint64_t> arrivals_{0};

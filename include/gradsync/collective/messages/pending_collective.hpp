@@ -32,7 +32,7 @@ public:
         : route_(route),
           few_owners_(few_owners),
           first_(smaller(sizeof(Call) + room, larger(sizeof(Call), route.transport.quick_bytes()))),
-          place_(gradsync::detail::in_lines(gradsync::detail::round_up(sizeof(Call) + room, first_))) {
+          place_(detail::in_lines(detail::round_up(sizeof(Call) + room, first_))) {
         hellos_.reserve(calls_.size() * place_);
     }
 

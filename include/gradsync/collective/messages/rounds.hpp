@@ -27,7 +27,7 @@ public:
     static std::size_t count(const PendingCollective& pending, std::size_t piece_bytes) noexcept {
         if (pending.call().operation == Operation::barrier || pending.call().elsewhere) return 0;
         const std::size_t piece = piece_bytes / size_of(pending.call().dtype);
-        return gradsync::detail::divide_up(pending.shard(0).size(), piece);  // no share is larger
+        return detail::divide_up(pending.shard(0).size(), piece);  // no share is larger
     }
 
     /// Starts piece `piece` of `pending`: sends this rank's contributions at once.

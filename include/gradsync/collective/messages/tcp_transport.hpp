@@ -167,9 +167,9 @@ private:
         for (const Peer& peer : peers_) {
             int queued = 0;
             if (!peer.lost && ::ioctl(peer.socket.get(), SIOCOUTQ, &queued) == 0)
-                arrived -= gradsync::detail::smaller(arrived, static_cast<std::uint64_t>(queued));
+                arrived -= detail::smaller(arrived, static_cast<std::uint64_t>(queued));
         }
-        moved = gradsync::detail::larger(moved, arrived);
+        moved = detail::larger(moved, arrived);
     }
 
     void set_over(Ticket ticket) noexcept {
@@ -249,8 +249,7 @@ private:
         while (!peer.outgoing.empty()) {
             Moving& front = peer.outgoing.oldest();
             constexpr std::size_t header = sizeof(Header);
-            const std::size_t of_header = gradsync::detail::smaller(front.moved, header),
-                              of_data = front.moved - of_header;
+            const std::size_t of_header = detail::smaller(front.moved, header), of_data = front.moved - of_header;
             iovec parts[] = {{reinterpret_cast<std::byte*>(&front.header) + of_header, header - of_header},
                              {front.data + of_data, front.header.bytes - of_data}};
             msghdr message{};
@@ -370,11 +369,11 @@ private:
                                                                    std::chrono::nanoseconds timeout,
                                                                    const std::string& bind = {}) {
     const std::chrono::nanoseconds limit =
-        gradsync::detail::smaller<std::chrono::nanoseconds>(timeout / 2, std::chrono::seconds(30));
+        detail::smaller<std::chrono::nanoseconds>(timeout / 2, std::chrono::seconds(30));
     const int rank = rendezvous.rank(), size = rendezvous.size();
     const auto at = [](std::int64_t r) { return static_cast<std::size_t>(r); };
     const auto fail = [&](const std::string& what, int peer) {
-        gradsync::detail::raise(Errc::peer_failed, {.operation = "connect_mesh", .rank = rank, .peer = peer}, what);
+        detail::raise(Errc::peer_failed, {.operation = "connect_mesh", .rank = rank, .peer = peer}, what);
     };
     List<net::Socket> sockets(at(size));
     if (size == 1) return std::make_unique<TcpTransport>(std::move(sockets), rank);
@@ -408,15 +407,15 @@ private:
     if (own.apart >= 0)
         own.has_no_descriptors = !net::Socket::of_family(AF_INET) && (errno == EMFILE || errno == ENFILE);
     using Tenths = std::chrono::duration<std::int64_t, std::deci>;
-    const auto spent = gradsync::detail::smaller<std::chrono::nanoseconds>(net::Clock::now() - begun, limit);
+    const auto spent = detail::smaller<std::chrono::nanoseconds>(net::Clock::now() - begun, limit);
     const List<Finding> all = bootstrap::exchange(rendezvous, own, timeout - std::chrono::floor<Tenths>(spent));
     for (int r = 0; r < size; ++r)
         if (all[r].has_no_descriptors) has_no_descriptors(r);
     for (int r = 0; r < size; ++r)
         if (const int other = all[r].apart; other >= 0 && other < size) {  // it is from the network
-            const int later = gradsync::detail::larger(other, r);
-            fail(text("ranks ", gradsync::detail::smaller(other, r), " and ", later,
-                      " cannot reach one another over TCP within ", bootstrap::format_duration(limit),
+            const int later = detail::larger(other, r);
+            fail(text("ranks ", detail::smaller(other, r), " and ", later, " cannot reach one another over TCP within ",
+                      bootstrap::format_duration(limit),
                       "; look at the firewall and the network between their machines"),
                  later);
         }

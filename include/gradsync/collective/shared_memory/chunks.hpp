@@ -21,7 +21,7 @@ public:
         const Call& call = calls[0];
         count_ = whole_count(calls);
         share_ = divide_up(count_, calls.size());
-        const std::size_t line = gradsync::detail::line_bytes / size_of(call.dtype);
+        const std::size_t line = detail::line_bytes / size_of(call.dtype);
         // If any cut is allowed, no two ranks write into one cache line.
         if (!has_shards(call.operation)) share_ = round_up(share_, line);
         const std::size_t least = min_chunk_bytes / size_of(call.dtype);
@@ -93,7 +93,7 @@ private:
             for (std::size_t r = 0; r < calls.size(); ++r)
                 inputs_[r] = static_cast<const std::byte*>(calls[r].in) + block.first * size_of(dtype);
             combiner_.run(calls, inputs_, {&to, 1}, block.size());
-            step.step(block, gradsync::detail::typed_view<const void>(to, block.size(), dtype), outputs_);
+            step.step(block, detail::typed_view<const void>(to, block.size(), dtype), outputs_);
         }
     }
 

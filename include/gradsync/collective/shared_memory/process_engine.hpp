@@ -50,14 +50,13 @@ private:
     };
 
     static constexpr std::size_t room_offset(int ranks) noexcept {
-        return gradsync::detail::in_lines(sizeof(Shared)) +
-               gradsync::detail::in_lines(static_cast<std::size_t>(ranks) * sizeof(std::atomic<std::int64_t>));
+        return detail::in_lines(sizeof(Shared)) +
+               detail::in_lines(static_cast<std::size_t>(ranks) * sizeof(std::atomic<std::int64_t>));
     }
 
     Shared& shared() const noexcept { return *reinterpret_cast<Shared*>(segment_.get()); }
     std::atomic<std::int64_t>* processes() const noexcept {
-        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_.get() +
-                                                            gradsync::detail::in_lines(sizeof(Shared)));
+        return reinterpret_cast<std::atomic<std::int64_t>*>(segment_.get() + detail::in_lines(sizeof(Shared)));
     }
 
     collective::Shared<std::byte> segment_;
@@ -208,7 +207,7 @@ public:
         if (bytes == 0) return {};
         if (size() == 1) return collective::memory_of(kernel::HostBuffer(bytes));
         const std::size_t unit = bytes >= Segment::huge_page ? Segment::huge_page : Segment::page;
-        const std::size_t stride = gradsync::detail::round_up(bytes, unit);
+        const std::size_t stride = detail::round_up(bytes, unit);
         SharedSegment shared = share(0, stride * static_cast<std::size_t>(size()));
         if (shared.without >= 0) {
             std::lock_guard lock(mutex_);
@@ -261,11 +260,10 @@ public:
         SharedSegment shared = share(group.members.front(), room);
         if (shared.without >= 0) {
             const int culprit = world_rank(shared.without);
-            gradsync::detail::raise(
-                Errc::invalid_argument, {.operation = "split", .rank = own_world_rank(), .peer = culprit},
-                "split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
-                shared.problem.empty() ? text(": rank ", culprit, " could not get it; see what it says")
-                                       : " (" + shared.problem + ")");
+            detail::raise(Errc::invalid_argument, {.operation = "split", .rank = own_world_rank(), .peer = culprit},
+                          "split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
+                          shared.problem.empty() ? text(": rank ", culprit, " could not get it; see what it says")
+                                                 : " (" + shared.problem + ")");
         }
         return Shared<ProcessEngine>::make(world_, regions_, world_ranks_of(group), group.rank, shared.segment.memory(),
                                            static_cast<std::uint32_t>(shared.number), timeout());

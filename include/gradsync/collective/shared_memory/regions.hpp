@@ -25,10 +25,9 @@ public:
     /// Adds a region that `ranks` have mapped. `number` must be new, and is never reused. Throws
     /// Error(invalid_argument) if it is `most` or more, or if the region is too large.
     void add(std::uint32_t number, std::byte* base, std::size_t bytes, const WorldRanks& ranks) {
-        if (bytes > largest) gradsync::detail::refuse("allocate", "cannot share ", bytes, " bytes at once");
+        if (bytes > largest) detail::refuse("allocate", "cannot share ", bytes, " bytes at once");
         if (number >= most)
-            gradsync::detail::refuse("allocate", number,
-                                     " pieces of shared memory were made; make a new backend for more");
+            detail::refuse("allocate", number, " pieces of shared memory were made; make a new backend for more");
         std::lock_guard lock(mutex_);
         if (number >= bases_.size()) bases_.resize(number + 1);
         live_.push_back({base, bytes, number, 0, ranks});

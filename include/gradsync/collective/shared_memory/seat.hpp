@@ -271,9 +271,9 @@ private:
                 worker_.run(calls_, owner, chunks.chunk(owner, c), steps_[n % Board::slots]);
             } catch (...) {  // thrown by a step
                 const int self = own_world_rank();
-                return board_->world().fail({Errc::peer_failed, self,
-                                             collective::text("rank ", self, " failed in the step of its shard: ",
-                                                              gradsync::detail::handled().what)});
+                return board_->world().fail(
+                    {Errc::peer_failed, self,
+                     collective::text("rank ", self, " failed in the step of its shard: ", detail::handled().what)});
             }
             ++worked;
         }

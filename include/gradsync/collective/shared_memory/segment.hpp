@@ -126,7 +126,7 @@ private:
         // Huge pages need an aligned address. The address space reserved around it takes no memory.
         void* const reserved =
             ::mmap(nullptr, whole + offset, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        const std::uintptr_t aligned = gradsync::detail::round_up(reinterpret_cast<std::uintptr_t>(reserved), offset);
+        const std::uintptr_t aligned = detail::round_up(reinterpret_cast<std::uintptr_t>(reserved), offset);
         void* const address = reserved == MAP_FAILED
                                   ? reserved
                                   : ::mmap(reinterpret_cast<void*>(aligned), whole, PROT_READ | PROT_WRITE,
