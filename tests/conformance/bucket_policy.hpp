@@ -10,6 +10,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -133,6 +134,9 @@ void check_plan(const Policy& policy, const PlanningCase& c, const BucketPromise
     REQUIRE(plan_violation(c, plan, promises) == "");
     REQUIRE(policy.plan(c.parameters, c.order) == plan);  // a pure function: so do copies, on other ranks
     REQUIRE(Policy(policy).plan(c.parameters, c.order) == plan);
+    gradsync::BucketPlan of_another_thread;
+    std::thread([&] { of_another_thread = policy.plan(c.parameters, c.order); }).join();
+    REQUIRE(of_another_thread == plan);
 }
 
 /// `others`: the same policy with other settings. `describe()` must tell them apart, because the ranks compare it.
@@ -165,6 +169,9 @@ void check_bucket_policy(const Policy& policy, const BucketPromises& promises = 
             Policy timed = policy;
             timed.set_ready_seconds(times);
             check_plan(timed, c, {.cap = promises.cap});  // times may matter more than copies
+            const gradsync::BucketPlan plan = timed.plan(c.parameters, c.order);
+            std::reverse(times.begin(), times.end());
+            REQUIRE(timed.plan(c.parameters, c.order) == plan);  // it has copied the times
         }
 }
 

@@ -29,8 +29,9 @@ struct Nonsense : std::runtime_error {
 /// Messages between the ranks of a world. Messages from one rank to another in one stream arrive in the order in which
 /// they were sent; receives match them in the order in which they began. Messages move only inside these calls.
 ///
-/// Buffers belong to the transport until `finish` returns true for the message's ticket. Calls throw std::exception if
-/// the transport itself has failed, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`.
+/// Buffers belong to the transport until `finish` returns true for the message's ticket: a send may be complete before
+/// it is received. No rank sends to itself. Calls throw std::exception if the transport itself has failed, or what they
+/// send to is gone, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`, one for each rank.
 class Transport {
 public:
     using Ticket = std::uint32_t;
