@@ -376,8 +376,8 @@ private:
         if (!may_have_met || generations_->ended()) return false;
         // A program that fails by itself may never succeed; one that has waited in vain did nothing wrong.
         const bool has_waited = rank.member != 0 && (!generations_->has(rank.member) || generations_->is_back(rank.member));
-        if (has_waited) end_stopped(true);
-        const bool is_innocent = has_waited && last_ended_at_ && rank.begin < *last_ended_at_;
+        if (has_waited && !is_elastic()) end_stopped(true);
+        const bool is_innocent = has_waited && !is_elastic() && !rank.is_ended && last_ended_ && rank.begin < last_ended_->second;
         const bool counts = (!lost_since_ || rank.is_new) && !is_innocent;
         if (counts && !has_waited && !was_ended_from_outside(*rank.end)) failed_soon_ = *rank.failed_after < soon ? failed_soon_ + 1 : 0;
         std::string refusal;
@@ -403,19 +403,16 @@ private:
         restarts_ += counts;
         const double pause = failed_soon_ < 2 ? 0 : pause_after(failed_soon_ - 1);
         rank.starts_again = Clock::now() + std::chrono::milliseconds(static_cast<long long>(pause * 1000));
-        if (is_innocent) {
-            say(name_of(rank) + " has waited for that one in vain, and is started again, too");
-            return true;
-        }
-        say_failure(rank);
+        if (is_innocent) say_failure(rank, " has waited in vain for " + last_ended_->first + ": it ");
+        else say_failure(rank);
         say((counts ? "starts it again, " + std::to_string(number_ + restarts_) + " of at most " + std::to_string(options_.restarts)
                     : std::string("starts it again, too")) +
             (pause > 0 ? ", in " + rounded(pause) + " s" : ""));
         return true;
     }
-    void say_failure(Rank& rank) {
+    void say_failure(Rank& rank, const std::string& what = " failed: it ") {
         for (Stream& stream : rank.streams) stream.read();
-        say(name_of(rank) + " failed: it " + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
+        say(name_of(rank) + what + describe_end(*rank.end) + " after " + rounded(*rank.failed_after) + " s" + said_by(rank));
     }
     /// Are there as many ranks as the job needs, or will there be?
     bool are_enough() const {
@@ -506,17 +503,18 @@ private:
     /// `at_once`, when somebody has waited in vain.
     void end_stopped(bool at_once) {
         for (Rank& rank : ranks_) {
-            if (has_joined(rank) || (!at_once && Clock::now() < rank.looked_at_next)) continue;
+            if (has_joined(rank) || rank.is_ended || (!at_once && Clock::now() < rank.looked_at_next)) continue;
             rank.looked_at_next = Clock::now() + grace();
             const bool is_stopped = std::ranges::any_of(descendants('T'), [&](pid_t process) { return is_of(rank, process); });
             if (!(std::exchange(rank.was_stopped, is_stopped) || at_once) || !is_stopped) continue;
             end_rank(rank, "was stopped before it joined the others");
         }
     }
-    void end_rank(const Rank& rank, const std::string& why) {
+    void end_rank(Rank& rank, const std::string& why) {
+        if (std::exchange(rank.is_ended, true)) return;
         say(name_of(rank) + " " + why + ", and is ended");
         ::kill(rank.process, SIGKILL);
-        last_ended_at_ = Clock::now();
+        last_ended_ = {name_of(rank), Clock::now()};
     }
     void look_at_generations() {
         if (!generations_) return;
@@ -525,7 +523,7 @@ private:
         for (Rank& rank : ranks_)
             if (rank.was_listed && !rank.left_out && !generations_->has(rank.member)) rank.left_out = Clock::now();
         for (Rank& rank : ranks_)
-            if (is_silent(rank) && !std::exchange(rank.is_ended, true)) end_rank(rank, "did not answer the others in time");
+            if (is_silent(rank)) end_rank(rank, "did not answer the others in time");
         if (is_elastic()) end_stopped(false);
         // When a rank leaves a job that has ended, the others have only to leave.
         const auto has_ended = [](const Rank& rank) { return rank.end.has_value(); };
@@ -543,6 +541,7 @@ private:
             for (Rank& rank : ranks_) rank.is_new = false;
         if (!lost_since_ || generations_->newest() == *lost_since_ || asked_ || first_failed_) return;
         lost_since_.reset();
+        last_ended_.reset();
         is_refused_ = false;
         next_signal_at_.reset();
         next_signal_ = SIGTERM;
@@ -701,11 +700,12 @@ private:
     Clock::time_point begin_ = Clock::now();
     Clock::duration longest_start_ = {};  // of ranks, until they wait for the others
     std::optional<StateFiles> files_;
-    std::uint64_t saved_ = 0;                         // number of the newest state in them that this process has written or read
-    std::optional<Generations> generations_;          // if ranks may be started again
-    std::optional<std::uint32_t> lost_since_;         // the generation that has lost a rank, until all have met again
-    std::optional<Clock::time_point> last_ended_at_;  // a rank that the others may have waited for in vain
-    bool is_refused_ = false;                         // a rank that was lost since then is not started again
+    std::uint64_t saved_ = 0;                  // number of the newest state in them that this process has written or read
+    std::optional<Generations> generations_;   // if ranks may be started again
+    std::optional<std::uint32_t> lost_since_;  // the generation that has lost a rank, until all have met again
+    std::optional<std::pair<std::string, Clock::time_point>>
+        last_ended_;           // a rank that the others have waited for in vain, since they last met
+    bool is_refused_ = false;  // a rank that was lost since then is not started again
     std::vector<Rank> ranks_;
     Clock::time_point next_save_at_ = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.state_every * 1000));
     pid_t saver_ = -1;

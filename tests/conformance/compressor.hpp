@@ -20,6 +20,7 @@
 #include <gradsync/backend/thread_backend.hpp>
 #include <gradsync/bucket/size_capped.hpp>
 #include <gradsync/compress/compressor.hpp>
+#include <gradsync/compress/gathered.hpp>
 #include <gradsync/overlap/no_overlap.hpp>
 #include <gradsync/overlap/overlap_backward.hpp>
 #include <gradsync/reducer.hpp>
@@ -299,8 +300,9 @@ std::string different(const Trace& a, const Trace& b, std::size_t steps, Chosen&
 /// The first result that is another one on some rank than on rank 0, or "".
 inline std::string out_of_step(const std::vector<Trace>& traces) {
     for (std::size_t rank = 1; rank < traces.size(); ++rank)
-        if (std::string what = different(traces[0], traces[rank], traces[0].results.size(), [](const Tensor&) { return true; });
-            !what.empty())
+        if (traces[rank].results.size() != traces[0].results.size()) return "another number of steps on rank " + std::to_string(rank);
+        else if (std::string what = different(traces[0], traces[rank], traces[0].results.size(), [](const Tensor&) { return true; });
+                 !what.empty())
             return what + ", rank " + std::to_string(rank);
     return {};
 }

@@ -76,6 +76,7 @@ struct ErrorPlace {
     std::string_view parameter = {};
 };
 
+/// Throws what its callers below describe.
 [[noreturn, gnu::cold, gnu::noinline]] inline void raise_joined(Errc code, const ErrorPlace& place,
                                                                 std::initializer_list<TextPart> parts) {
     const std::string message = join(parts);
@@ -83,8 +84,8 @@ struct ErrorPlace {
     throw Error(code, message, {place.operation, place.rank, place.peer, place.bucket, std::string(place.parameter)});
 }
 
-/// Throws an Error with the parts as its message: `raise(code, {.rank = r}, "rank ", r, " is late")`. Only the parts
-/// are written down where it is called, so that a check stays small; all else is one cold function.
+/// Throws an Error with the parts as its message: `raise(code, {.rank = r}, "rank ", r, " is late")`. The caller only
+/// lists the parts, so that its check stays small; one cold function does the rest.
 [[noreturn, gnu::always_inline]] inline void raise(Errc code, const ErrorPlace& place, const auto&... parts) {
     raise_joined(code, place, {TextPart(parts)...});
 }

@@ -217,8 +217,9 @@ private:
         for (const auto until = net::Clock::now() + limit / 2; !handle; ::usleep(500)) {
             handle = handle_in(store.read(held));
             if (!handle && net::Clock::now() > until)
-                bootstrap::raise(Errc::storage, {.operation = "KeptState", .rank = rank_}, "nobody holds the ",
-                                 "memory of rank ", rank_, "; start the ranks with gradsync_run --restarts K");
+                bootstrap::raise(Errc::storage, {.operation = "KeptState", .rank = rank_},
+                                 "nobody holds the memory of rank ", rank_,
+                                 "; start the ranks with gradsync_run --restarts K");
         }
         auto memory = elastic::KeptMemory::open(*handle);
         if (!memory.is_for(bytes, layout))

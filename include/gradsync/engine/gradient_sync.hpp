@@ -282,7 +282,7 @@ private:
         }
         if (agree) hand_out_used();
         in_flight_.weights().finish(host_of(backend_), planned_.parameters());
-        if (statistics_.steps == 0) check_written_place();
+        if (statistics_.steps == 0 && !skips) check_written_place();
         held.end();
         take_statistics(skips);
         marks_.reset();

@@ -200,8 +200,10 @@ public:
     Ending end(const char* operation) {
         guard_.check_usable(operation);
         if (gathers_.pending() != 0 && phase() != Phase::closed)
-            guard_.refuse(operation, "averages of the last step were not waited for; call ",
-                          "acquire(i) on what finish() returned before parameter i is stepped and used, or wait()");
+            guard_.refuse(
+                operation,
+                "averages of the last step were not waited for; "
+                "call acquire(i) on what finish() returned before parameter i is stepped and used, or wait()");
         check_micro_batches(operation);
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
         if ((unsynchronised_.fetch_or(finishing) & finishing) != 0) guard_.refuse(operation, in_finish);

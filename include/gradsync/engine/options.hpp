@@ -13,8 +13,8 @@ enum class GradientStorage : std::uint8_t {
     automatic,  ///< borrowed; with TorchReducer in_buckets where that copies less
     /// In the trainer's memory: copied into the bucket and out (no copy for a gradient that is alone in its bucket).
     borrowed,
-    /// In `gradient_view(i)`: no copy. Register no gradients, or leave them where they are until the first `finish()`,
-    /// which looks there if all averages are 0.
+    /// In `gradient_view(i)`: no copy. Register no gradients, or leave them where they are until the first `finish()`:
+    /// in host memory, and without OverlapForward, it looks there if all averages are 0.
     in_buckets,
     /// Like in_buckets, but a bucket has memory only from the first `gradient_view` of a backward until it is reduced.
     /// For gradients that are reduced to shards (Zero2).

@@ -30,10 +30,9 @@ inline void check_positive(std::initializer_list<Named> numbers) {
 
 /// Throws Error(invalid_argument) unless `value`, the argument `what` of `operation`, is a finite number of 0 or more.
 inline void check_amount(const char* operation, const char* what, double value, int rank = -1) {
-    using gradsync::detail::text;
     if (!(value >= 0) || !gradsync::detail::is_finite(value))
-        gradsync::detail::refuse(
-            operation, text(what, " must be a finite number of 0 or more, not ", std::to_string(value)), rank);
+        gradsync::detail::refuse({operation, rank}, what, " must be a finite number of 0 or more, not ",
+                                 std::to_string(value));
 }
 
 }  // namespace detail

@@ -64,8 +64,9 @@ struct RoundStochastically {
 /// Thread-safe. Throws Error(invalid_argument) unless `rounded` holds the same number of bf16 elements.
 inline void round_stochastically(const RoundingSlice& slice, std::uint64_t seed) {
     if (slice.rounded.dtype != DType::bf16 || slice.rounded.count != slice.master.size())
-        detail::raise(Errc::invalid_argument, "round_stochastically: ", slice.master.size(), " numbers cannot ",
-                      "be rounded to ", slice.rounded.count, " of ", slice.rounded.dtype, "; give as many of bf16");
+        detail::raise(Errc::invalid_argument, "round_stochastically: ", slice.master.size(),
+                      " numbers cannot be rounded to ", slice.rounded.count, " of ", slice.rounded.dtype,
+                      "; give as many of bf16");
     std::uint64_t state = detail::split_mix(seed) + slice.parameter;
     kernel::dispatch<detail::RoundStochastically>(slice.master.data(), static_cast<std::uint16_t*>(slice.rounded.data),
                                                   slice.first, detail::split_mix(state), slice.master.size());

@@ -302,5 +302,7 @@ TEST_CASE("run_simulated refuses invalid clusters") {
     refused("factor", {.cluster = four, .stragglers = {{1, -2}}});
     refused("jitter", {.cluster = four, .jitter = -1});
     refused("time limit", {.cluster = four, .timeout = std::chrono::seconds(0)});
-    CHECK(outcome_of([] { run_simulated({.cluster = four}, [](SimulatedBackend comm) { comm.compute(-1); }); }).says("seconds must be"));
+    const auto negative = outcome_of([] { run_simulated({.cluster = four}, [](SimulatedBackend comm) { comm.compute(-1); }); });
+    CHECK(negative.text.ends_with("seconds must be a finite number of 0 or more, not -1.000000"));
+    CHECK(negative.error->context().rank >= 0);
 }

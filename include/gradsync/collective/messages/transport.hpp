@@ -30,8 +30,8 @@ struct Nonsense : std::runtime_error {
 /// they were sent; receives match them in the order in which they began. Messages move only inside these calls.
 ///
 /// Buffers belong to the transport until `finish` returns true for the message's ticket: a send may be complete before
-/// it is received. No rank sends to itself. Calls throw std::exception if the transport itself has failed, or what they
-/// send to is gone, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`, one for each rank.
+/// it is received. No rank sends to itself. Calls throw std::exception if the transport itself has failed or the
+/// receiver is gone, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`; each rank has its own.
 class Transport {
 public:
     using Ticket = std::uint32_t;

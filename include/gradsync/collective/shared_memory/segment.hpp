@@ -108,7 +108,8 @@ private:
     }
 
     [[noreturn, gnu::cold, gnu::noinline]] static void refuse(const auto&... what) {
-        throw std::system_error(errno, std::generic_category(), text(what...));
+        const int error = errno;
+        throw std::system_error(error, std::generic_category(), text(what...));
     }
 
     static std::string path_of(const IpcHandle& handle) {
