@@ -823,6 +823,16 @@ class Training(RunTest):
                 self.assertIn(f"the job succeeded. It was started again {1 + stops} time", errors)
                 self.assertEqual(json.loads(json_file.read_text())["params_digest"], json.loads(plain.read_text())["params_digest"])
 
+    def test_a_rank_that_stops_answering_at_each_start_uses_up_the_restarts(self):
+        train = [PROGRAM, *"--backend tcp --d-model 32 --blocks 1 --heads 2 --context 16 --micro-batch 2 --global-batch 12 --steps 100000 --timeout 2".split()]
+        stop = "[ $RANK != 1 ] || (sleep 1; kill -STOP $$) & "
+        launcher = self.begin("-n", 3, "--restarts", 2, "--grace", 2, *self.script(f"{stop}exec {' '.join(map(str, train))}"))
+        _, errors = launcher.communicate(timeout=LIMIT)
+        self.assertNotEqual(launcher.returncode, 0, errors)
+        self.assertIn("rank 1 did not answer the others in time, and is ended", errors)
+        self.assertIn("no restart is left of 2", errors)
+        self.assertNotIn("rank 1 has waited", errors)
+
 
 if __name__ == "__main__":
     if len(sys.argv) < 4:
