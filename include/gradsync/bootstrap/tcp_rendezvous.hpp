@@ -255,11 +255,11 @@ GRADSYNC_ONCE TcpRendezvous::TcpRendezvous(Job job, TcpRendezvousOptions options
       place_(std::move(at)) {
     if (size() == 1) return;
     if (!is_told() && !job_.is_at_loopback() && job_.token != "open" && job_.token.size() < 16)
-        refuse(
-            Errc::invalid_argument, {}, "the ranks meet at ", place(),
-            job_.token.empty() ? ", and have no token" : ", and their token is too short",
-            ": whoever reaches that port could join them; "
-            "set GRADSYNC_JOB_TOKEN to the same secret of 16 characters or more on all ranks, made by 'openssl rand -hex 16', or to 'open' on a network that only you can reach");
+        refuse(Errc::invalid_argument, {}, "the ranks meet at ", place(),
+               job_.token.empty() ? ", and have no token" : ", and their token is too short",
+               ": whoever reaches that port could join them; set GRADSYNC_JOB_TOKEN to the same secret of 16 "
+               "characters or more on all ranks, made by 'openssl rand -hex 16', or to 'open' on a network that only "
+               "you can reach");
     if (rank() == 0) await_callers();
     else call();
 }

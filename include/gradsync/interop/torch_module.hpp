@@ -98,7 +98,8 @@ namespace detail {
 
 /// A tensor like `t` in memory of another owner. `move_storage` gives it memory.
 inline at::Tensor alias(const at::Tensor& t) {
-    return at::from_blob(nullptr, t.sizes(), t.strides(), t.options().requires_grad(false));
+    const auto keep = [](void*) {};  // libtorch cannot ask where no memory is
+    return at::from_blob(nullptr, t.sizes(), t.strides(), keep, t.options().requires_grad(false), t.device());
 }
 /// Gives the storage of `t` other memory. It applies to all tensors that share the storage: views that autograd saves,
 /// and results of `detach()`.
@@ -107,10 +108,19 @@ inline at::DataPtr move_storage(const at::Tensor& t, at::DataPtr memory) {
     return storage.set_data_ptr(std::move(memory));
 }
 
-/// Calls `mark(i)` whenever autograd has accumulated the gradient of tensor i, until it is destroyed.
+/// May the memory of `gradient` be overwritten? Autograd may take `produced`, which a backward has made, as the
+/// gradient without a copy, although others still read its memory, or take it, too: as of `a.view(-1) + b.view(-1)`.
+inline bool is_alone(const at::Tensor& gradient, const at::Tensor& produced) {
+    if (!produced.defined() || produced.layout() != at::kStrided || !produced.is_alias_of(gradient)) return true;
+    if (produced.is_view() && produced._base().use_count() > 1) return false;
+    return gradient.storage().use_count() <= (produced.is_view() ? 3 : 2);  // theirs, and that of the view's base
+}
+
+/// Calls `mark(i, produced)` whenever autograd has accumulated the gradient of tensor i, from what a backward has
+/// produced, until it is destroyed.
 class TorchHooks {
 public:
-    using Mark = std::function<void(std::size_t)>;
+    using Mark = std::function<void(std::size_t, const at::Tensor& produced)>;
 
     TorchHooks(const std::vector<at::Tensor>& tensors, Mark mark) : mark_(std::move(mark)) {
         for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -129,8 +139,8 @@ private:
     struct Hook final : torch::autograd::FunctionPostHook {
         Hook(const Mark& mark_, std::size_t i_) : mark(mark_), i(i_) {}
         torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                                  const torch::autograd::variable_list&) override {
-            mark(i);
+                                                  const torch::autograd::variable_list& inputs) override {
+            mark(i, inputs[0]);
             return outputs;
         }
         const Mark& mark;

@@ -165,7 +165,7 @@ public:
         : TorchGradients(comm, trained, detail::choose<ReducerOptions, B>(first, more...), plain),
           Base(comm, this->placed_views(), this->options_, detail::choose<Buckets, B>(first, more...),
                detail::choose<Overlap, B>(first, more...), detail::choose<Exchange, B>(first, more...)),
-          hooks_(tensors, [this](std::size_t i) { mark(i); }) {
+          hooks_(tensors, [this](std::size_t i, const at::Tensor& produced) { mark(i, produced); }) {
         static_assert(detail::Accepts<B, ReducerOptions, Role::buckets, Role::overlap,
                                       Role::exchange>::template check<First, More...>());
         if (in_buckets()) move_into_buckets();
@@ -228,12 +228,16 @@ private:
         }
     }
 
-    void mark(std::size_t i) {
+    void mark(std::size_t i, const at::Tensor& produced) {
         at::Tensor& current = tensors[i].mutable_grad();
         if (at_home(i)) {
             Base::mark_ready(i);
         } else {
-            const at::Tensor gradient = current = dense(i);
+            at::Tensor gradient = dense(i);
+            // A bucket may be reduced in place. What others read, or reduce too, must keep its numbers.
+            if (const at::NoGradGuard no_graph; !in_buckets() && !detail::is_alone(gradient, produced))
+                gradient = gradient.clone();
+            current = gradient;
             Base::mark_ready(i, buffer(gradient));  // if it throws, both memories live
             if (Base::gradient_view(i).data == gradient.data_ptr()) homes_[i] = gradient;
             else current = homes_[i];  // it was copied

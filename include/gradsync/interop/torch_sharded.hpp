@@ -143,7 +143,7 @@ protected:
           trained_(trained),
           keeps_(this->engine_options_.gradients != GradientStorage::pooled &&
                  this->engine_options_.accumulation == Accumulation::in_gradients),
-          hooks_(tensors_, [this](std::size_t i) { mark(i); }) {
+          hooks_(tensors_, [this](std::size_t i, const at::Tensor&) { mark(i); }) {
         Sharded::broadcast_parameters();
         if (!external) return;
         Sharded::for_each_shard([&](std::size_t i, std::size_t, std::size_t, BufferView m) {

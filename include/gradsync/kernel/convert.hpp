@@ -65,10 +65,10 @@ struct Kernels {
 namespace detail {
 
 [[noreturn, gnu::cold, gnu::noinline]] inline void no_kernels(DType type) {
-    gradsync::detail::raise(
-        Errc::invalid_argument, "no code for elements of ", type,
-        " is in this program: give their type where a view of them is made, as in gs::BufferView{pointer, count, gs::DType::",
-        type, "}, not afterwards in its member dtype");
+    gradsync::detail::raise(Errc::invalid_argument, "no code for elements of ", type,
+                            " is in this program: give their type where a view of them is made, as in "
+                            "gs::BufferView{pointer, count, gs::DType::",
+                            type, "}, not afterwards in its member dtype");
 }
 
 }  // namespace detail

@@ -57,7 +57,7 @@ struct Cluster {
     Algorithm across = Algorithm::ring;  ///< the algorithm of `hierarchical` between the nodes
 
     /// Returns the number of nodes.
-    int nodes() const noexcept { return (ranks + ranks_per_node - 1) / ranks_per_node; }
+    int nodes() const noexcept { return ranks / ranks_per_node + (ranks % ranks_per_node != 0 ? 1 : 0); }
 };
 
 /// Throws Error(invalid_argument) if the cluster is invalid.

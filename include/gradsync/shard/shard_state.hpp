@@ -110,10 +110,13 @@ public:
         states_ = Arrays<PassesOf<B>>(passes, std::move(states), state_count);
     }
 
-    /// Lets a MatrixOptimizer step whole parameters. `costs`: see WholeCosts. Both outlive this.
-    void step_matrices(const auto& optimizer, const List<ParameterView>& parameters, const List<double>& costs) {
+    /// Tells which parameters are whole. `costs`: see WholeCosts. Both outlive this.
+    void know_whole(const List<ParameterView>& parameters, const List<double>& costs) noexcept {
         parameters_ = &parameters;
         costs_ = costs;
+    }
+    /// Reserves the scratch memory of a MatrixOptimizer.
+    void reserve_scratch(const auto& optimizer) {
         for (const ShardSlice& slice : slices_)
             if (is_whole(slice.parameter))
                 scratch_of(optimizer.scratch_count(shape_of(slice)) * size_of(array(slice, 0).dtype));
@@ -273,12 +276,13 @@ private:
 
     template <class T, class O>
     void step_slice(const ShardSlice& slice, ConstBufferView gradient, double gradient_scale, O& optimizer) const {
-        constexpr std::size_t block = 4096;
-        T converted[block];
-        const bool converts = gradient.dtype != dtype_of<T>;
+        T block[4096];
+        const bool converts = gradient.dtype != dtype_of<T>, whole = is_whole(slice.parameter);
+        T* const converted = converts && whole ? reinterpret_cast<T*>(scratch_of(slice.count * sizeof(T))) : block;
         T* state[max_states];
         for (std::size_t done = 0; done < slice.count;) {
-            const std::size_t n = converts ? smaller(block, slice.count - done) : slice.count;
+            const std::size_t left = slice.count - done,
+                              n = converts && !whole ? smaller(std::size(block), left) : left;
             const ConstBufferView part = gradient.subview(done, n);
             if (converts) kernel::copy(part, buffer(std::span(converted, n)));
             const T* const gradients = converts ? converted : static_cast<const T*>(part.data);

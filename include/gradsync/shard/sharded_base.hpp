@@ -260,7 +260,8 @@ protected:
     void make_state(List<BufferView> weights = {}) {
         state_ = ShardState<B>(backend_, plan(), values_.layout(), engine_->home().planned().infos(), values_.buckets(),
                                std::move(weights), optimizer_.state_count());
-        if constexpr (MatrixOptimizer<O>) state_.step_matrices(optimizer_, parameters_, costs_);
+        state_.know_whole(parameters_, costs_);
+        if constexpr (MatrixOptimizer<O>) state_.reserve_scratch(optimizer_);
         gathers_.resize(plan().size());
     }
 
@@ -306,6 +307,10 @@ protected:
         if (counts_micro_batches() && micro_batches_ == engine_->home().rounds().deal().rounds())
             guard_.refuse(operation, "all ", micro_batches_,
                           " micro-batches of this step were averaged; call step() first");
+        if (counts_micro_batches() && engine_->in_flight().contribution().has_batch &&
+            micro_batches_ >= engine_->home().rounds().deal().count(backend_.rank()))
+            guard_.refuse(operation, "this rank has had all of its ", micro_batches_,
+                          " micro-batches; call begin_step(false), and mark nothing");
     }
     /// Refuses a call for which there are no averages, or some of another step.
     void check_averages(CheckedCall call) const {

@@ -204,7 +204,11 @@ public:
     void flush() {
         guard_.check_usable("flush");
         guard_.run([&] {
-            for (std::size_t u = 0; u < this->buckets_.count(); ++u) wait(values_[u]);
+            for (std::size_t u = 0; u < this->buckets_.count(); ++u) {
+                const bool gathering = values_[u].gathering;
+                wait(values_[u]);
+                values_[u].gathering = gathering;  // it decides which slot a gather takes: on all ranks the same one
+            }
         });
     }
     std::size_t unit_count() const noexcept { return given_units_.count(); }  ///< Returns the number of units.

@@ -121,12 +121,15 @@ struct WholeBalance {
 WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks, const WholeParameters& whole,
                            const BucketPolicy auto& buckets) {
     if (ranks < 1) detail::refuse("whole_balance", "the number of ranks must be positive, not ", ranks);
-    detail::WholeOwners owners({detail::costs_of(parameters, whole, "whole_balance", 0), true});
+    const List<ParameterView> views = detail::view_parameters<MemorySpace::host>(parameters);
+    const List<double> costs = detail::costs_of(views, whole, "whole_balance", 0);
+    detail::WholeOwners owners({costs, true});
     List<ParameterInfo> infos(parameters.size());
     List<std::size_t> order;
     for (std::size_t i = parameters.size(); i-- > 0;) {
-        const BufferView& gradient = parameters[i].gradient;
-        infos[i] = {.count = gradient.count, .dtype = gradient.dtype, .whole = owners.is_whole(i)};
+        const BufferView &gradient = views[i].gradient, &value = views[i].value;
+        infos[i] = {
+            .count = gradient.count, .dtype = gradient.dtype, .value_dtype = value.dtype, .whole = owners.is_whole(i)};
         if (infos[i].whole && parameters[i].requires_grad) order.push_back(i);
     }
     const BucketPlan plan = owners.deal(buckets.plan(infos, order), infos, ranks);

@@ -297,6 +297,47 @@ TEST_CASE("gradients that were side by side in one memory are averaged where aut
               }) == "");
 }
 
+TEST_CASE("a gradient whose memory others still read, or have for a gradient, too, is averaged elsewhere") {
+    for (const auto averaging : {gs::Averaging::mean, gs::Averaging::sum})
+        for (const int size : {1, 2, 3})
+            CHECK(findings(size, [&](gs::ThreadBackend comm, Finding& finding) {
+                      const Named parameters{{"a", trainable({64, 64})}, {"b", trainable({64, 64})}, {"place", trainable({64, 64})}};
+                      const auto& [a, b, place] = std::tie(parameters[0].second, parameters[1].second, parameters[2].second);
+                      gs::TorchReducer sync(comm, parameters, gs::ReducerOptions{.averaging = averaging});
+                      const auto numbers = torch::arange(64.0 * 64).view({64, 64});
+                      torch::Tensor all = torch::zeros({64, 64});
+                      for (int r = 0; r < size; ++r) all += numbers + r;
+                      if (averaging == gs::Averaging::mean) all /= size;
+                      for (int step = 0; step < 3; ++step) {
+                          for (const auto& [name, p] : parameters) p.mutable_grad().reset();
+                          const auto sum = (a.view(-1) + b.view(-1)).view({1, 64, 64}) * 1 + place.unsqueeze(0);
+                          (sum.squeeze(0) * (numbers + comm.rank())).sum().backward();
+                          sync.finish();
+                          for (const auto& [name, p] : parameters)
+                              finding.check(torch::allclose(p.grad(), all), name + " in step " + std::to_string(step));
+                      }
+                  }) == "");
+}
+
+TEST_CASE("most gradients are averaged where autograd puts them: nobody else has their memory") {
+    const auto other = torch::ones({64, 64}, torch::requires_grad()), x = torch::ones({8, 64});
+    const auto is_alone = [](auto&& loss_of) {
+        const auto p = trainable({64, 64});
+        bool alone = false;
+        const gs::detail::TorchHooks hooks(
+            {p}, [&](std::size_t, const at::Tensor& produced) { alone = gs::detail::is_alone(p.grad(), produced); });
+        loss_of(p).backward();
+        return alone;
+    };
+    CHECK(is_alone([&](const at::Tensor& p) { return torch::linear(x, p).pow(2).sum(); }));
+    CHECK(is_alone([&](const at::Tensor& p) { return x.mm(p).pow(2).sum(); }));
+    CHECK(is_alone([&](const at::Tensor& p) { return (p * other).sum(); }));
+    CHECK(is_alone([&](const at::Tensor& p) { return p.view(-1).pow(2).sum(); }));
+    CHECK(is_alone([&](const at::Tensor& p) { return p.sum(); }));
+    CHECK(!is_alone([&](const at::Tensor& p) { return (p.view(-1) + other.view(-1)).pow(2).sum(); }));
+    CHECK(is_alone([&](const at::Tensor& p) { return (other + p).pow(2).sum(); }));  // autograd has copied it
+}
+
 TEST_CASE("a gradient that was there has the strides of its parameter afterwards, and one that a backward does not make is zero") {
     for (const auto storage : {gs::GradientStorage::in_buckets, gs::GradientStorage::borrowed})
         for (const int size : {1, 2, 3, 4})

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -140,6 +141,29 @@ TEST_CASE("stage 2 with micro_batches: a mean that a type of low precision holds
                       });
                       sharded.step();
                   }) == "");
+}
+
+TEST_CASE("stage 2 with micro_batches: a batch that belongs to another rank is refused") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors({30}, DType::f32);
+              ShardedOptimizer<ThreadBackend, Sgd, Zero2> sharded(
+                  comm, model, Sgd{}, {.reducer = {.accumulation = Accumulation::in_buckets, .micro_batches = 3}});
+              const auto mark = [&] {
+                  write_gradient(sharded.acquire_gradient(0), sharded.parameter_value(0), comm.rank(), 0, 0);
+                  sharded.mark_ready(0);
+              };
+              mark();
+              sharded.finish();
+              if (comm.rank() == 1)
+                  for (const auto& call : {std::function<void()>(mark), std::function<void()>([&] { sharded.finish(); })}) {
+                      const Outcome outcome = outcome_of(call);
+                      finding.check(outcome.says("this rank has had all of its 1 micro-batches; call begin_step(false)"), outcome.text);
+                  }
+              (void)sharded.begin_step(comm.rank() == 0);
+              if (comm.rank() == 0) mark();
+              sharded.finish();
+              sharded.step();
+          }) == "");
 }
 
 TEST_CASE("stage 2 with micro_batches: steps that come too early, and what comes too late, are refused") {

@@ -487,6 +487,20 @@ TEST_CASE("weights that are not in use are not handed out: not those gathered ah
     }
 }
 
+TEST_CASE("a rank that alone calls flush() gathers the same units as the others, in any order") {
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto given = initial_tensors({40, 40, 40, 40}, DType::f32);
+              ShardedParameters sharded(comm, given, Sgd{}, Units({0, 1, 2, 3}));
+              for (int s = 0; s < 3; ++s) {
+                  forward_backward(sharded, comm.rank(), s, finding);
+                  sharded.finish();
+                  sharded.step();
+                  if (comm.rank() == 0) sharded.flush();
+                  for (const std::size_t u : {2u, 3u, 0u, 1u}) (void)sharded.gather(u);
+              }
+          }) == "");
+}
+
 TEST_CASE("without resharding weights stay readable after their use, until the step") {
     for (const int size : rank_counts(1, 3))
         for (const std::size_t prefetch : {0u, 1u}) {

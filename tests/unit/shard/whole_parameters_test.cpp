@@ -492,17 +492,34 @@ TEST_CASE("whole parameters may be frozen at first, live in buckets that are gat
 TEST_CASE("an optimizer of slices gets whole parameters with WholeParameters") {
     struct Strict : Sgd {
         void step(const OptimizerSlice<float>& s) const {
-            if (s.parameter == 0 && (s.first != 0 || s.value.size() != 600)) throw std::logic_error("a part of parameter 0");
+            if (s.parameter == 0 && (s.first != 0 || s.value.size() != 8400)) throw std::logic_error("a part of parameter 0");
             Sgd::step(s);
         }
     };
-    CHECK(findings(3, [&](ThreadBackend comm, Finding&) {
-              auto tensors = Model{.shapes = {{30, 20}, {50}}}.tensors();
-              ShardedOptimizer sharded(comm, tensors, Strict{}, WholeParameters{});
-              sharded.mark_ready();
-              sharded.finish();
-              sharded.step();
-          }) == "");
+    for (const DType dtype : {DType::f32, DType::bf16})  // gradients of bf16 are widened first
+        CHECK(findings(3, [&](ThreadBackend comm, Finding&) {
+                  auto tensors = Model{.dtype = dtype, .shapes = {{120, 70}, {50}}}.tensors();
+                  ShardedOptimizer sharded(comm, tensors, Strict{}, WholeParameters{});
+                  sharded.mark_ready();
+                  sharded.finish();
+                  sharded.step();
+              }) == "");
+}
+
+TEST_CASE("whole_balance foresees the buckets of whole parameters, also of those without gradients and of mixed types") {
+    auto tensors = Model{.shapes = {{64, 48}, {48, 64}, {64, 64}, {30}}}.tensors();
+    for (auto& tensor : Model{.dtype = DType::bf16, .shapes = {{64, 32}, {32, 64}}}.tensors()) tensors.push_back(tensor);
+    auto without = gradsync::detail::view_parameters<MemorySpace::host>(tensors);
+    for (ParameterView& parameter : without) parameter.gradient = {};
+    for (const int ranks : {2, 3, 4})
+        CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {
+                  auto own = tensors;
+                  ShardedOptimizer sharded(comm, own, Sgd{}, WholeParameters{}, SizeCappedBuckets(20'000));
+                  std::size_t buckets = 0;
+                  for (std::size_t b = 0; b < sharded.plan().size(); ++b) buckets += sharded.plan().bucket(b).front() != 3;
+                  const WholeBalance balance = whole_balance(without, ranks, WholeParameters{}, SizeCappedBuckets(20'000));
+                  finding.check(balance.buckets == buckets, std::to_string(balance.buckets) + " buckets, not " + std::to_string(buckets));
+              }) == "");
 }
 
 TEST_CASE("whole parameters that make no sense are refused") {

@@ -31,7 +31,7 @@ struct Nonsense : std::runtime_error {
 ///
 /// Buffers belong to the transport until `finish` returns true for the message's ticket: a send may be complete before
 /// it is received. No rank sends to itself. Calls throw std::exception if the transport itself has failed or the
-/// receiver is gone, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`; each rank has its own.
+/// receiver is gone, and Nonsense if a rank has sent invalid data. The caller must hold `mutex()`, each rank its own.
 class Transport {
 public:
     using Ticket = std::uint32_t;
