@@ -113,7 +113,7 @@ inline at::DataPtr move_storage(const at::Tensor& t, at::DataPtr memory) {
 inline bool is_alone(const at::Tensor& gradient, const at::Tensor& produced) {
     if (!produced.defined() || produced.layout() != at::kStrided || !produced.is_alias_of(gradient)) return true;
     if (produced.is_view() && produced._base().use_count() > 1) return false;
-    return gradient.storage().use_count() <= (produced.is_view() ? 3 : 2);  // theirs, and that of the view's base
+    return gradient.storage().use_count() <= (produced.is_view() ? 3u : 2u);  // theirs, and that of the view's base
 }
 
 /// Calls `mark(i, produced)` whenever autograd has accumulated the gradient of tensor i, from what a backward has
