@@ -234,7 +234,7 @@ private:
             Base::mark_ready(i);
         } else {
             at::Tensor gradient = dense(i);
-            // A bucket may be reduced in place. What others read, or reduce too, must keep its numbers.
+            // The average may be written to this memory, and others may still read autograd's numbers there.
             if (const at::NoGradGuard no_graph; !in_buckets() && !detail::is_alone(gradient, produced))
                 gradient = gradient.clone();
             current = gradient;

@@ -122,8 +122,7 @@ WholeBalance whole_balance(std::span<const ParameterView> parameters, int ranks,
                            const BucketPolicy auto& buckets) {
     if (ranks < 1) detail::refuse("whole_balance", "the number of ranks must be positive, not ", ranks);
     const List<ParameterView> views = detail::view_parameters<MemorySpace::host>(parameters);
-    const List<double> costs = detail::costs_of(views, whole, "whole_balance", 0);
-    detail::WholeOwners owners({costs, true});
+    detail::WholeOwners owners({detail::costs_of(views, whole, "whole_balance", 0), true});
     List<ParameterInfo> infos(parameters.size());
     List<std::size_t> order;
     for (std::size_t i = parameters.size(); i-- > 0;) {
