@@ -451,7 +451,7 @@ class GoingOn(RunTest):
     def test_a_job_goes_on_from_its_state_on_disk_after_the_launcher_was_killed(self):
         state = ["--state", self.folder / "state", "--state-every", 0.2]
         launcher = self.job("--restarts", 1, *state)
-        self.assertTrue(until(lambda: any((self.folder / "state").glob("state.*"))))
+        self.assertTrue(until(lambda: any((self.folder / "state").glob("state.[1-9]*"))))
         os.kill(launcher.pid, signal.SIGKILL)
         launcher.communicate(timeout=LIMIT)
         (self.folder / "checkpoint").unlink()
