@@ -26,9 +26,13 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
         packed += t.bytes();
         return memory + (packed - t.bytes());
     };
-    for (const BufferView& t : tensors)  // before anything is started
+    for (const BufferView& t : tensors) {  // before anything is started
         if (op == ReduceOp::mean && !is_floating(t.dtype))
             refuse({"average", comm.rank()}, "a mean of ", t.dtype, " is not defined; use sum() and divide");
+        if ((t.data == nullptr && t.count != 0) || t.space != B::memory_space)
+            refuse({"average", comm.rank()}, "a tensor has no memory, or lies in another memory space than this ",
+                   "backend takes");
+    }
     List<typename B::WorkType> works;  // after `memory`: an exception abandons them first
     std::uint64_t counts = fnv1a(&root, sizeof root);
     for (const BufferView& t : tensors)

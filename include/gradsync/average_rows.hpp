@@ -39,18 +39,19 @@ List<std::uint64_t> agree_on_rows(B& comm, const char* operation, ReduceOp op, B
                                    static_cast<std::uint64_t>(gradient.dtype) << 8 | static_cast<std::uint64_t>(op)};
     constexpr std::size_t n = std::size(facts);
     const List<std::uint64_t> all = gather_values(comm, facts);
-    if (!problem.empty()) refuse({operation, comm.rank()}, problem);
+    if (!problem.empty()) refuse({operation, named_rank(comm)}, problem);
     List<std::uint64_t> counts(all.size() / n);
     for (std::size_t r = 0; r < counts.size(); ++r) {
         counts[r] = all[r * n];
         bool differs = false;
         for (std::size_t k = 1; k < n; ++k) differs = differs || all[r * n + k] != all[k];
         if (counts[r] == wrong || differs)
-            raise(Errc::invalid_argument, {.operation = operation, .rank = comm.rank(), .peer = static_cast<int>(r)},
-                  operation, ": rank ", r,
-                  counts[r] == wrong ? " passed invalid rows; its own error says which"
-                                     : " has a gradient of another shape or type than rank 0, or one of the two "
-                                       "calls average_rows and the other sum_rows");
+            raise(
+                Errc::invalid_argument, {.operation = operation, .rank = named_rank(comm), .peer = named_rank(comm, r)},
+                operation, ": rank ", named_rank(comm, r),
+                counts[r] == wrong ? " passed invalid rows; its own error says which"
+                                   : " has a gradient of another shape or type than the first rank, or one of the two "
+                                     "calls average_rows and the other sum_rows");
     }
     return counts;
 }

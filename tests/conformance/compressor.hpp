@@ -550,6 +550,30 @@ void check_compressor(const X& compressor, const X& late, std::initializer_list<
                     CHECK(wrong == "");
                 }
     }
+    SUBCASE("what is not finite on a rank without weight reaches every rank in that step, and is gone in the next one") {
+        std::string wrong;
+        run_threads(
+            2,
+            [&](ThreadBackend comm) {
+                Trainee<OverlapBackward, X> trainee(comm, {.options = {.averaging = Averaging::mean_over_count}}, compressor);
+                auto& sync = trainee.sync;
+                for (int k = 0; k < 4; ++k) {
+                    const bool infinite = k == 2 && comm.rank() == 1;
+                    sync.set_weight(infinite ? 0 : 1);
+                    for (const std::size_t i : trainee.trainable()) {
+                        trainee.fill(i, infinite ? std::numeric_limits<double>::infinity() : 1);
+                        sync.mark_ready(i);
+                    }
+                    sync.finish();
+                    for (const std::size_t i : trainee.trainable())
+                        for (const double x : numbers(sync.gradient_view(i)))
+                            if (comm.rank() == 0 && is_compressed(trainee.model[i]) && std::isfinite(x) != (k != 2))
+                                wrong = "step " + std::to_string(k) + ", " + trainee.model[i].name;
+                }
+            },
+            patient);
+        CHECK(wrong == "");
+    }
     SUBCASE("a step without weights is 0 and loses nothing, nor does a rank without weight, which brings nothing") {
         for (const Averaging averaging : {Averaging::weighted_mean, Averaging::mean_over_count})
             for (const int ranks : {2, 3})

@@ -89,9 +89,10 @@ public:
     explicit NcclBackend(R& rendezvous, NcclOptions options = {})
         : NcclBackend(connect(rendezvous, options), options, nullptr) {}
 
-    /// The same over an existing communicator of the same ranks in the same order. You keep the ownership,
-    /// and it must outlive the backend. A failure aborts and destroys it. Throws Error(invalid_argument)
-    /// if `comm` and `rendezvous` differ.
+    /// The same over an existing communicator of the same ranks in the same order. Make it with `config.blocking = 0`:
+    /// calls of one that blocks end neither at the time limit nor at a failure. You keep the ownership, and it must
+    /// outlive the backend. A failure aborts and destroys it. Throws Error(invalid_argument) if `comm` and
+    /// `rendezvous` differ.
     template <Rendezvous R>
     static NcclBackend attach(R& rendezvous, ncclComm_t comm, NcclOptions options = {}) {
         return adopt(rendezvous, comm, options, false);
@@ -116,17 +117,17 @@ public:
     }
 
     std::string describe() const {
-        const std::string memory = engine_->describe_memory();
+        const std::string memory = engine().describe_memory();
         return detail::text(size(), size() == 1 ? " device" : " devices", " over NCCL ",
                             detail::nccl_version_text(detail::nccl_version()), memory.empty() ? "" : ", ", memory);
     }
 
     /// Sets the compute stream: collectives that are started from now on come after its work. You keep the ownership;
     /// it must live until another one is set, or until this backend and all memory from `allocate` are destroyed.
-    void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
-    cudaStream_t stream() const noexcept { return engine_->compute_stream(); }  ///< Returns the compute stream.
+    void set_stream(cudaStream_t stream) { engine().set_compute_stream(stream); }
+    cudaStream_t stream() const { return engine().compute_stream(); }  ///< Returns the compute stream.
     /// See BackendAbilities::own_stream. A HybridReduceScatter calls it for its replicas.
-    void use_own_stream() { engine_->use_own_stream(); }
+    void use_own_stream() { engine().use_own_stream(); }
 
     /// Groups collectives: those that are started while the object lives are launched together when it is destroyed, as
     /// one NCCL group. This is much cheaper if they are small. All ranks must form the same groups; otherwise an error
@@ -140,8 +141,11 @@ public:
     ///         for (auto& b : buffers) works.push_back(comm.all_reduce(b, gs::ReduceOp::sum));
     ///     }
     ///     for (auto& work : works) work.wait_on(stream);
-    detail::NcclGroup group() { return detail::NcclGroup(engine_); }
-    std::size_t group_bytes() const noexcept { return engine_->group_bytes(); }  ///< Returns NcclOptions::group_bytes.
+    detail::NcclGroup group() {
+        check_handle();
+        return detail::NcclGroup(engine_);
+    }
+    std::size_t group_bytes() const { return engine().group_bytes(); }  ///< Returns NcclOptions::group_bytes.
 
     void set_timeout(std::chrono::nanoseconds limit) {
         EngineCollectives::set_timeout(limit);
@@ -150,10 +154,11 @@ public:
 
     /// Throws Error(invalid_argument), with the same text on all ranks, if they cannot add up elements of this type. A
     /// Reducer calls it at construction.
-    void check_reduces(DType dtype) const { engine_->check_reduces(dtype, "Reducer"); }
+    void check_reduces(DType dtype) const { engine().check_reduces(dtype, "Reducer"); }
 
     /// The passes that a Reducer makes over device memory, on the compute stream.
     detail::DevicePasses<detail::NcclEngine> passes() const {
+        check_handle();
         return detail::DevicePasses<detail::NcclEngine>(engine_);
     }
 
@@ -163,7 +168,7 @@ public:
     /// Returns device memory in which collectives are fastest; see the concept. The memory keeps the communicator
     /// alive. Its destruction blocks the host, up to the time limit, until all collectives and the work on the compute
     /// stream are complete. Other streams that waited for a Work (`wait_on`) must have finished with the memory.
-    collective::Memory allocate(std::size_t bytes) { return engine_->allocate(bytes); }
+    collective::Memory allocate(std::size_t bytes) { return engine().allocate(bytes); }
 
 private:
     friend EngineCollectives;

@@ -45,11 +45,14 @@ public:
     std::string describe() const { return std::string(host_.describe()) + ", device buffers copied through the host"; }
 
     /// Sets the compute stream; see StagingOptions.
-    void set_stream(cudaStream_t stream) noexcept { engine_->set_compute_stream(stream); }
-    cudaStream_t stream() const noexcept { return engine_->compute_stream(); }  ///< Returns the compute stream.
+    void set_stream(cudaStream_t stream) { this->engine().set_compute_stream(stream); }
+    cudaStream_t stream() const { return this->engine().compute_stream(); }  ///< Returns the compute stream.
 
     /// The passes that a Reducer makes over device memory, on the compute stream.
-    detail::DevicePasses<Engine> passes() const { return detail::DevicePasses<Engine>(engine_); }
+    detail::DevicePasses<Engine> passes() const {
+        this->check_handle();
+        return detail::DevicePasses<Engine>(engine_);
+    }
 
     /// A backend of the same ranks for host memory.
     Host& host() noexcept { return host_; }

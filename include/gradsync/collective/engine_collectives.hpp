@@ -101,6 +101,7 @@ public:
     int size() const { return engine().size(); }  ///< Returns the number of ranks.
     /// This rank's number before any split. Errors name ranks by it.
     int world_rank() const { return engine().own_world_rank(); }
+    int world_rank(int r) const { return engine().world_rank(r); }  ///< The same of rank r.
 
     WorkType all_reduce(BufferView buffer, ReduceOp op, Contribution contribution = {}) {
         return start(reduction(Operation::all_reduce, buffer, buffer, op, contribution));
@@ -221,7 +222,8 @@ public:
     [[gnu::cold, gnu::noinline]] void fail(const std::string& what) noexcept {
         if (!engine_ || !engine_.maker().is_here()) return;
         const int self = engine_->own_world_rank(), peer = handled().peer;
-        const bool known = peer >= 0 && peer < size() && engine_->world_rank(peer) == peer;
+        bool known = false;
+        for (int r = 0; r < size(); ++r) known = known || engine_->world_rank(r) == peer;
         if constexpr (records) engine_->flights()->write(self);
         engine_->fail({Errc::peer_failed, known ? peer : self, text("rank ", self, " failed: ", what)});
     }

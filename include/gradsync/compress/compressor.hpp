@@ -89,14 +89,15 @@ protected:
     /// Adds the gradients of bucket b to its residual, and returns its unit. If that is 0, this rank sends nothing: it
     /// zeroes the `bytes` bytes of `message`.
     double hold(std::size_t b, BufferView bucket, Contribution contribution, void* message, std::size_t bytes) {
-        const double unit = residuals_.unit_of(contribution);
-        if (unit == 0) {
-            residuals_.hold_back(b, bucket, contribution.scale);
-            std::memset(message, 0, bytes);
-        } else {
+        if (const double unit = residuals_.unit_of(contribution)) {
             residuals_.begin(b, bucket, contribution.scale, unit);
+            return unit;
         }
-        return unit;
+        residuals_.hold_back(b, bucket, contribution.scale);
+        // What is not finite must show in this step, not in the one that sends the residual.
+        if (!is_finite(kernel::largest_magnitude(residuals_.bucket(b), bucket.count))) return 1;
+        std::memset(message, 0, bytes);
+        return 0;
     }
     /// Whether the last step of bucket b was too early to be compressed.
     bool was_early(std::size_t b) const noexcept { return steps_[b] <= settings_.start_step; }

@@ -123,6 +123,18 @@ bool poll_work(W& work) {
     else return work.test();
 }
 
+/// The number by which errors name a rank of this communicator: that before any split, if the backend knows it.
+template <class B>
+int named_rank(const B& backend, auto rank) {
+    if constexpr (requires { backend.world_rank(0); }) return backend.world_rank(static_cast<int>(rank));
+    else return static_cast<int>(rank);
+}
+/// The same of this rank.
+template <class B>
+int named_rank(const B& backend) {
+    return named_rank(backend, backend.rank());
+}
+
 /// The values of all ranks, in rank order. Collective.
 template <Backend B>
 [[gnu::cold]] List<std::uint64_t> gather_values(B& backend, std::span<const std::uint64_t> own) {

@@ -48,10 +48,8 @@ public:
 
     int rank() const noexcept { return host_.rank(); }
     int size() const noexcept { return host_.size(); }
-    int own_world_rank() const {
-        if constexpr (requires { host_.world_rank(); }) return host_.world_rank();
-        else return rank();
-    }
+    int world_rank(int r) const { return named_rank(host_, r); }
+    int own_world_rank() const { return named_rank(host_); }
     Host& host() noexcept { return host_; }
     std::chrono::nanoseconds timeout() const noexcept { return host_.timeout(); }
     std::size_t next_number() noexcept { return next_owner(host_); }
@@ -88,9 +86,7 @@ public:
     /// Repeated tests time out in the host's backend, which knows which rank to name, or here if a stream stalls.
     void look(std::uint64_t n, collective::Deadline& deadline) {
         const std::lock_guard lock(mutex_);
-        if (started_.is_over(n) || failed_) return;
-        if (is_reducing()) keep_error([&] { pieces_.oldest().work.test(); });
-        else look_for_stall(deadline);
+        if (!started_.is_over(n) && !failed_) look_for_delay(deadline);
     }
 
     void wait(std::uint64_t n) {
@@ -115,7 +111,8 @@ public:
         {
             const std::lock_guard lock(mutex_);
             advance();
-            if (is_returning(n)) return;
+            if (started_.is_over(n)) return;
+            if (is_returning(n)) return settle_copies();
             what = collective::name_of(started_[n].call, n);
         }
         fail(text("dropped ", what, " before it was complete; keep the Work and wait() for it"));
@@ -123,8 +120,9 @@ public:
 
     /// Afterwards nothing touches the buffers of collectives, unless a stream has stalled for the time limit.
     void fail(const std::string& what) noexcept {
-        host_.fail(what);
-        settle_copies();
+        host_.fail(what);  // without the mutex: it may wait for other ranks
+        const std::lock_guard lock(mutex_);
+        if (!failed_) keep_error([this] { host_.barrier().wait(); });  // throws the reason
     }
 
 private:
@@ -174,7 +172,7 @@ private:
                 pieces_.add([this](Piece& piece, std::uint64_t) { open(piece); });
         });
     }
-    /// Runs `f`, such as a wait of the host's backend, which knows the time limit and the rank to name. Keeps an Error
+    /// Runs `f`, such as a test of the host's backend, which knows the time limit and the rank to name. Keeps an Error
     /// from it for later calls.
     template <class F>
     void keep_error(F&& f) {
@@ -268,17 +266,17 @@ private:
                 if (failed_) throw Error(*failed_);
                 if (moves() != before) idle = 0;
                 if (idle == 0) deadline = {};
-                if (idle >= spins && is_reducing()) keep_error([&] { pieces_.oldest().work.wait(); });
-                else if (idle >= spins) look_for_stall(deadline);
+                if (idle >= spins) look_for_delay(deadline);
             }
             if (idle < spins) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
     }
 
-    /// For waits during which no piece is being reduced.
-    void look_for_stall(collective::Deadline& deadline) {
-        deadline.look(timeout(), [this](std::chrono::nanoseconds) { report_stall(); });
+    /// The oldest piece has not moved: has its time limit passed, on the host or on a stream?
+    void look_for_delay(collective::Deadline& deadline) {
+        if (is_reducing()) keep_error([this] { pieces_.oldest().work.test(); });
+        else deadline.look(timeout(), [this](std::chrono::nanoseconds) { report_stall(); });
     }
     /// Fails because the oldest piece has made no progress within the time limit.
     [[gnu::cold]] void report_stall() {

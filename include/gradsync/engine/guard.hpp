@@ -107,7 +107,7 @@ public:
 private:
     [[noreturn, gnu::cold, gnu::noinline]] void refuse_joined(Errc code, ErrorPlace place,
                                                               std::initializer_list<TextPart> parts) const {
-        place.rank = backend_.rank();
+        place.rank = named_rank(backend_);
         raise(code, place, place.operation, " on rank ", place.rank, ": ", join(parts));
     }
     // Out of line: a mark takes nanoseconds, and code that formats messages would keep the compiler from inlining it.

@@ -49,6 +49,17 @@ public:
 
     /// Returns this rank's batch flag and weight for the current step.
     OwnContribution& contribution() noexcept { return contribution_; }
+    /// Throws Error(invalid_argument) if this is not the last of this rank's micro-batches.
+    void check_last(const char* operation) const {
+        if (options_.micro_batches == 0 || !contribution_.has_batch || home_.pooled()) return;
+        const std::size_t due = home_.sums().due(), marked = home_.sums().over() + 1;
+        if (marked != due)
+            refuse_on(
+                {operation, named_rank(backend_)}, "this is micro-batch ", marked, " of the step, and not the last of ",
+                due,
+                "; put all but the last under no_sync(), or give ReducerOptions::micro_batches their number on all "
+                "ranks");
+    }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
@@ -238,6 +249,7 @@ private:
 
     /// A single rank exchanges nothing: it starts a bucket only to scale it.
     void start(std::size_t b) {
+        check_last("mark_ready");  // before other ranks can end the step
         set_tag(backend_, tag(b));
         const BufferView bucket = home_.marked_bucket(b);
         if (!is_floating(bucket.dtype)) {
@@ -246,8 +258,8 @@ private:
             return;
         }
         if (contribution_.has_batch && !contribution_.weight && is_weighted(options_.averaging))
-            raise(Errc::invalid_argument, {.operation = "set_weight", .rank = backend_.rank()}, "rank ",
-                  backend_.rank(),
+            raise(Errc::invalid_argument, {.operation = "set_weight", .rank = named_rank(backend_)}, "rank ",
+                  named_rank(backend_),
                   " gave no weight for this step; call set_weight() in each step, before the first mark_ready()");
         const double divisor =
             larger(home_.rounds().dealt().several() ? 1.0 : 0.0, sum_divisor(options_, bucket.dtype, backend_.size()));

@@ -88,6 +88,7 @@ public:
                 mark_ready(i);
                 any = true;
             }
+        if (under_guard) home_.sums().end_marked();
         if (under_no_sync() || !contribution_.has_batch || planned_.order().empty()) return;
         if (!any && has_ended())
             guard_.refuse("mark_ready", "try_finish() has ended the backward; first call it until it returns true");
@@ -182,15 +183,6 @@ public:
         if (has_batch) unsynchronised_ &= ~without_batch;
         else unsynchronised_ |= without_batch;
     }
-    /// Throws Error(invalid_argument) if this is not the last of this rank's micro-batches.
-    void check_micro_batches(const char* operation) const {
-        if (options_.micro_batches == 0 || !contribution_.has_batch || home_.pooled()) return;
-        const std::size_t due = home_.sums().due(), marked = home_.sums().over() + 1;
-        if (marked != due)
-            guard_.refuse(operation, "this is micro-batch ", marked, " of the step, and not the last of ", due,
-                          "; put all but the last under no_sync(), or give "
-                          "ReducerOptions::micro_batches their number on all ranks");
-    }
 
     struct Reopen {  ///< ends an Ending
         void operator()(Marks* marks) const noexcept { marks->unsynchronised_ &= ~finishing; }
@@ -204,7 +196,7 @@ public:
                 operation,
                 "averages of the last step were not waited for; "
                 "call acquire(i) on what finish() returned before parameter i is stepped and used, or wait()");
-        check_micro_batches(operation);
+        in_flight_.check_last(operation);
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
         if ((unsynchronised_.fetch_or(finishing) & finishing) != 0) guard_.refuse(operation, in_finish);
         return Ending(this);

@@ -138,10 +138,17 @@ public:
     /// The number of this rank's micro-batches in a step, and the number of those that are over.
     std::size_t due() const noexcept { return due_; }
     std::size_t over() const noexcept { return over_; }
+    /// All gradients of a micro-batch are marked; another one may follow under the same guard of no_sync().
+    void end_marked() noexcept {
+        for (std::size_t i = 0; i < stacks_.size(); ++i) over_ = larger(over_, stacks_.leaves(i));
+        marked_ = true;
+    }
     /// A guard of no_sync() has ended, after one micro-batch or several.
     void end_micro_batch() noexcept {
-        ++over_;
-        for (std::size_t i = 0; i < stacks_.size(); ++i) over_ = larger(over_, stacks_.leaves(i));
+        const bool counted = marked_;
+        if (!counted) ++over_;
+        end_marked();
+        marked_ = false;
     }
     /// Was gradient i of the current micro-batch added? Only if their number is known.
     bool has(std::size_t i) const noexcept { return stacks_.leaves(i) > over_; }
@@ -151,6 +158,7 @@ public:
     void forget() noexcept {
         stacks_.forget();
         over_ = 0;
+        marked_ = false;
     }
 
     /// Adds the gradient of a micro-batch that is not the last.
@@ -188,7 +196,8 @@ private:
     SumStacks<B> stacks_;
     Place place_;
     std::size_t due_, roots_, over_ = 0, places_ = 0;
-    bool has_more_;  ///< this rank has one of the left-over micro-batches, which is a root by itself
+    bool marked_ = false;  ///< by `mark_ready()`, and so counted
+    bool has_more_;        ///< this rank has one of the left-over micro-batches, which is a root by itself
 };
 
 }  // namespace gradsync::inline v0_2::detail

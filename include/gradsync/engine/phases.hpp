@@ -40,6 +40,8 @@ inline constexpr const char* some_are_marked =
     "some gradients of this step are marked; mark the rest, and call finish() first";
 inline constexpr const char* none_are_averaged = "gradients are not averaged yet; call finish() first";
 inline constexpr const char* step_first = "gradients of this step are averaged already; call step() first";
+inline constexpr const char* step_or_discard =
+    "gradients of this step are averaged already; call step() or discard() first";
 
 /// The rules. In a state without a rule a call is allowed.
 inline constexpr PhaseRule phase_rules[] = {
@@ -58,6 +60,7 @@ inline constexpr PhaseRule phase_rules[] = {
     {"clip_gradients_by_norm", any_of(Phase::fresh, Phase::accumulated), none_are_averaged},
     {"clip_gradients_by_value", within_step, some_are_marked},
     {"clip_gradients_by_value", any_of(Phase::fresh, Phase::accumulated), none_are_averaged},
+    {"for_each_gradient", within_step, some_are_marked},
     {"begin_step", any_of(Averages::settled), "the step is not over; call step() or discard() first"},
     {"set_weight", any_of(Averages::settled), "the step is not over; call step() or discard() first"},
     {"gradient_norm", any_of(Averages::none), "there are no averaged gradients; call finish() first"},
@@ -66,6 +69,8 @@ inline constexpr PhaseRule phase_rules[] = {
      "there are no averaged gradients; call finish() first (with StepInside, gradient_norm() too)"},
     {"rebuild_buckets", any_of(Averages::settled, Averages::reduced), step_first},
     {"unfreeze", any_of(Averages::settled, Averages::reduced), step_first},
+    {"distribute_state", any_of(Averages::settled, Averages::reduced), step_or_discard},
+    {"load_shards", any_of(Averages::settled, Averages::reduced), step_or_discard},
 };
 
 /// The name of a call that has rules; any other text does not compile.

@@ -172,10 +172,12 @@ inline std::uint64_t digest_of(const BucketPlan& plan) noexcept {
         std::size_t r = 1;
         while (r < texts.size() && texts[r] == texts[0]) ++r;
         if (r == texts.size()) return;
+        const int peer = named_rank(backend, r);
         raise(Errc::parameter_mismatch,
-              {.operation = "Reducer", .rank = backend.rank(), .peer = static_cast<int>(r), .parameter = parameter},
-              what, " differs: rank 0 has ", whole ? texts[0] : differing_parts(texts[0], texts[r]), ", rank ", r,
-              " has ", whole ? texts[r] : differing_parts(texts[r], texts[0]), "; ", remedy);
+              {.operation = "Reducer", .rank = named_rank(backend), .peer = peer, .parameter = parameter}, what,
+              " differs: rank ", named_rank(backend, 0), " has ",
+              whole ? texts[0] : differing_parts(texts[0], texts[r]), ", rank ", peer, " has ",
+              whole ? texts[r] : differing_parts(texts[r], texts[0]), "; ", remedy);
     };
 
     constexpr const char* same_order = "all ranks must register the same parameters in the same order";

@@ -137,8 +137,11 @@ private:
     }
     void compare(Host& ranks, Host& backend, ListView<const ParameterView> parameters, const char* name) {
         const List<std::uint64_t> table = gather_values(ranks, own_);
+        const auto name_of = [&](std::size_t r) {
+            return text(name, &ranks == &backend ? named_rank(backend, r) : static_cast<int>(r));
+        };
         for (std::size_t i = 0; i < own_.size(); ++i)
-            if (const std::string who = minority(table, i, static_cast<std::size_t>(ranks.size()), name);
+            if (const std::string who = minority(table, i, static_cast<std::size_t>(ranks.size()), name_of);
                 !who.empty()) {
                 // The first rank to throw fails its communicators, so all must have the table by then.
                 try {
@@ -147,7 +150,7 @@ private:
                 } catch (const Error&) {  // another rank has thrown already
                 }
                 raise(Errc::parameter_mismatch,
-                      {.operation = "finish", .rank = backend.rank(), .parameter = parameters[i].name},
+                      {.operation = "finish", .rank = named_rank(backend), .parameter = parameters[i].name},
                       "the weights of '", parameters[i].name, "' differ: ", who,
                       "; call broadcast_parameters() before the first step, and step alike on all ranks (if they "
                       "differ on purpose: ReducerOptions::compare_weights_every = gs::never)");
@@ -171,9 +174,9 @@ private:
     }
 
     /// The ranks whose digest of parameter i is not the most frequent one; empty if all are equal.
-    /// `name`: what a rank stands for.
+    /// `name_of(r)`: what a rank stands for.
     [[gnu::cold]] std::string minority(const List<std::uint64_t>& table, std::size_t i, std::size_t ranks,
-                                       const char* name) const {
+                                       auto&& name_of) const {
         const auto of = [&](std::size_t r) { return table[r * own_.size() + i]; };
         std::size_t usual = 0, most = 0;
         for (std::size_t r = 0; r < ranks; ++r) {
@@ -183,8 +186,8 @@ private:
         }
         std::string who;
         for (std::size_t r = 0; r < ranks; ++r)
-            if (of(r) != of(usual)) who += text(who.empty() ? "" : " and ", name, r);
-        return who.empty() ? who : text("those of ", who, " are not those of ", name, usual);
+            if (of(r) != of(usual)) who += text(who.empty() ? "" : " and ", name_of(r));
+        return who.empty() ? who : text("those of ", who, " are not those of ", name_of(usual));
     }
 
     const std::size_t every_;
@@ -224,8 +227,9 @@ private:
                 const std::uint64_t *one = &all[r * own.size()], *two = &all[other * own.size()];
                 if (one[k] == 0 || one[k] != two[k] || one[0] != two[0]) continue;
                 const std::string& name = seen[(k - 1) / 2].name;
-                raise(Errc::invalid_argument, {.operation = "Reducer", .rank = backend.rank(), .parameter = name},
-                      "ranks ", other, " and ", r, " share the ", k % 2 == 1 ? "gradient" : "weights", " of '", name,
+                raise(Errc::invalid_argument, {.operation = "Reducer", .rank = named_rank(backend), .parameter = name},
+                      "ranks ", named_rank(backend, other), " and ", named_rank(backend, r), " share the ",
+                      k % 2 == 1 ? "gradient" : "weights", " of '", name,
                       "': each rank needs a model of its own; make it in the function that run_threads() calls, and "
                       "capture none by reference");
             }

@@ -84,7 +84,8 @@ private:
     /// The stored range of an activity that may end on another thread; null for other activities.
     nvtxRangeId_t* range_of(Activity activity, std::size_t index) noexcept {
         if (activity != Activity::collective && activity != Activity::gather) return nullptr;
-        return &ranges_[activity == Activity::gather][index];
+        auto& ranges = ranges_[activity == Activity::gather];
+        return index < ranges.size() ? &ranges[index] : nullptr;
     }
 
     static nvtxEventAttributes_t attributes_of(const char* text) noexcept {

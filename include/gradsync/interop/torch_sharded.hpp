@@ -25,6 +25,8 @@ template <class B, class Sharded>
 class TorchSharded : public Sharded {
 protected:
     static constexpr bool external = std::same_as<typename Sharded::Optimizer, ExternalOptimizer>;
+    static_assert(B::memory_space == MemorySpace::host,
+                  "gradsync: sharded tensors are in host memory; on devices use ShardedOptimizer or ShardedParameters");
     static_assert(!external || !Sharded::steps_inside,
                   "gradsync: your optimizer steps after the reduction; use Zero1 or Zero2");
     // Hooks of autograd call these.
@@ -37,13 +39,14 @@ public:
     /// Gives every rank the root's buffers of the module, such as the statistics of batch norms. Collective.
     void broadcast_buffers(int root = 0) { Sharded::broadcast_buffers(trained_.buffer_bytes(), root); }
 
-    /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages. Throws
-    /// Error(invalid_argument) if `shards()` were stepped without a call of `stepped()`. Collective.
+    /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages, or, with
+    /// ReducerOptions::micro_batches, undefined until the last of them. Throws Error(invalid_argument) if `shards()` were stepped without a call of `stepped()`. Collective.
     void finish() {
         check_stepped("finish");
         Sharded::finish();
         if constexpr (external) {
             for (at::Tensor& s : shards_) s.mutable_grad().reset();
+            if (!Sharded::all_averaged()) return;
             Sharded::for_each_gradient([&](const auto& slice) {
                 const at::NoGradGuard no_graph;
                 using T = std::remove_cvref_t<decltype(slice.value[0])>;

@@ -122,9 +122,10 @@ public:
         : comm_(std::exchange(other.comm_, nullptr)), owns_(other.owns_), aborting_(std::move(other.aborting_)) {}
     NcclCommunicator& operator=(NcclCommunicator&&) = delete;
     ~NcclCommunicator() {
-        if (comm_ == nullptr || !owns_) return;
-        if (finalise()) ncclCommDestroy(comm_);
-        else abort();
+        if (comm_ != nullptr && owns_) {
+            if (finalise()) ncclCommDestroy(comm_);
+            else abort();
+        }
         poll_until(Clock::now() + patience, std::chrono::milliseconds(1), [this] { return !is_aborting(); });
     }
 

@@ -31,8 +31,8 @@ constexpr bool is_exposed(Activity activity) noexcept {
     return activity != Activity::optimizer && activity != Activity::collective && activity != Activity::gather;
 }
 
-/// Receives the events of a Reducer as they happen; set it in ReducerOptions::observer. `Timeline` keeps the events for
-/// a trace. Your own observer may feed a profiler or a monitor. The acting thread calls the functions during the step,
+/// Receives the events of a Reducer as they happen; set it in ReducerOptions::observer. Each Reducer has its own.
+/// `Timeline` keeps the events for a trace. Your own observer may feed a profiler or a monitor. The acting thread calls the functions during the step,
 /// possibly several threads at once. They must be thread-safe, return at once, and not throw. Times are on the
 /// backend's clock (`backend_now`).
 class Observer {

@@ -30,15 +30,16 @@ void agree_on_success(Backend auto& backend, auto&& f) {
     std::string failure;
     try {
         f();
-    } catch (const std::exception& e) {
-        failure = e.what();
+    } catch (...) {
+        failure = handled().what;
         if (failure.empty()) failure = "an exception without text";
     }
     const List<std::string> failures = gather_texts(backend, failure);
     for (std::size_t r = 0; r < failures.size(); ++r)
         if (!failures[r].empty())
-            raise(Errc::storage, {.operation = "checkpoint", .rank = backend.rank(), .peer = static_cast<int>(r)},
-                  "rank ", r, ": ", failures[r]);
+            raise(Errc::storage,
+                  {.operation = "checkpoint", .rank = named_rank(backend), .peer = named_rank(backend, r)}, "rank ",
+                  named_rank(backend, r), ": ", failures[r]);
 }
 
 /// Returns the manifest, once all ranks read the same one. Collective.
@@ -337,12 +338,16 @@ public:
         const auto saving = std::make_shared<detail::ShardSaving<std::remove_cvref_t<decltype(sharded.backend())>>>(
             directory, sharded, note);
         detail::ShardImage image;
-        std::size_t bytes = 0;
-        sharded.for_each_shard([&](std::size_t, std::size_t, std::size_t, BufferView view) { bytes += view.bytes(); });
-        image.reserve(bytes + bytes / 16);
-        detail::write_shards(image, sharded, detail::passes_of(saving->backend()));
-        part_ = saving->part();
-        written_ = std::async(std::launch::async, [image = std::move(image), part = part_] {
+        detail::agree_on_success(detail::host_of(saving->backend()), [&] {
+            std::size_t bytes = 0;
+            sharded.for_each_shard([&](auto, auto, auto, BufferView view) { bytes += view.bytes(); });
+            image.reserve(bytes + bytes / 16);
+            detail::write_shards(image, sharded, detail::passes_of(saving->backend()));
+            part_ = saving->part();
+        });
+        // `deferred`: if there can be no more threads, `finish()` writes.
+        const auto policy = std::launch::async | std::launch::deferred;
+        written_ = std::async(policy, [image = std::move(image), part = part_] {
             detail::ShardWriter out(part);
             out.bytes(image.content().data(), image.content().size());
             return out.finish();
@@ -352,6 +357,10 @@ public:
     ShardSave(ShardSave&&) = delete;  // others refer to it
     ~ShardSave() {
         if (!written_.valid()) return;
+        if (!maker_.is_here()) {  // in a forked child: the thread and the file are the parent's
+            new auto(std::move(written_));
+            return;
+        }
         written_.wait();
         ::unlink(part_.c_str());
     }
@@ -364,6 +373,7 @@ public:
     }
 
 private:
+    detail::Maker maker_;
     std::filesystem::path part_;
     std::future<std::uint64_t> written_;
     std::function<void()> finish_;  ///< none after the first call
@@ -379,6 +389,7 @@ private:
 /// If the optimizer has `round`, restore its scalars from the note, then call `publish()`: the weights were rounded
 /// with the old ones.
 std::string load_shards(const std::filesystem::path& directory, auto& sharded) {
+    check_loadable(sharded);
     sharded.flush();  // gathers in flight must not overwrite what is loaded
     detail::ShardManifest manifest;
     std::optional<Error> failure;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <system_error>
 
+#include "../core/forked.hpp"
 #include "../core/open_file.hpp"
 #include "../core/unique_handle.hpp"
 #include "../engine/verification.hpp"
@@ -197,9 +198,10 @@ struct ShardManifest {
         if (folder) ::fsync(folder.get());
     }
 
-    using Folder = UniqueHandle<int, static_cast<int (*)(int)>(::close), -1>;  // a program may overload the name
+    using Folder = UniqueHandle<int, close_descriptor, -1>;
+    /// A forked child does not keep it: a lock would last as long as the child.
     static Folder open(const std::filesystem::path& directory) {
-        return Folder(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        return Folder(keep_from_children(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)));
     }
     /// Keeps others from saving to the directory while the result lives, if its file system supports locks. Waits for a
     /// while, as a rank that the others have gone on without may have to be ended first. Throws if another job saves.

@@ -42,14 +42,25 @@ consteval bool require_optimizer() {
     return true;
 }
 
-/// Why O cannot step this parameter; null if it can.
+/// Why O cannot step this parameter, as a matrix if it is `whole`; null if it can.
 template <class O, MemorySpace space>
-const char* refusal_of(const ParameterView& p) {
+const char* refusal_of(const ParameterView& p, bool whole) {
     if (!is_floating(p.value.dtype) || !is_floating(p.gradient.dtype))
         return "is not of a floating type; freeze it (requires_grad = false)";
     if constexpr (space == MemorySpace::host) {
         if constexpr (!requires(O& optimizer, const OptimizerSlice<double>& slice) { optimizer.step(slice); })
             if (p.value.dtype == DType::f64) return "is f64, and the optimizer has no step(OptimizerSlice<double>)";
+        if constexpr (MatrixOptimizer<O>) {
+            if constexpr (!requires(O& optimizer, const OptimizerMatrix<double>& matrix) { optimizer.step(matrix); })
+                if (whole && p.value.dtype == DType::f64)
+                    return "is f64, and the optimizer has no step(OptimizerMatrix<double>); give it one, or the "
+                           "parameter a cost of 0";
+            if (whole && p.shape.size() < 2)
+                return "is to be stepped as a matrix, but has no shape of two dimensions; give it one, or a cost of 0";
+            if (whole && !p.row_major)
+                return "is to be stepped as a matrix, but does not lie row by row; register it with the shape that "
+                       "its memory has row by row, or give it a cost of 0";
+        }
     } else if constexpr (requires { O::takes_f64; }) {
         if (!O::takes_f64 && (p.value.dtype == DType::f64 || p.gradient.dtype == DType::f64))
             return "has weights or gradients in f64, which the optimizer does not take; use f32, or an optimizer of "
@@ -57,13 +68,16 @@ const char* refusal_of(const ParameterView& p) {
     }
     return nullptr;
 }
-/// Throws Error(invalid_argument) if O cannot step one of the trainable parameters.
+/// Throws Error(invalid_argument) if O cannot step one of the trainable parameters. `costs`: see `costs_of_whole`.
 /// `face`: the public object as errors name it.
 template <class O, MemorySpace space>
-void check_types(const List<ParameterView>& parameters, const char* face, int rank) {
-    for (const ParameterView& p : parameters)
-        if (const char* const why = p.requires_grad ? refusal_of<O, space>(p) : nullptr)
+void check_types(const List<ParameterView>& parameters, const List<double>& costs, const char* face, int rank) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const ParameterView& p = parameters[i];
+        const bool whole = !costs.empty() && costs[i] != 0;
+        if (const char* const why = p.requires_grad ? refusal_of<O, space>(p, whole) : nullptr)
             refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "parameter '", p.name, "' ", why);
+    }
 }
 
 /// Passes the slices of an optimizer's step to a function.

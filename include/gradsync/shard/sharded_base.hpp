@@ -75,7 +75,7 @@ public:
     void finish() {
         guard_.check_usable("finish");
         check_open("finish");
-        engine_->marks().check_micro_batches("finish");
+        engine_->in_flight().check_last("finish");
         guard_.run([&] {
             if (inside_.possible() && !engine_->in_flight().weights().is_due()) {
                 engine_->settle();
@@ -142,11 +142,10 @@ public:
     }
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices
     /// `use(slice, gradient_scale)`, whose memory may be read on the compute stream. The gradients are those of the
-    /// micro-batches so far. Call it between `finish()` and `step()`. Local.
+    /// micro-batches so far; with ReducerOptions::micro_batches, of all. Call it between `finish()` and `step()`. Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
-        check_averages("for_each_gradient");
-        check_traces("for_each_gradient");
+        check_averaged("for_each_gradient");
         adopt_written();
         SliceVisitor<std::remove_reference_t<Use>> visitor{&use};
         for (std::size_t b = 0; b < plan().size(); ++b) step_bucket(b, 1, visitor);
@@ -162,6 +161,8 @@ public:
     friend void with_replicas(const ShardedBase& sharded, Use&& use) {
         sharded.exchange_.with_replicas(use);
     }
+    /// Internal: the same; averages of the state before must not step the new one.
+    friend void check_loadable(const ShardedBase& sharded) { sharded.check_averages("load_shards"); }
 
     /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)`
     /// there, in order of registration. The pieces of an array come in order. No rank holds more than its
@@ -182,6 +183,7 @@ public:
     /// same order. Every rank's weights then follow array 0. Collective.
     void distribute_state(int root, auto&& source) {
         guard_.check_root(root, "distribute_state");
+        check_averages("distribute_state");
         with_settled_state("distribute_state", [&] {
             StateTransfer<B>(backend_, plan(), state_, parameters_).distribute(root, state_.array_count(), source);
             self().renew_values();
@@ -225,7 +227,7 @@ protected:
             engine_options_.compare_weights_every != gradsync::never)
             guard_.refuse(Derived::name, "weights that live with the library are compared once only; ",
                           "leave ReducerOptions::compare_weights_every out");
-        check_types<O, B::memory_space>(parameters_, Derived::name, backend_.rank());
+        check_types<O, B::memory_space>(parameters_, costs_, Derived::name, backend_.rank());
         const std::string all = text(settings, " states=", optimizer_.state_count(), describe_whole(costs_));
         verify(host_of(backend_), parameters_, {}, all);
         List<ParameterView> views = parameters_;
@@ -266,7 +268,7 @@ protected:
     }
 
     /// Does parameter i have one owner?
-    bool is_whole(std::size_t i) const noexcept { return !costs_.empty() && costs_[i] != 0; }
+    bool is_whole(std::size_t i) const noexcept { return i < costs_.size() && costs_[i] != 0; }
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept {
         return shard_of(values_.buckets()[b], backend_.size(), backend_.rank());
@@ -293,6 +295,10 @@ protected:
     bool counts_micro_batches() const noexcept {
         return engine_options_.micro_batches != 0 && engine_options_.gradients == GradientStorage::pooled;
     }
+    /// Has this step had all of its micro-batches?
+    bool all_averaged() const noexcept {
+        return !counts_micro_batches() || micro_batches_ == engine_->home().rounds().deal().rounds();
+    }
     /// Refuses another micro-batch of a step that takes none after this `finish()`, and one that
     /// is computed with old weights.
     void check_open(const char* operation) const {
@@ -304,7 +310,7 @@ protected:
         if (engine_options_.gradients != GradientStorage::pooled)
             guard_.refuse(operation, "gradients are averaged already; ",
                           "call step() first, or put micro-batches before the last under no_sync()");
-        if (counts_micro_batches() && micro_batches_ == engine_->home().rounds().deal().rounds())
+        if (counts_micro_batches() && all_averaged())
             guard_.refuse(operation, "all ", micro_batches_,
                           " micro-batches of this step were averaged; call step() first");
         if (counts_micro_batches() && engine_->in_flight().contribution().has_batch &&
@@ -321,9 +327,9 @@ protected:
     void check_averaged(CheckedCall call) const {
         check_averages(call);
         if (averages_ == Averages::reduced) engine_->marks().check_phase(call);
-        if (const std::size_t due = engine_->home().rounds().deal().rounds();
-            counts_micro_batches() && micro_batches_ != due)
-            guard_.refuse(call.name, "only ", micro_batches_, " of this step's ", due,
+        if (!all_averaged())
+            guard_.refuse(call.name, "only ", micro_batches_, " of this step's ",
+                          engine_->home().rounds().deal().rounds(),
                           " micro-batches were averaged; call finish() after each");
         check_traces(call.name);
     }

@@ -68,30 +68,15 @@ namespace detail {
 }
 
 /// The same for the optimizer and the arguments of a sharded object; none if neither asks for whole parameters. Also
-/// throws if the optimizer steps matrices, and a whole parameter, or every parameter, has no shape of a matrix.
+/// throws if the optimizer steps matrices, and no parameter has the shape of one.
 template <class O, class B, class... Arguments>
 List<double> costs_of_whole(const List<ParameterView>& parameters, const char* face, int rank,
                             Arguments&... arguments) {
     List<double> costs;
     if constexpr (MatrixOptimizer<O> || ((role_of<Arguments, B>() == Role::shards) || ...)) {
         costs = costs_of(parameters, choose<WholeParameters, B>(arguments...), face, rank);
-        if (!MatrixOptimizer<O>) return costs;
-        bool any = costs.empty();
-        for (std::size_t i = 0; i < costs.size(); ++i) {
-            const ParameterView& p = parameters[i];
-            any = any || p.shape.size() > 1;
-            if constexpr (!requires(O& optimizer, const OptimizerMatrix<double>& matrix) { optimizer.step(matrix); })
-                if (costs[i] != 0 && p.value.dtype == DType::f64)
-                    refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "parameter '", p.name,
-                              "' is f64, and the optimizer has no ",
-                              "step(OptimizerMatrix<double>); give it one, or the parameter a cost of 0");
-            if (costs[i] != 0 && (p.shape.size() < 2 || !p.row_major))
-                refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "parameter '", p.name,
-                          "' is to be stepped as a matrix, but ",
-                          p.shape.size() < 2 ? "has no shape of two dimensions; give it one, or a cost of 0"
-                                             : "does not lie row by row; register it with the shape that its "
-                                               "memory has row by row, or give it a cost of 0");
-        }
+        bool any = !MatrixOptimizer<O> || costs.empty();
+        for (const ParameterView& p : parameters) any = any || p.shape.size() > 1;
         if (!any)
             refuse_on({face, rank}, "the optimizer steps matrices, but no parameter is one; give ",
                       "them shapes of two dimensions, as in gs::parameter(name, weights, gradient, {rows, columns})");

@@ -302,6 +302,17 @@ TEST_CASE("NcclBackend: the ranks' control connections listen where they are tol
         [&](NcclBackend comm) { findings.check(comm.size() == 2, "not 2 ranks"); });
 }
 
+TEST_CASE("NcclBackend: a handle that was moved from says so") {
+    on_nccl_ranks(1, [](NcclBackend comm) {
+        const NcclBackend other = std::move(comm);
+        const std::function<void()> calls[] = {[&] { comm.set_stream(nullptr); },      [&] { (void)comm.stream(); },
+                                               [&] { (void)comm.describe(); },         [&] { (void)comm.group(); },
+                                               [&] { (void)comm.passes(); },           [&] { (void)comm.allocate(64); },
+                                               [&] { comm.check_reduces(DType::f32); }};
+        for (const auto& call : calls) CHECK_THROWS_WITH_AS(call(), doctest::Contains("was moved from"), Error);
+    });
+}
+
 TEST_CASE("NcclBackend: host() is a backend of the same origin") {
     const Nothing left;
     Findings findings;

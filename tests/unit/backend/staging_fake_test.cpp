@@ -7,8 +7,11 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstring>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/fake/fake.hpp"
@@ -75,4 +78,43 @@ TEST_CASE("StagingBackend: once a rank has failed, a collective is refused when 
         },
         {.timeout = std::chrono::seconds(30)});
     for (const bool by_this_rank : refused) CHECK(by_this_rank);
+}
+
+TEST_CASE("StagingBackend: after fail() nothing is copied to a buffer, also of pieces that the host has reduced") {
+    for (int attempt = 0; attempt < 50; ++attempt) {
+        const auto unchanged = gs::run_threads(
+            2,
+            [&](gs::ThreadBackend host) {
+                constexpr std::size_t bytes = 64 << 10;
+                const gs::cuda::DeviceMemory memory(bytes);
+                std::vector<float> before(bytes / sizeof(float), 1.0f);
+                std::memcpy(memory.data(), before.data(), bytes);
+                gs::StagingBackend<gs::ThreadBackend> comm(host, {.piece_bytes = 1024});
+                auto work = comm.all_reduce({memory.data(), before.size(), gs::DType::f32, gs::MemorySpace::device}, gs::ReduceOp::sum);
+                std::this_thread::sleep_for(std::chrono::microseconds(40 * attempt));
+                comm.fail("it gave up");
+                std::memcpy(before.data(), memory.data(), bytes);
+                std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                const bool same = std::memcmp(before.data(), memory.data(), bytes) == 0;
+                try {
+                    work.wait();
+                } catch (const gs::Error&) {
+                }
+                return same;
+            },
+            {.timeout = std::chrono::seconds(30)});
+        CAPTURE(attempt);
+        for (const bool same : unchanged) CHECK(same);
+    }
+}
+
+TEST_CASE("StagingBackend: a handle that was moved from says so") {
+    gs::run_threads(1, [](gs::ThreadBackend host) {
+        gs::StagingBackend<gs::ThreadBackend> comm(host);
+        const auto other = std::move(comm);
+        CHECK_THROWS_WITH_AS(comm.set_stream(nullptr), doctest::Contains("was moved from"), gs::Error);
+        CHECK_THROWS_WITH_AS((void)comm.stream(), doctest::Contains("was moved from"), gs::Error);
+        CHECK_THROWS_WITH_AS((void)comm.passes(), doctest::Contains("was moved from"), gs::Error);
+        CHECK(other.stream() == nullptr);
+    });
 }

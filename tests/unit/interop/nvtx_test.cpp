@@ -124,3 +124,11 @@ TEST_CASE("a tool hears of marks, and of ranges that end") {
     CHECK(tool.popped >= ranks * steps);  // of finish() alone
     CHECK(tool.complaint == "");
 }
+
+TEST_CASE("a bucket that the observer was not told of has ranges, too") {
+    NvtxObserver nvtx;
+    nvtx.begin(Activity::collective, 7, {});
+    nvtx.end(Activity::collective, 7, {});
+    std::lock_guard lock(tool.mutex);
+    CHECK(tool.complaint == "");
+}

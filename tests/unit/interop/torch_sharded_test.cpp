@@ -410,6 +410,23 @@ TEST_CASE("an optimizer of torch steps the shards") {
           }) == "");
 }
 
+TEST_CASE("with micro_batches, shards have gradients after the last micro-batch of a step") {
+    CHECK(findings(2, [&](gs::ThreadBackend comm, Finding& finding) {
+              ShardedNet net;
+              Whole whole;
+              const gs::ReducerOptions options{.accumulation = gs::Accumulation::in_buckets, .micro_batches = 4};
+              gs::TorchShardedOptimizer sharded(comm, net, gs::ExternalOptimizer{}, options, gs::Zero2{});
+              for (int step = 0; step < 4; ++step) {
+                  loss_of(net, whole, comm.rank(), step).backward();
+                  sharded.finish();
+                  for (const torch::Tensor& shard : sharded.shards())
+                      finding.check(shard.numel() == 0 || shard.grad().defined() == (step % 2 == 1),
+                                    "after micro-batch " + std::to_string(step));
+                  if (step % 2 == 1) sharded.stepped();
+              }
+          }) == "");
+}
+
 TEST_CASE("an optimizer of torch that needs whole matrices steps shards of WholeParameters") {
     /// Matrices follow their gradient, made orthogonal as Muon does it; others follow it as it is.
     const auto step = [](const std::vector<torch::Tensor>& parameters) {

@@ -393,6 +393,27 @@ TEST_CASE("micro_batches that are none, too many, too few, or not those of all r
           }) == "");
 }
 
+TEST_CASE("micro_batches: if a rank forgets one, no rank gets an average") {
+    std::string said[2];
+    run_threads(2, [&](ThreadBackend comm) {
+        auto model = tensors({10, 20});
+        const int rank = comm.rank();
+        Reducer sync(comm, model, {.accumulation = Accumulation::in_buckets, .micro_batches = 4});
+        said[rank] = outcome_of([&] {
+                         if (rank == 0) {
+                             const auto guard = sync.no_sync();
+                             backward(sync, model, rank, 0);
+                         }
+                         backward(sync, model, rank, 1);
+                         sync.finish();
+                     }).text;
+    });
+    for (const std::string& text : said) {
+        CAPTURE(text);
+        CHECK(text.find("mark_ready on rank 1: this is micro-batch 1 of the step, and not the last of 2") != std::string::npos);
+    }
+}
+
 TEST_CASE("no_sync() ends with its guard, also by an exception, and guards may be nested") {
     for (const int ranks : rank_counts(1, 3)) {
         CHECK(findings(ranks, [&](ThreadBackend comm, Finding& finding) {

@@ -109,6 +109,36 @@ TEST_CASE("parameters that differ in freezing or uses are refused on every rank"
     check_odd_model({"'p2' f32 [30]", "'p2' f32 [30], frozen"}, "p2", [](auto& model) { model[2].requires_grad = false; });
     check_odd_model({"'p2' f32 [30]", "'p2' f32 [30], used 2 times"}, "p2", [](auto& model) { model[2].uses = 2; });
 }
+TEST_CASE("ranks of a split communicator are named as before the split, and ranks of the other part blame the right one") {
+    std::vector<Outcome> seen(4);
+    std::string said;
+    try {
+        run_threads(4, [&](ThreadBackend world) {
+            const int rank = world.rank();
+            ThreadBackend part = world.split(rank / 2, rank);
+            auto model = tensors({rank == 3 ? 11u : 10u});
+            try {
+                const Reducer sync(part, model);
+                world.barrier().wait();
+            } catch (const Error& error) {
+                seen[static_cast<std::size_t>(rank)] = {error.what(), error};
+                throw;
+            }
+        });
+    } catch (const Error& error) {
+        said = error.what();
+        CHECK(error.errc() == Errc::parameter_mismatch);
+        CHECK(error.context().peer == 3);
+    }
+    CAPTURE(said);
+    CHECK(said.find("rank 2 has ") != std::string::npos);
+    CHECK(said.find("rank 3 has ") != std::string::npos);
+    for (const Outcome& outcome : {seen[0], seen[1]}) {
+        CAPTURE(outcome.text);
+        CHECK(outcome.error->context().peer >= 2);
+    }
+}
+
 TEST_CASE("the first difference is the one that is named") {
     check_odd_model({"parameter 1", "'fc.weight'", "'other'"}, "", [](auto& model) {
         model[1].name = "other";

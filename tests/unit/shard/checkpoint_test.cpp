@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: BSL-1.0
 #include <doctest/doctest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -36,6 +42,7 @@ struct Replaced {
     void flush() { own.flush(); }
     void publish() { own.publish(); }
     friend void with_replicas(const Replaced& sharded, auto&& f) { with_replicas(sharded.own, f); }
+    friend void check_loadable(const Replaced& sharded) { check_loadable(sharded.own); }
     template <class F>
     void for_each_shard(F&& f) {
         if (saves++ == 0) save_shards(directory, own, "newer");
@@ -141,6 +148,78 @@ struct RoundingAdamW : AdamW {
 };
 
 }  // namespace
+
+TEST_CASE("ShardSave: if one rank cannot copy its shards, all ranks say so, and can go on") {
+    struct Stubborn : AdamW {
+        bool refuses = false;
+        std::size_t state_count() const { return refuses ? throw std::runtime_error("it does not tell its arrays") : AdamW::state_count(); }
+    };
+    const TemporaryDirectory directory;
+    CHECK(findings(3, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(awkward_sizes, DType::f32);
+              ShardedOptimizer sharded(comm, model, Stubborn{});
+              sharded.optimizer().refuses = comm.rank() == 1;
+              const Outcome outcome = outcome_of([&] { ShardSave save(directory.path(), sharded); });
+              finding.check(outcome.says("rank 1: it does not tell its arrays"), outcome.text);
+              sharded.optimizer().refuses = false;
+              ShardSave save(directory.path(), sharded);
+              save.finish();
+          }) == "");
+    CHECK(files_in(directory) == 4);
+}
+
+TEST_CASE("ShardSave: a forked child neither ends the checkpoint of its parent, nor keeps the directory locked") {
+    for (const bool destroys : {false, true}) {
+        CAPTURE(destroys);
+        const TemporaryDirectory directory;
+        CHECK(findings(1, [&](ThreadBackend comm, Finding& finding) {
+                  auto model = initial_tensors(awkward_sizes, DType::f32);
+                  One sharded = make_one(comm, model, 0);
+                  std::optional<ShardSave> save;
+                  save.emplace(directory.path(), sharded, "of the parent");
+                  int done[2] = {-1, -1};
+                  finding.check(::pipe(done) == 0, "no pipe");
+                  const pid_t child = ::fork();
+                  if (child == 0) {
+                      ::alarm(60);
+                      if (destroys) save.reset();
+                      (void)!::write(done[1], "d", 1);
+                      for (;;) ::pause();
+                  }
+                  char word = 0;
+                  finding.check(::read(done[0], &word, 1) == 1, "the child says nothing");
+                  save->finish();
+                  save.reset();
+                  finding.check(load_shards(directory.path(), sharded) == "of the parent", "the checkpoint is another");
+                  save_shards(directory.path(), sharded, "the next");
+                  ::kill(child, SIGKILL);
+                  ::waitpid(child, nullptr, 0);
+                  for (const int end : done) ::close(end);
+              }) == "");
+    }
+}
+
+TEST_CASE("a state is not loaded between finish() and step(); after discard() the averages count no more") {
+    const TemporaryDirectory directory;
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors(awkward_sizes, DType::f32);
+              One sharded = make_one(comm, model, 0);
+              save_shards(directory.path(), sharded, "saved");
+              const auto saved = weights(sharded);
+              for (std::size_t i = model.size(); i-- > 0;) {
+                  write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), 0, i);
+                  sharded.mark_ready(i);
+              }
+              sharded.finish();
+              const auto nothing = [](std::size_t, std::size_t, std::size_t, BufferView) {};
+              for (const Outcome& outcome :
+                   {outcome_of([&] { load_shards(directory.path(), sharded); }), outcome_of([&] { sharded.distribute_state(0, nothing); })})
+                  finding.check(outcome.is(Errc::invalid_argument) && outcome.says("call step() or discard() first"), outcome.text);
+              sharded.discard();
+              finding.check(load_shards(directory.path(), sharded) == "saved", "the note is another");
+              finding.check(weights(sharded) == saved, "the weights are not those that were saved");
+          }) == "");
+}
 
 TEST_CASE("an optimizer that rounds goes on to the same bits once its scalars are back and publish() was called") {
     const TemporaryDirectory directory;

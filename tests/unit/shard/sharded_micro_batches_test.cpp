@@ -184,6 +184,7 @@ TEST_CASE("stage 2 with micro_batches: steps that come too early, and what comes
               micro_batch();
               refused("only 1 of this step's 2 micro-batches were averaged", [&] { sharded.step(); });
               refused("only 1 of this step's 2 micro-batches were averaged", [&] { (void)sharded.gradient_norm(); });
+              refused("only 1 of this step's 2 micro-batches were averaged", [&] { sharded.for_each_gradient([](const auto&) {}); });
               micro_batch();
               refused("all 2 micro-batches of this step were averaged", [&] { sharded.finish(); });
               sharded.step();
@@ -197,6 +198,28 @@ TEST_CASE("stage 2 with micro_batches: steps that come too early, and what comes
         });
     });
     CHECK(refused.says("Averaging::mean and sum only"));
+}
+
+TEST_CASE("stage 2: averages are not shown while gradients of the next micro-batch are marked") {
+    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors({30, 20}, DType::f32);
+              ShardedOptimizer<ThreadBackend, Sgd, Zero2, PerParameter> sharded(comm, model, Sgd{});
+              const auto mark = [&](std::size_t i) {
+                  write_gradient(sharded.acquire_gradient(i), sharded.parameter_value(i), comm.rank(), 0, i);
+                  sharded.mark_ready(i);
+              };
+              for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+                  mark(1);
+                  if (micro_batch == 1) {
+                      const Outcome outcome = outcome_of([&] { sharded.for_each_gradient([](const auto&) {}); });
+                      finding.check(outcome.says("some gradients of this step are marked"), outcome.text);
+                  }
+                  mark(0);
+                  sharded.finish();
+                  sharded.for_each_gradient([](const auto&) {});
+              }
+              sharded.step();
+          }) == "");
 }
 
 TEST_CASE("a guard of no_sync() may live until the step is over") {

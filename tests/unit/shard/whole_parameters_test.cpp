@@ -547,6 +547,14 @@ TEST_CASE("whole parameters that make no sense are refused") {
                              doctest::Contains("'p0' is to be stepped as a matrix, but does not lie row by row"), Error);
         ShardedOptimizer(comm, views, Sgd{}, all);
     });
+    run_threads(1, [&](ThreadBackend comm) {
+        auto tensors = Model{.shapes = {{30, 20}, {20, 30}}}.tensors();
+        auto views = views_of(tensors);
+        views[0].row_major = views[0].requires_grad = false;  // a frozen one is not stepped
+        ShardedOptimizer sharded(comm, views, Orthogonal{});
+        CHECK_THROWS_WITH_AS(sharded.unfreeze({{0}}), doctest::Contains("'p0' is to be stepped as a matrix, but does not lie row by row"),
+                             Error);
+    });
     struct OnlySingle : Orthogonal {
         void step(const OptimizerSlice<double>&) const {}
         void step(const OptimizerSlice<float>&) const {}

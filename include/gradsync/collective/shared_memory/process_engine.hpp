@@ -260,8 +260,9 @@ public:
         SharedSegment shared = share(group.members.front(), room);
         if (shared.without >= 0) {
             const int culprit = world_rank(shared.without);
-            detail::raise(Errc::invalid_argument, {.operation = "split", .rank = own_world_rank(), .peer = culprit},
-                          "split on rank ", own_world_rank(), ": no shared memory of ", room, " bytes",
+            detail::raise(shared.problem.empty() ? Errc::peer_failed : Errc::invalid_argument,
+                          {.operation = "split", .rank = own_world_rank(), .peer = culprit}, "split on rank ",
+                          own_world_rank(), ": no shared memory of ", room, " bytes",
                           shared.problem.empty() ? text(": rank ", culprit, " could not get it; see what it says")
                                                  : " (" + shared.problem + ")");
         }
