@@ -15,6 +15,18 @@ struct OwnContribution {
     bool some_have_none = false;  ///< other ranks may have no batch
 };
 
+/// Throws Error(invalid_argument) if the micro-batches of this rank are counted, and this is not the last one.
+template <Backend B>
+void check_last_micro_batch(const char* operation, const B& backend, GradientHome<B>& home,
+                            const OwnContribution& own) {
+    const std::size_t due = own.has_batch && !home.pooled() ? home.sums().due() : 0;
+    if (due != 0 && home.sums().over() + 1 != due)
+        refuse_on({operation, named_rank(backend)}, "this is micro-batch ", home.sums().over() + 1,
+                  " of the step, and not the last of ", due,
+                  "; put all but the last under no_sync(), or give ReducerOptions::micro_batches their number on all "
+                  "ranks");
+}
+
 /// The buckets of a step in flight. Starts their collectives in the plan's order as they fill, advances them, waits for
 /// them, and measures the time that this adds to the step. `Readiness` tells which buckets are full.
 template <Backend B>
@@ -49,17 +61,6 @@ public:
 
     /// Returns this rank's batch flag and weight for the current step.
     OwnContribution& contribution() noexcept { return contribution_; }
-    /// Throws Error(invalid_argument) if this is not the last of this rank's micro-batches.
-    void check_last(const char* operation) const {
-        if (options_.micro_batches == 0 || !contribution_.has_batch || home_.pooled()) return;
-        const std::size_t due = home_.sums().due(), marked = home_.sums().over() + 1;
-        if (marked != due)
-            refuse_on(
-                {operation, named_rank(backend_)}, "this is micro-batch ", marked, " of the step, and not the last of ",
-                due,
-                "; put all but the last under no_sync(), or give ReducerOptions::micro_batches their number on all "
-                "ranks");
-    }
     /// The tag of bucket b's collectives.
     CollectiveTag tag(std::size_t b) const noexcept { return {CollectiveTag::Kind::bucket, number_, b}; }
     /// Is this rank the only one?
@@ -249,7 +250,7 @@ private:
 
     /// A single rank exchanges nothing: it starts a bucket only to scale it.
     void start(std::size_t b) {
-        check_last("mark_ready");  // before other ranks can end the step
+        check_last_micro_batch("mark_ready", backend_, home_, contribution_);  // before other ranks can end the step
         set_tag(backend_, tag(b));
         const BufferView bucket = home_.marked_bucket(b);
         if (!is_floating(bucket.dtype)) {

@@ -196,7 +196,7 @@ public:
                 operation,
                 "averages of the last step were not waited for; "
                 "call acquire(i) on what finish() returned before parameter i is stepped and used, or wait()");
-        in_flight_.check_last(operation);
+        check_last_micro_batch(operation, guard_.backend(), home_, contribution_);
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
         if ((unsynchronised_.fetch_or(finishing) & finishing) != 0) guard_.refuse(operation, in_finish);
         return Ending(this);

@@ -32,9 +32,9 @@ constexpr bool is_exposed(Activity activity) noexcept {
 }
 
 /// Receives the events of a Reducer as they happen; set it in ReducerOptions::observer. Each Reducer has its own.
-/// `Timeline` keeps the events for a trace. Your own observer may feed a profiler or a monitor. The acting thread calls the functions during the step,
-/// possibly several threads at once. They must be thread-safe, return at once, and not throw. Times are on the
-/// backend's clock (`backend_now`).
+/// `Timeline` keeps the events for a trace. Your own observer may feed a profiler or a monitor. The acting thread calls
+/// the functions during the step, possibly several threads at once. They must be thread-safe, return at once, and not
+/// throw. Times are on the backend's clock (`backend_now`).
 class Observer {
 public:
     using Time = std::chrono::steady_clock::time_point;  ///< on the backend's clock

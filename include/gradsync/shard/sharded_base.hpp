@@ -75,7 +75,7 @@ public:
     void finish() {
         guard_.check_usable("finish");
         check_open("finish");
-        engine_->in_flight().check_last("finish");
+        check_last_micro_batch("finish", backend_, engine_->home(), engine_->in_flight().contribution());
         guard_.run([&] {
             if (inside_.possible() && !engine_->in_flight().weights().is_due()) {
                 engine_->settle();
@@ -142,7 +142,8 @@ public:
     }
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices
     /// `use(slice, gradient_scale)`, whose memory may be read on the compute stream. The gradients are those of the
-    /// micro-batches so far; with ReducerOptions::micro_batches, of all. Call it between `finish()` and `step()`. Local.
+    /// micro-batches so far; with ReducerOptions::micro_batches, of all. Call it between `finish()` and `step()`.
+    /// Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
         check_averaged("for_each_gradient");
