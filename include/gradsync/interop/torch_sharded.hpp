@@ -40,8 +40,8 @@ public:
     void broadcast_buffers(int root = 0) { Sharded::broadcast_buffers(trained_.buffer_bytes(), root); }
 
     /// See ShardedOptimizer::finish. With an ExternalOptimizer, `.grad()` of `shards()` are then the averages, or, with
-    /// ReducerOptions::micro_batches, undefined until the last of them. Throws Error(invalid_argument) if `shards()` were stepped without
-    /// a call of `stepped()`. Collective.
+    /// ReducerOptions::micro_batches, undefined until the last of them. Throws Error(invalid_argument) if `shards()`
+    /// were stepped without a call of `stepped()`. Collective.
     void finish() {
         check_stepped("finish");
         Sharded::finish();
