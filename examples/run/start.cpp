@@ -107,7 +107,7 @@ public:
             for (int r = 0; r < processes(); ++r)
                 if (const auto at = rank(r).starts_again; at && Clock::now() >= *at) {
                     if (generations_->ended()) start_no_more();
-                    else start_rank(r);
+                    else start_rank_again(r);
                 }
             if (next_signal_at_ && Clock::now() >= *next_signal_at_) press_on();
         }
@@ -151,9 +151,21 @@ private:
         return all;
     }
 
+    /// If the system cannot start the program now, as while it is built anew, the rank has failed once more, and the others go on.
+    void start_rank_again(int r) {
+        rank(r).starts_again.reset();
+        try {
+            start_rank(r);
+        } catch (const std::exception& error) {
+            say(error.what());
+            constexpr int cannot_run = 127;  // as a shell says it
+            note_end(rank(r), cannot_run << 8);
+        }
+    }
+
     void start_rank(int r) {
         Rank& rank = this->rank(r);
-        if (rank.process >= 0) {  // in place of another one, which may have left processes of its own
+        if (rank.begin != Clock::time_point{}) {  // in place of another one, which may have left processes of its own
             for (const pid_t process : descendants())
                 if (is_of(rank, process)) ::kill(process, SIGKILL);
             if (!next_signal_at_ && !is_on_hosts() && (lost_since_ || !is_elastic())) next_signal_at_ = Clock::now() + grace();
@@ -166,11 +178,12 @@ private:
         auto [out, out_end] = make_pipe();
         auto [err, err_end] = make_pipe();
         auto [problem, problem_end] = make_pipe();  // closes at exec, or says why there was none
+        Descriptor out_log = log_of(r, "out"), err_log = log_of(r, "err");
         for (const Descriptor* end : {&out, &err}) ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
         const pid_t parent = ::getpid();
-        rank.process = ::fork();
-        if (rank.process < 0) fail("cannot start rank " + std::to_string(r));
-        if (rank.process == 0) {
+        const pid_t process = ::fork();
+        if (process < 0) fail("cannot start rank " + std::to_string(number_of(r)));
+        if (process == 0) {
             die_with(parent);
             sigset_t none;
             ::sigemptyset(&none);
@@ -196,15 +209,17 @@ private:
         }
         problem_end = Descriptor{};
         if (int error = 0; ::read(problem.get(), &error, sizeof error) == sizeof error) {
+            ::waitpid(process, nullptr, 0);  // it never became a rank
             errno = error;
             fail("cannot start " + options_.command.front());
         }
+        rank.process = process;
         rank.handle = Descriptor{static_cast<int>(::syscall(SYS_pidfd_open, rank.process, 0))};
         epoll_event event{.events = EPOLLIN, .data = {.u32 = static_cast<std::uint32_t>(r)}};
         if (rank.handle) ::epoll_ctl(ends_.get(), EPOLL_CTL_ADD, rank.handle.get(), &event);
         const std::string prefix = options_.prefix ? "[" + std::to_string(number_of(r)) + "] " : "";
-        rank.streams.emplace_back(std::move(out), out_, prefix, log_of(r, "out"));
-        rank.streams.emplace_back(std::move(err), err_, prefix, log_of(r, "err"));
+        rank.streams.emplace_back(std::move(out), out_, prefix, std::move(out_log));
+        rank.streams.emplace_back(std::move(err), err_, prefix, std::move(err_log));
     }
 
     /// Does this process, a descendant, belong to the rank?
@@ -680,6 +695,7 @@ private:
     /// The last line of an error, which says most: ": gradsync: ..."
     static std::string said_by(const Rank& rank) {
         if (rank.end && was_ended_from_outside(*rank.end)) return {};  // what it said before is not why
+        if (rank.streams.empty()) return {};                               // it could not be started
         const auto& lines = rank.streams[1].last_lines();
         for (auto line = lines.rbegin(); line != lines.rend(); ++line)
             if (line->find_first_not_of(" \t\r") != std::string::npos)

@@ -734,6 +734,17 @@ class ComingAndGoing(ElasticTest):
         self.assertTrue((self.folder / "0").is_dir())
         self.assertIn("has a host 0 already, perhaps of a job that has ended", self.call("--store", self.folder, "--", ELASTIC).stderr)
 
+    def test_if_the_program_cannot_be_started_again_the_others_go_on_and_it_is_said(self):
+        program = self.folder / "program"
+        shutil.copy(ELASTIC, program)
+        launcher = self.job(2, "--min-ranks", 1, "--restarts", 9, program=("--", program))
+        program.unlink()
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)
+        sizes, errors = self.ends(launcher)
+        self.assertEqual(sizes, [2, 1])
+        self.assertIn(f"gradsync_run: cannot start {program}: No such file or directory\n", errors)
+        self.assertIn("gradsync_run: rank 1 failed: it ended with exit status 127 after 0.0 s\n", errors)
+
 
 @unittest.skipUnless(shutil.which("etcd"), "needs etcd")
 class OverEtcd(ElasticTest):
