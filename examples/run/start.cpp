@@ -350,7 +350,7 @@ private:
         if (exit_status(status) == 0) return;
         if (generations_) look_at_store();  // once: what follows must agree
         if (is_on_hosts()) note_gone(rank);
-        if (is_elastic() && generations_->ended_well() && !generations_->has(rank.member)) return;  // nobody needed it any more
+        if (is_needed_no_more(rank)) return;
         rank.failed_after = seconds_since(rank.begin);
         // The others end with their own errors, or meet again, meanwhile.
         if (!next_signal_at_ && !is_on_hosts() && is_missed(rank)) next_signal_at_ = Clock::now() + grace();
@@ -438,9 +438,13 @@ private:
     bool is_missed(const Rank& rank) const { return !is_elastic() || generations_->has(rank.member); }
     /// Has it joined a job whose ranks have not needed it yet?
     bool waits(const Rank& rank) const { return is_elastic() && rank.member != 0 && !rank.was_listed; }
+    /// Have the others ended the job well, without this rank?
+    bool is_needed_no_more(const Rank& rank) const {
+        return is_elastic() && generations_->ended_well() && !generations_->has(rank.member);
+    }
     void start_no_more() {
         for (Rank& rank : ranks_) {
-            if (rank.starts_again && !first_failed_) first_failed_ = static_cast<int>(&rank - ranks_.data());
+            if (rank.starts_again && !first_failed_ && !is_needed_no_more(rank)) first_failed_ = static_cast<int>(&rank - ranks_.data());
             rank.starts_again.reset();
         }
     }

@@ -745,6 +745,15 @@ class ComingAndGoing(ElasticTest):
         self.assertIn(f"gradsync_run: cannot start {program}: No such file or directory\n", errors)
         self.assertIn("gradsync_run: rank 1 failed: it ended with exit status 127 after 0.0 s\n", errors)
 
+    def test_a_job_that_ends_well_while_a_rank_waits_for_its_next_start_has_succeeded(self):
+        launcher = self.job(2, "--min-ranks", 1, "--restarts", 9, program=self.script(f"[ $GRADSYNC_RESTART = 0 ] || exit 6; exec {ELASTIC}"))
+        time.sleep(0.5)
+        os.kill(self.ranks_of(launcher)[1], signal.SIGKILL)  # its starts fail after 0, 0, 0.5 and 1.5 s; the next one is due after 3.5 s
+        sizes, errors = self.ends(launcher)
+        self.assertEqual(sizes, [2, 1])
+        self.assertIn("starts it again, 4 of at most 9, in 1.0 s", errors)
+        self.assertTrue(errors.endswith("gradsync_run: the job succeeded. It was started again 5 times.\n"), errors)
+
 
 @unittest.skipUnless(shutil.which("etcd"), "needs etcd")
 class OverEtcd(ElasticTest):
