@@ -26,11 +26,13 @@ public:
 
     int descriptor() const { return descriptor_; }
     void add(std::string_view text) {
-        if (!is_broken_) queue_ += text;
+        if (is_broken_) return;
+        if (done_ > most_waiting) queue_.erase(0, std::exchange(done_, 0));  // a slow reader never lets it become empty
+        queue_ += text;
     }
     bool has_something() const { return done_ < queue_.size(); }
     /// Ranks wait while nobody reads what they have printed.
-    bool is_full() const { return queue_.size() - done_ > std::size_t{1} << 20; }
+    bool is_full() const { return queue_.size() - done_ > most_waiting; }
 
     /// Writes what can be written without waiting.
     void write() {
@@ -48,9 +50,11 @@ public:
     }
 
 private:
+    static constexpr std::size_t most_waiting = std::size_t{1} << 20;
+
     int descriptor_;
     std::string queue_;
-    std::size_t done_ = 0;
+    std::size_t done_ = 0;  // bytes of the queue that are written
     bool is_broken_ = false;
 };
 

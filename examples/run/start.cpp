@@ -307,7 +307,7 @@ private:
         // waited enough.
         if (!asked_) {
             asked_ = now, asked_by_ = signal;
-            if (events_.hosts != nullptr) (void)tell_of_request();
+            if (events_.hosts != nullptr) attempt([&] { (void)tell_of_request(); });
         }
         asked_again_ = again;
         next_signal_ = again || signal == SIGTERM ? SIGKILL : SIGTERM;
@@ -339,7 +339,7 @@ private:
             if (rank != ranks_.end() && !rank->end) note_end(*rank, status);
             if (next.si_pid == saver_) {
                 saver_ = -1;
-                if (exit_status(status) == 0) saved_ = std::max(saved_, files_->newest());
+                if (exit_status(status) == 0) attempt([&] { saved_ = std::max(saved_, files_->newest()); });
             }
             next = {};
         }
@@ -358,14 +358,14 @@ private:
         first_failed_ = static_cast<int>(&rank - ranks_.data());
         if (events_.hosts == nullptr || elsewhere_ || asked_) return;
         for (Stream& stream : rank.streams) stream.read();
-        elsewhere_ = events_.hosts->tell(number_, {options_.host_index, exit_status(status), false, failure_of(rank)});
-        if (elsewhere_->host == options_.host_index) elsewhere_.reset();
+        attempt([&] { elsewhere_ = events_.hosts->tell(number_, {options_.host_index, exit_status(status), false, failure_of(rank)}); });
+        if (elsewhere_ && elsewhere_->host == options_.host_index) elsewhere_.reset();
     }
 
     /// The job has succeeded when it has on all hosts.
     void await_other_hosts() {
         if (events_.hosts == nullptr || first_failed_ || elsewhere_ || asked_) return;
-        events_.hosts->finish(number_);
+        attempt([&] { events_.hosts->finish(number_); });
         const auto until = Clock::now() + std::chrono::milliseconds(static_cast<long long>(options_.wait * 1000));
         while (!asked_ && !events_.hosts->have_all_finished(number_) && !(elsewhere_ = events_.hosts->failure(number_))) {
             if (Clock::now() > until)
@@ -450,13 +450,21 @@ private:
     }
     void say(const std::string& text) { err_.add("gradsync_run: " + text + "\n"); }
 
-    /// Ranks that wait for others learn why they wait no longer.
-    void tell_ranks(const std::string& reason) {
+    /// Calls `f`, which uses the store or the folder of --state. If it throws, says why; the ranks go on.
+    template <class F>
+    void attempt(F&& f) {
         try {
-            if (generations_) generations_->end(reason);
+            f();
         } catch (const std::exception& error) {
             say(error.what());
         }
+    }
+
+    /// Ranks that wait for others learn why they wait no longer.
+    void tell_ranks(const std::string& reason) {
+        attempt([&] {
+            if (generations_) generations_->end(reason);
+        });
     }
 
     /// Takes part in a job of several hosts. Returns false if it has ended.
@@ -476,12 +484,11 @@ private:
     }
     /// Tells the members on other hosts at once, which cannot see that the process of this rank has ended.
     void note_gone(const Rank& rank) {
-        try {
-            learn_members();
-            if (rank.member != 0 && !generations_->ended()) generations_->note_gone(rank.member);
-        } catch (const std::exception& error) {
-            say(error.what());  // they wait for their time limit
-        }
+        learn_members();
+        if (rank.member != 0 && !generations_->ended()) note_gone(rank.member);
+    }
+    void note_gone(std::uint64_t member) {
+        attempt([&] { generations_->note_gone(member); });  // if it fails, they wait for their time limit
     }
 
     void look_at_store(bool at_once = true) {
@@ -502,7 +509,7 @@ private:
             // Somebody may have started another one by hand, with the same number.
             const auto r = options_.process_of(member.place);
             if (!r || member.process.system != own_.system) continue;
-            if (is_on_hosts() && !is_alive_here(member)) generations_->note_gone(member.id);
+            if (is_on_hosts() && !is_alive_here(member)) note_gone(member.id);
             const pid_t process = member.process.process();
             if (process != rank(*r).process && !has_variables(process, {"GRADSYNC_JOB_TOKEN=" + meeting_.token})) continue;
             Rank& joined = rank(*r);

@@ -111,6 +111,14 @@ class Output(RunTest):
         done = self.call("-n", len(cores), "--bind", *self.script("echo $(sed -n 's/^Cpus_allowed_list:\\t//p' /proc/self/status)"))
         self.assertEqual(sorted(int(line.split()[1]) for line in done.stdout.splitlines()), cores)
 
+    def test_a_slow_reader_costs_no_memory(self):
+        launcher = self.begin("-n", 1, "--no-prefix", "--", "yes", "a line that comes again and again, faster than anybody reads it")
+        for _ in range(1500):
+            self.assertEqual(len(launcher.stdout.read(1 << 15)), 1 << 15)
+            time.sleep(0.001)  # the launcher always has more to write
+        status = pathlib.Path(f"/proc/{self.supervisor_of(launcher)}/status").read_text()
+        self.assertLess(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]), 24 << 10, "of 48 MiB that it has passed on")
+
 
 class Ends(RunTest):
     def test_the_exit_status_is_that_of_the_first_to_fail(self):
@@ -368,6 +376,16 @@ class Restarts(RunTest):
     def test_both_hosts_end_with_the_status_of_the_first_failure(self):
         for _, errors, status in self.on_hosts("--grace", 1, *self.script("[ $RANK = 1 ] && exit 9; sleep 1000")):
             self.assertEqual(status, 9, errors)
+
+    def test_a_store_that_takes_no_names_ends_no_rank_and_changes_no_status(self):
+        for name in "failed+", "done+":  # where the store would make folders
+            (self.folder / name).touch()
+        first, second = self.on_hosts("--wait", 6, *self.script("[ $RANK = 1 ] && exit 9; sleep 1; echo succeeded"))
+        for output, errors, status in first, second:
+            self.assertIn("Not a directory", errors)
+        self.assertEqual((first[2], first[0]), (9, "[0] succeeded\n"), first[1])
+        self.assertIn("gradsync_run: rank 1 failed first: it ended with exit status 9", first[1])
+        self.assertEqual((second[2], sorted(second[0].split())), (0, ["[2]", "[3]", "succeeded", "succeeded"]), second[1])
 
 
 class GoingOn(RunTest):
