@@ -38,6 +38,13 @@ Question add_memory(CLI::App& app);
 Question add_buckets(CLI::App& app);
 Question add_scale(CLI::App& app);
 
+/// Refuses a model of which nobody could list the gradients or the matrices.
+inline void check_blocks(std::uint64_t blocks) {
+    constexpr std::uint64_t most = 100'000;
+    if (blocks > most)
+        throw UsageError("--blocks " + std::to_string(blocks) + " is more than this can hold; " + std::to_string(most) + " is the most");
+}
+
 using gradsync_examples::amount;
 
 /// Accepts whole numbers from `least` on that 64 bits hold.

@@ -72,7 +72,7 @@ std::vector<plan::ReadyGradient> GradientFlags::gradients() const {
     }
     std::vector<std::uint64_t> sizes;
     if (d_model != 0 && blocks != 0 && vocabulary != 0) {
-        if (blocks > 100'000) throw UsageError("--blocks " + std::to_string(blocks) + " is more than this can hold; 100000 is the most");
+        check_blocks(blocks);
         for (const std::uint64_t n : transformer_elements(d_model, blocks, vocabulary)) sizes.push_back((plan::CheckedSize(n) * 4).value());
     } else if (count != 0 && bytes != 0) {
         if (count > 1'000'000)

@@ -202,6 +202,7 @@ Question add_memory(CLI::App& app) {
             need(d_model);
             need(blocks);
             need(f->ffn_only ? d_ff : vocabulary);
+            check_blocks(f->transformer.blocks);
         }
         f->transformer.biases = !f->no_biases;
         f->ffn = {f->transformer.d_model, f->transformer.d_ff, f->transformer.blocks};

@@ -138,6 +138,12 @@ class Memory(PlanTest):
         self.refused("memory --mlp 5,5 --d-model 3", "excludes")
         self.refused("memory --mlp 5,5 --precision f8", "f8")
 
+    def test_more_blocks_than_memory_holds_are_refused(self):
+        self.assertGreater(self.ask("memory --d-model 64 --blocks 100000 --vocabulary 100")["parameters"], 1e9)
+        for blocks in 100_001, 10_000_000_000:
+            for model in "--vocabulary 100", "--ffn-only --d-ff 64":
+                self.refused(f"memory --d-model 64 --blocks {blocks} {model}", f"--blocks {blocks} is more than this can hold; 100000 is the most")
+
     @unittest.skipUnless(shutil.which("gnuplot"), "no gnuplot")
     def test_a_chart(self):
         with tempfile.TemporaryDirectory() as folder:
