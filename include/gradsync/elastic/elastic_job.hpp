@@ -270,9 +270,10 @@ public:
         if (vote_) votes_->fail(error.what());
         stop();
         constexpr int most_failures = 10;
-        if (!membership_.goes_on(is_newcomers ? Error(Errc::peer_failed, error.what()) : error)) return false;
-        if (membership_.leaves()) membership_.note_leaving();
-        if (has_left()) return true;
+        const bool again = membership_.goes_on(is_newcomers ? Error(Errc::peer_failed, error.what()) : error);
+        if (again && membership_.leaves()) membership_.note_leaving();
+        if (has_left()) return again || membership_.leaves();  // the launcher may have ended the job meanwhile
+        if (!again) return false;
         quiet_failures_ = membership_.are_all_alive() ? quiet_failures_ + 1 : 0;
         return quiet_failures_ < most_failures;
     }

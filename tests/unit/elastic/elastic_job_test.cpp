@@ -19,6 +19,7 @@
 #include <iterator>
 #include <optional>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -862,4 +863,18 @@ TEST_CASE("after many generations memory, descriptors and threads are as they we
         return ends[0] + " " + ends[1];
     }();
     CHECK(end == "flat flat");
+}
+
+TEST_CASE("a process that was asked to leave leaves well, also if its launcher has ended the job") {
+    const gradsync_test::TemporaryDirectory folder;
+    const std::string why = "a signal has ended it";
+    (void)gradsync::FileStore(folder.path().string()).create("end", std::as_bytes(std::span(why)));
+    for (const bool is_asked : {true, false}) {
+        ElasticJob job(alone_in(folder, 2));
+        if (is_asked) job.request_leave();
+        const auto run = [&] { job.run([](TcpBackend&) { FAIL("there is no other rank"); }); };
+        if (is_asked) CHECK_NOTHROW(run());
+        else CHECK_THROWS_WITH_AS(run(), doctest::Contains("the job was ended: a signal has ended it"), Error);
+        CHECK(job.has_left() == is_asked);
+    }
 }
