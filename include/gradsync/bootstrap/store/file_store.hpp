@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 
+#include "../../core/clock.hpp"
 #include "../../core/math.hpp"
 #include "../../core/open_file.hpp"
 #include "store.hpp"
@@ -32,27 +33,66 @@ public:
     /// See the concept `Store`.
     Blob create(std::string_view name, std::span<const std::byte> bytes) {
         bootstrap::check_entry(name, bytes.size(), "create");
-        if (auto there = read(name)) return *std::move(there);
-        const std::string own = bootstrap::text(folder_, "/.", bootstrap::random_token());
-        bool is_first = write(own, bytes) && link(own, path(name));
-        if (!is_first && errno == ENOENT) {
-            make_folders_of(name);
-            is_first = link(own, path(name));
+        for (const auto until = std::chrono::steady_clock::now() + timeout_;; ::usleep(50'000)) {
+            if (std::FILE* const there = open(name)) return content_of(there, name);
+            const bool is_absent = errno == ENOENT;
+            if (is_absent && put(name, bytes)) return Blob(bytes.begin(), bytes.end());
+            const int error = errno;
+            if (is_absent && error == EEXIST)
+                if (std::FILE* const there = open(name)) return content_of(there, name);
+            errno = error;
+            if (!may_pass(error) || std::chrono::steady_clock::now() >= until)
+                fail(is_absent ? "cannot take a name" : "cannot be read", detail::open_problem());
         }
-        const int error = errno;
-        ::unlink(own.c_str());
-        if (is_first) return Blob(bytes.begin(), bytes.end());
-        if (error == EEXIST)
-            if (auto there = read(name)) return *std::move(there);
-        fail("cannot take a name", std::strerror(error));
     }
     /// See the concept `Store`.
     std::optional<Blob> read(std::string_view name) {
         bootstrap::check_entry(name, 0, "read");
-        const std::string file_name = path(name);
-        std::FILE* const file = detail::open_file(file_name, O_RDONLY | O_NOFOLLOW, "rb");
-        if (file == nullptr && errno == ENOENT) return std::nullopt;
-        if (file == nullptr) fail("cannot be read", detail::open_problem());
+        if (std::FILE* const there = open(name)) return content_of(there, name);
+        if (errno != ENOENT) fail("cannot be read", detail::open_problem());
+        return std::nullopt;
+    }
+    /// See the concept `Store`.
+    std::vector<std::string> names(std::string_view prefix) {
+        std::vector<std::string> found;
+        list(std::string(prefix.substr(0, prefix.rfind('/') + 1)), prefix, found);
+        detail::sort_by(found, [](const std::string& one, const std::string& other) { return one < other; });
+        return found;
+    }
+
+    /// Lets `create` try again for so long if the disk is full or fails, or if the system lacks descriptors or memory.
+    /// Returns the limit of before. At first it is 0: such an error is thrown at once.
+    std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) noexcept {
+        return std::exchange(timeout_, detail::clamp_timeout(limit));
+    }
+
+private:
+    struct Header {
+        std::uint64_t magic = 0x31726f7473736467u;
+        std::uint64_t bytes = 0;
+        std::uint64_t digest = 0;  ///< of the bytes
+    };
+    static constexpr char mark = '+';  ///< ends the name of a folder, so that "a" and "a/b" are different files
+
+    /// Returns whether another try may succeed.
+    static bool may_pass(int error) noexcept {
+        return error == ENOSPC || error == EDQUOT || error == EMFILE || error == ENFILE || error == ENOMEM ||
+               error == EIO || error == ESTALE;
+    }
+    /// Returns null, with `errno`, if the name is absent or cannot be read.
+    std::FILE* open(std::string_view name) const {
+        return detail::open_file(path(name), O_RDONLY | O_NOFOLLOW, "rb");
+    }
+    std::string path(std::string_view name) const {
+        std::string file = folder_ + "/";
+        for (const char c : name) {
+            if (c == '/') file += mark;
+            file += c;
+        }
+        return file;
+    }
+    /// Reads an open file, and closes it.
+    Blob content_of(std::FILE* file, std::string_view name) const {
         Header header;
         Blob bytes;
         bool good = std::fread(&header, sizeof header, 1, file) == 1 && header.magic == Header().magic &&
@@ -64,39 +104,26 @@ public:
         std::fclose(file);
         if (!good || header.digest != detail::fnv1a(bytes.data(), bytes.size()))
             fail("holds invalid data",
-                 bootstrap::text("file ", file_name, " is none of its own; let nothing else write into the folder"));
+                 bootstrap::text("file ", path(name), " is none of its own; let nothing else write into the folder"));
         return bytes;
     }
-    /// See the concept `Store`.
-    std::vector<std::string> names(std::string_view prefix) {
-        std::vector<std::string> found;
-        list(std::string(prefix.substr(0, prefix.rfind('/') + 1)), prefix, found);
-        detail::sort_by(found, [](const std::string& one, const std::string& other) { return one < other; });
-        return found;
+    /// Puts a name. Returns false, with `errno`, if it is taken, or if it cannot be put.
+    bool put(std::string_view name, std::span<const std::byte> bytes) const {
+        const std::string own = bootstrap::text(folder_, "/.", bootstrap::random_token());
+        bool is_first = write(own, bytes) && link(own, path(name));
+        if (!is_first && errno == ENOENT) is_first = make_folders_of(name) && link(own, path(name));
+        const int error = errno;
+        ::unlink(own.c_str());
+        errno = error;
+        return is_first;
     }
-
-private:
-    struct Header {
-        std::uint64_t magic = 0x31726f7473736467u;
-        std::uint64_t bytes = 0;
-        std::uint64_t digest = 0;  ///< of the bytes
-    };
-    static constexpr char mark = '+';  ///< ends the name of a folder, so that "a" and "a/b" are different files
-
-    std::string path(std::string_view name) const {
-        std::string file = folder_ + "/";
-        for (const char c : name) {
-            if (c == '/') file += mark;
-            file += c;
-        }
-        return file;
-    }
-    void make_folders_of(std::string_view name) const {
+    /// Returns false, with `errno`, if it cannot.
+    bool make_folders_of(std::string_view name) const {
         for (std::size_t end = name.find('/'); end != std::string_view::npos; end = name.find('/', end + 1)) {
             std::string folder = path(name.substr(0, end));
-            if (::mkdir((folder += mark).c_str(), 0700) != 0 && errno != EEXIST)
-                fail("cannot take a name", std::strerror(errno));
+            if (::mkdir((folder += mark).c_str(), 0700) != 0 && errno != EEXIST) return false;
         }
+        return true;
     }
     /// Adds the names in a folder, such as "gen/" or "", that begin with the prefix.
     void list(const std::string& in, std::string_view prefix, std::vector<std::string>& found) const {
@@ -146,6 +173,7 @@ private:
     }
 
     std::string folder_;
+    std::chrono::nanoseconds timeout_{0};
 };
 
 static_assert(Store<FileStore>);

@@ -2,18 +2,23 @@
 // What a FileStore does with a folder and files that are not as it left them. The conformance suite shows the rest.
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
+#include <thread>
 
 #include <sys/resource.h>
 #include <unistd.h>
 #include <gradsync/bootstrap/store/file_store.hpp>
 
 #include "support/forked.hpp"
+#include "support/no_descriptors.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace gradsync;
@@ -108,4 +113,42 @@ TEST_CASE("FileStore: a disk that is full takes no name") {
         return store.create("small", some_bytes(10)) == some_bytes(10) ? "right" : "the small one is wrong";
     });
     CHECK(reports[0].text == "right");
+}
+
+TEST_CASE("FileStore: create() tries again within its time limit while the system lacks descriptors") {
+    using namespace std::chrono_literals;
+    const gradsync_test::TemporaryDirectory folder;
+    FileStore store(folder.path().string());
+    const auto problem_of = [&](const char* name) -> std::string {
+        const gradsync_test::NoDescriptors none;
+        try {
+            (void)store.create(name, some_bytes(9));
+            return "none";
+        } catch (const Error& error) {
+            return error.errc() == Errc::storage ? error.what() : "another code";
+        }
+    };
+    CHECK(problem_of("a").find("Too many open files") != std::string::npos);
+    CHECK(store.set_timeout(100ms) == 0ns);
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK(problem_of("a").find("Too many open files") != std::string::npos);
+    CHECK(std::chrono::steady_clock::now() - begin >= 100ms);
+
+    CHECK(store.set_timeout(100s) == 100ms);
+    std::optional<gradsync_test::NoDescriptors> none;
+    std::atomic<bool> begins = false;
+    std::thread other([&] {
+        while (!begins) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(200ms);
+        none.reset();
+    });
+    none.emplace();
+    begins = true;
+    const Blob taken = store.create("a", some_bytes(9));
+    other.join();
+    CHECK(taken == some_bytes(9));
+    CHECK(store.read("a") == some_bytes(9));
+    CHECK(store.create("a", some_bytes(3)) == some_bytes(9));
+    overwrite(folder.file("b+"), "no folder");
+    CHECK_THROWS_WITH_AS((void)store.create("b/1", some_bytes(9)), doctest::Contains("Not a directory"), Error);  // at once
 }
