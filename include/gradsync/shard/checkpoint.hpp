@@ -261,8 +261,7 @@ public:
                 refuse_file(directory_, "cannot be made: ", problem.message(),
                             "; choose one where this user may write");
             locked_ = ShardManifest::lock(directory_, comm.timeout() / 2);
-            if (std::filesystem::exists(ShardManifest::path(directory_)))
-                manifest_.generation = ShardManifest::read(directory_).generation + 1;
+            manifest_.begin_next(directory_);
         });
         comm.broadcast(buffer(std::span(&manifest_.generation, 1)), 0).wait();
         manifest_.digests.resize(static_cast<std::size_t>(comm.size()));

@@ -229,17 +229,37 @@ struct ShardManifest {
                             " cannot be seen from rank 0; all machines must share the directory");
         }
     }
+    /// Makes this the next checkpoint of the directory. No part there has its generation: if a save was ended, a rank
+    /// that was stopped may still write its part.
+    void begin_next(const std::filesystem::path& directory) {
+        if (std::filesystem::exists(path(directory))) generation = read(directory).generation + 1;
+        for (bool is_taken = true; is_taken; generation += is_taken ? 1 : 0) {
+            is_taken = false;
+            for_each_part(directory, [&](const std::filesystem::path&, unsigned long long of_part, unsigned long long) {
+                is_taken = is_taken || of_part == generation;
+            });
+        }
+    }
     /// Removes the parts that this manifest does not name: those of older checkpoints and of saves that were killed.
     void remove_others(const std::filesystem::path& directory) const {
         std::error_code ignored;
+        for_each_part(directory, [&](const std::filesystem::path& part, unsigned long long of_part,
+                                     unsigned long long ranks) {
+            if (of_part != generation || ranks != digests.size()) std::filesystem::remove(part, ignored);
+        });
+    }
+
+private:
+    /// Calls `f(path, generation, ranks)` with each file that has the name of a part.
+    static void for_each_part(const std::filesystem::path& directory, auto&& f) {
+        std::error_code ignored;
         for (std::filesystem::directory_iterator at(directory, ignored), end; at != end; at.increment(ignored)) {
             const std::string name = at->path().filename().string();
-            unsigned long long named, rank, ranks;
-            if (std::sscanf(name.c_str(), "shard-%llu-%llu-of-%llu", &named, &rank, &ranks) == 3 &&
-                name == text("shard-", named, "-", rank, "-of-", ranks, ".gradsync") &&
-                (named != generation || ranks != digests.size()) &&
+            unsigned long long of_part, rank, ranks;
+            if (std::sscanf(name.c_str(), "shard-%llu-%llu-of-%llu", &of_part, &rank, &ranks) == 3 &&
+                name == text("shard-", of_part, "-", rank, "-of-", ranks, ".gradsync") &&
                 at->symlink_status(ignored).type() == std::filesystem::file_type::regular)
-                std::filesystem::remove(at->path(), ignored);
+                f(at->path(), of_part, ranks);
         }
     }
 };

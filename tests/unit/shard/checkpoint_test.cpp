@@ -319,3 +319,22 @@ TEST_CASE("load_shards loads the new checkpoint if the old one is replaced meanw
         CHECK(load_shards(directory.path(), replaced) == "newer");
     });
 }
+
+TEST_CASE("a save writes to no file of an earlier save that was ended: a rank that was stopped may still write there") {
+    const TemporaryDirectory directory;
+    CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+              auto model = initial_tensors({10, 20}, DType::f32);
+              One sharded = make_one(comm, model, 0);
+              for (const char* const ended : {"shard-0-1-of-2.gradsync", "shard-2-0-of-3.gradsync"}) {
+                  std::ofstream slow;
+                  if (comm.rank() == 0) slow.open(directory.path() / ended);
+                  comm.barrier().wait();
+                  save_shards(directory.path(), sharded, ended);
+                  if (comm.rank() == 0) slow << "the part of a rank that was stopped" << std::flush;
+                  comm.barrier().wait();
+                  finding.check(load_shards(directory.path(), sharded) == ended, "the note is another");
+              }
+          }) == "");
+    CHECK(files_in(directory) == 3);
+    CHECK(std::filesystem::exists(directory.path() / "shard-3-0-of-2.gradsync"));
+}
