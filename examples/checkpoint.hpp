@@ -19,6 +19,8 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <system_error>
@@ -120,6 +122,56 @@ private:
     int folder_;
 };
 
+/// A temporary file with one writer, which locks it: a rank that was stopped may go on to write its own after another one has begun anew. The
+/// file is gone again unless it was renamed. A killed writer leaves a file without a lock, and the next writer takes it over.
+class Draft {
+public:
+    /// `name`: without the number that it gets if other writers have the file.
+    explicit Draft(const std::string& name) {
+        for (int others = 0;;) {
+            open(others == 0 ? name : name + "." + std::to_string(others), 0);
+            if (::flock(file_->descriptor(), LOCK_EX | LOCK_NB) == 0) {
+                if (has_name()) break;
+            } else if (errno == EWOULDBLOCK) {
+                ++others;
+            } else {  // a file system without locks, where each writer needs a name of its own
+                ::unlink(path_.c_str());
+                open(name + "." + std::to_string(std::random_device{}()), O_EXCL);
+                break;
+            }
+        }
+    }
+    ~Draft() {
+        if (!is_renamed_) ::unlink(path_.c_str());
+    }
+    Draft(const Draft&) = delete;
+
+    const std::filesystem::path& path() const { return path_; }
+    const File& file() const { return *file_; }
+    /// Puts it, as it is on disk, in the place of another file.
+    void replace(const std::filesystem::path& other) {
+        gradsync_train::replace(path_, other);
+        is_renamed_ = true;
+    }
+
+private:
+    void open(std::filesystem::path path, int flags) {
+        path_ = std::move(path);
+        file_.emplace(path_, O_WRONLY | O_CREAT | O_CLOEXEC | flags, "checkpoint");
+        if (!*file_) file_->fail_to_write();
+    }
+    /// False if the writer before has just renamed or removed it.
+    bool has_name() const {
+        struct stat own {}, named {};
+        return ::fstat(file_->descriptor(), &own) == 0 && ::stat(path_.c_str(), &named) == 0 && own.st_dev == named.st_dev &&
+               own.st_ino == named.st_ino;
+    }
+
+    std::filesystem::path path_;
+    std::optional<File> file_;
+    bool is_renamed_ = false;
+};
+
 }  // namespace checkpoint_detail
 
 inline std::filesystem::path checkpoint_file(const std::filesystem::path& directory) { return directory / "checkpoint.gradsync"; }
@@ -140,21 +192,18 @@ public:
         const std::function<bool()>& counts = [] { return true; }) const {
         std::filesystem::create_directories(directory_);
         const auto file = checkpoint_file(directory_);
-        const Temporary temporary{file.string() + ".new" + std::to_string(rank)};
-        {
-            File out{temporary.path, O_WRONLY | O_CREAT | O_TRUNC, "checkpoint"};
-            if (!out) out.fail_to_write();
-            // What is not written, between arrays, is zero.
-            if (::ftruncate(out.descriptor(), static_cast<off_t>(layout_.end())) != 0) out.fail_to_write();
-            const std::string head = header(progress);
-            out.write(0, head.data(), head.size());
-            collect(
-                [&](StatePlace place, std::span<const float> piece) { out.write(layout_.at(place), piece.data(), piece.size_bytes()); });
-            const std::uint64_t digest = checkpoint_detail::digest(File{temporary.path, O_RDONLY}, layout_.end());
-            out.write(layout_.end(), &digest, sizeof digest);
-            out.finish();
-        }
-        if (counts()) replace(temporary.path, file);
+        checkpoint_detail::Draft draft{file.string() + ".new" + std::to_string(rank)};
+        const File& out = draft.file();
+        // What is not written, between arrays, is zero.
+        for (const std::size_t size : {std::size_t{0}, layout_.end()})
+            if (::ftruncate(out.descriptor(), static_cast<off_t>(size)) != 0) out.fail_to_write();
+        const std::string head = header(progress);
+        out.write(0, head.data(), head.size());
+        collect([&](StatePlace place, std::span<const float> piece) { out.write(layout_.at(place), piece.data(), piece.size_bytes()); });
+        const std::uint64_t digest = checkpoint_detail::digest(File{draft.path(), O_RDONLY}, layout_.end());
+        out.write(layout_.end(), &digest, sizeof digest);
+        out.sync();
+        if (counts()) draft.replace(file);
     }
 
     /// For the ranks that are left of a run, if they hold all state: each calls it, as nobody knows who else is left,

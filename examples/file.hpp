@@ -60,6 +60,10 @@ public:
     }
 
     /// Everything is on disk afterwards.
+    void sync() const {
+        if (::fsync(descriptor_) != 0) fail_to_write();
+    }
+    /// The same, and closes the file.
     void finish() {
         if (::fsync(descriptor_) != 0 || ::close(std::exchange(descriptor_, -1)) != 0) fail_to_write();
     }

@@ -5,6 +5,7 @@
 usage: test_trainer.py command_line|digests|compression|sharding|checkpoints|weights|report|tcp PROGRAM
        test_trainer.py mpi|cluster PROGRAM MPIEXEC
 """
+import fcntl
 import itertools
 import json
 import math
@@ -666,6 +667,19 @@ class Checkpoints(TrainerTest):
         self.assertIn("has kept the state after step 2", errors)
         (run / "checkpoint.gradsync.new0").unlink(missing_ok=True)
         self.assertEqual(self.digest(*flags, "--resume"), self.digest(*TRANSFORMER))
+
+    def test_a_rank_that_was_stopped_as_it_wrote_changes_no_later_checkpoint(self):
+        run = self.folder / "run"
+        run.mkdir()
+        stopped = run / "checkpoint.gradsync.new0"
+        with open(stopped, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.train(*TRANSFORMER, *self.kept("--stop-after", 2))
+            file.write(b"late")
+        self.assertEqual(stopped.read_bytes(), b"late")
+        self.assertEqual(sorted(p.name for p in run.iterdir()), ["checkpoint.gradsync", stopped.name])
+        self.assertEqual(self.digest(*TRANSFORMER, *self.kept("--resume")), self.digest(*TRANSFORMER))
+        self.assertFalse(stopped.exists())  # nobody has its lock any more
 
 
 class Weights(TrainerTest):
