@@ -91,11 +91,11 @@ TEST_CASE("sum adds up integers, average refuses them before anything is sent") 
 }
 
 TEST_CASE("a tensor without memory is refused before anything is sent") {
-    CHECK(findings(2, [](ThreadBackend comm, Finding& finding) {
+    CHECK(findings(2, [](gs::ThreadBackend comm, Finding& finding) {
               std::vector<float> large(10'000, 1.0f);
-              const Outcome outcome = outcome_of([&] { average(comm, large, BufferView{nullptr, 8, DType::f32}); });
-              finding.check(outcome.is(Errc::invalid_argument) && outcome.says("a tensor has no memory"), outcome.text);
-              sum(comm, large);
+              const Outcome outcome = outcome_of([&] { gs::average(comm, large, gs::BufferView{nullptr, 8, gs::DType::f32}); });
+              finding.check(outcome.is(gs::Errc::invalid_argument) && outcome.says("a tensor has no memory"), outcome.text);
+              gs::sum(comm, large);
               finding.check(large[0] == 2, "it was sent");
           }) == "");
 }

@@ -76,7 +76,7 @@ List<double> costs_of_whole(const List<ParameterView>& parameters, const char* f
     if constexpr (MatrixOptimizer<O> || ((role_of<Arguments, B>() == Role::shards) || ...)) {
         costs = costs_of(parameters, choose<WholeParameters, B>(arguments...), face, rank);
         bool any = !MatrixOptimizer<O> || costs.empty();
-        for (const ParameterView& p : parameters) any = any || p.shape.size() > 1;
+        for (std::size_t i = 0; i < costs.size(); ++i) any = any || costs[i] != 0 || parameters[i].shape.size() > 1;
         if (!any)
             refuse_on({face, rank}, "the optimizer steps matrices, but no parameter is one; give ",
                       "them shapes of two dimensions, as in gs::parameter(name, weights, gradient, {rows, columns})");
