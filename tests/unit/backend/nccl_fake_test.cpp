@@ -309,7 +309,7 @@ TEST_CASE("NcclBackend: a handle that was moved from says so") {
                                                [&] { (void)comm.describe(); },         [&] { (void)comm.group(); },
                                                [&] { (void)comm.passes(); },           [&] { (void)comm.allocate(64); },
                                                [&] { comm.check_reduces(DType::f32); }};
-        for (const auto& call : calls) CHECK_THROWS_WITH_AS(call(), doctest::Contains("was moved from"), Error);
+        for (const auto& call : calls) CHECK_THROWS_WITH_AS(call(), doctest::Contains("was moved from"), gradsync::Error);
     });
 }
 
