@@ -162,7 +162,8 @@ private:
     }
     /// False if the writer before has just renamed or removed it.
     bool has_name() const {
-        struct stat own {}, named {};
+        struct stat own {
+        }, named{};
         return ::fstat(file_->descriptor(), &own) == 0 && ::stat(path_.c_str(), &named) == 0 && own.st_dev == named.st_dev &&
                own.st_ino == named.st_ino;
     }

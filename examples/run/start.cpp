@@ -439,9 +439,7 @@ private:
     /// Has it joined a job whose ranks have not needed it yet?
     bool waits(const Rank& rank) const { return is_elastic() && rank.member != 0 && !rank.was_listed; }
     /// Have the others ended the job well, without this rank?
-    bool is_needed_no_more(const Rank& rank) const {
-        return is_elastic() && generations_->ended_well() && !generations_->has(rank.member);
-    }
+    bool is_needed_no_more(const Rank& rank) const { return is_elastic() && generations_->ended_well() && !generations_->has(rank.member); }
     void start_no_more() {
         for (Rank& rank : ranks_) {
             if (rank.starts_again && !first_failed_ && !is_needed_no_more(rank)) first_failed_ = static_cast<int>(&rank - ranks_.data());
@@ -706,7 +704,7 @@ private:
     /// The last line of an error, which says most: ": gradsync: ..."
     static std::string said_by(const Rank& rank) {
         if (rank.end && was_ended_from_outside(*rank.end)) return {};  // what it said before is not why
-        if (rank.streams.empty()) return {};                               // it could not be started
+        if (rank.streams.empty()) return {};                           // it could not be started
         const auto& lines = rank.streams[1].last_lines();
         for (auto line = lines.rbegin(); line != lines.rend(); ++line)
             if (line->find_first_not_of(" \t\r") != std::string::npos)

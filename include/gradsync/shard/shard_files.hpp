@@ -243,10 +243,10 @@ struct ShardManifest {
     /// Removes the parts that this manifest does not name: those of older checkpoints and of saves that were killed.
     void remove_others(const std::filesystem::path& directory) const {
         std::error_code ignored;
-        for_each_part(directory, [&](const std::filesystem::path& part, unsigned long long of_part,
-                                     unsigned long long ranks) {
-            if (of_part != generation || ranks != digests.size()) std::filesystem::remove(part, ignored);
-        });
+        for_each_part(directory,
+                      [&](const std::filesystem::path& part, unsigned long long of_part, unsigned long long ranks) {
+                          if (of_part != generation || ranks != digests.size()) std::filesystem::remove(part, ignored);
+                      });
     }
 
 private:

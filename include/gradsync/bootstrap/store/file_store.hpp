@@ -80,9 +80,7 @@ private:
                error == EIO || error == ESTALE;
     }
     /// Returns null, with `errno`, if the name is absent or cannot be read.
-    std::FILE* open(std::string_view name) const {
-        return detail::open_file(path(name), O_RDONLY | O_NOFOLLOW, "rb");
-    }
+    std::FILE* open(std::string_view name) const { return detail::open_file(path(name), O_RDONLY | O_NOFOLLOW, "rb"); }
     std::string path(std::string_view name) const {
         std::string file = folder_ + "/";
         for (const char c : name) {
