@@ -15,7 +15,7 @@ class MessageWorld;
 /// `bind` must be equal on all ranks.
 struct ProcessOptions {
     /// The time limit of construction, once all ranks have begun it, and of every later wait, from the last data that
-    /// moved between its machine and others; must be positive.
+    /// moved between its machine and others, for 16 limits at most; must be positive.
     /// `set_timeout` changes it. docs/guides/processes.md says how much later the error may come.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
     bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages

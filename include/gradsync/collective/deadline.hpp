@@ -34,10 +34,11 @@ public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
     /// Calls `on_limit(by)` if `limit` has passed since the first look, or since `moved` has last changed (see
-    /// World::moved): a slow network is no failure. `by` is the time since that was first seen. Calls
-    /// `liveness_check()` only every few milliseconds, because it opens files. The time since the last look counts as
-    /// waiting up to a second, or up to a sixteenth of the limit if that is less. In a longer pause the caller did
-    /// something else or its process was stopped, and others may have waited for it.
+    /// World::moved): a slow network is no failure. The data may belong to other waits, so this one takes `most_limits`
+    /// at most. `by` is the time since that was first seen. Calls `liveness_check()` only every few milliseconds,
+    /// because it opens files. The time since the last look counts as waiting up to a second, or up to a sixteenth of
+    /// the limit if that is less. In a longer pause the caller did something else or its process was stopped, and
+    /// others may have waited for it.
     template <class OnLimit, class OnLivenessCheck = void (&)()>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check = nothing,
               std::uint64_t moved = 0) {
@@ -45,16 +46,20 @@ public:
         if (!begun()) {
             last_ = now;
             liveness_check_ = now + interval;
+            latest_ = now + most_limits * gradsync::detail::smaller<std::chrono::nanoseconds>(limit, longest);
         }
-        if (!begun() || std::exchange(moved_, moved) != moved) {
+        if (!begun() || (std::exchange(moved_, moved) != moved && deadline_ < latest_)) {
             moved_ = moved;
-            deadline_ = now + limit;
+            deadline_ = gradsync::detail::smaller(now + limit, latest_);
             limit_seen_ = suspected_ = {};
             suspect_ = -1;
         }
         const auto most = gradsync::detail::smaller<std::chrono::nanoseconds>(limit / 16 + std::chrono::nanoseconds(1),
                                                                               std::chrono::seconds(1));
-        if (now - last_ > most) deadline_ += now - last_ - most;
+        if (now - last_ > most) {
+            deadline_ += now - last_ - most;
+            latest_ += now - last_ - most;
+        }
         last_ = now;
         if (now >= deadline_) {
             if (limit_seen_ == Clock::time_point{}) limit_seen_ = now;
@@ -66,6 +71,7 @@ public:
         }
     }
 
+    static constexpr int most_limits = 16;  ///< of one wait during which data moves
     static constexpr int most_stages = 8;  ///< the longest respite: for a rank that cannot name any
 
     /// Is it too early to name a rank that may be waiting itself? `by`: time since the limit was seen to have passed.
@@ -87,8 +93,10 @@ public:
 private:
     static void nothing() noexcept {}
     static constexpr std::chrono::nanoseconds interval = std::chrono::milliseconds(5);
+    static constexpr std::chrono::nanoseconds longest = std::chrono::hours(24 * 365 * 10);  ///< that can be multiplied
     std::uint64_t moved_ = 0;
     Clock::time_point deadline_{}, liveness_check_{};
+    Clock::time_point latest_{};  ///< the latest deadline
     Clock::time_point last_{};  ///< the last look
     /// When the limit was first seen to have passed: after the deadline if the rank was descheduled.
     Clock::time_point limit_seen_{};

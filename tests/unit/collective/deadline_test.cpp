@@ -107,3 +107,14 @@ TEST_CASE("deadline: whoever only lately keeps all from going on is not suspecte
     deadline = {};
     CHECK(looks_until([](int i) { return i % 2; }) >= 1s);  // another one at each look, until 2 s after the limit
 }
+
+TEST_CASE("deadline: data that moves all the time extends a wait to sixteen limits, and no further") {
+    Deadline deadline;
+    std::chrono::nanoseconds by{-1};
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::uint64_t moved = 1; moved < 5000 && by < 10ms; ++moved, std::this_thread::sleep_for(1ms))
+        deadline.look(
+            20ms, [&](std::chrono::nanoseconds late) { by = late; }, [] {}, moved);
+    CHECK(by >= 10ms);
+    CHECK(std::chrono::steady_clock::now() - begin >= 330ms);
+}

@@ -97,13 +97,16 @@ public:
         if (who.ranks.empty()) return true;
         const bool not_started = who.did == Late::Did::not_start;
         const int first = who.ranks.front();
-        if (std::exchange(asked_number_, number + 1) != number + 1 || asked_.empty() || asked_.front() != first) {
+        const bool is_another = std::exchange(asked_number_, number + 1) != number + 1;
+        if (is_another) excuses_ = 0;
+        if (is_another || asked_.empty() || asked_.front() != first) {
             asked_.clear();
             ask(first, limit);
         }
         const int last = asked_.back();
         const std::optional<int> late = world_.answer_of(last);
-        if (late == MessageWorld::nobody) return asked_.clear(), false;  // ask again after another limit
+        if (late == MessageWorld::nobody && ++excuses_ < collective::Deadline::most_limits)
+            return asked_.clear(), false;  // ask again after another limit
         bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another, so some calls differ
         for (const int rank : asked_) in_turn |= late && rank == *late;
         if (late && *late >= 0 && !in_turn) return ask(*late, limit), false;
@@ -153,6 +156,7 @@ private:
     List<Clock::time_point> gone_since_;  ///< by rank
     std::uint64_t asked_number_ = 0;      ///< 1 + the number of the collective that the questions are about
     List<int> asked_;                     ///< the ranks that were asked; each waits for the next
+    int excuses_ = 0;                     ///< how often data moved at a rank that was asked
     Clock::time_point asked_at_{};        ///< time of the last question
 };
 

@@ -850,3 +850,38 @@ TEST_CASE("a rank that waits with a longer limit does not hold up those with a s
     CHECK(errors[0].find("rank 2 did not") != std::string::npos);
     CHECK(errors[1] != "");
 }
+
+TEST_CASE("messages: the data of another communicator hides a rank that has stopped for sixteen limits at most") {
+    gs::List<gs::net::Socket> ends[3] = {gs::List<gs::net::Socket>(3), gs::List<gs::net::Socket>(3), gs::List<gs::net::Socket>(3)};
+    for (std::size_t a = 0; a < 3; ++a)
+        for (std::size_t b = a + 1; b < 3; ++b) std::tie(ends[a][b], ends[b][a]) = connected();
+    std::vector<std::string> errors(3);
+    std::vector<std::thread> threads;
+    const auto begin = std::chrono::steady_clock::now();
+    for (int rank = 0; rank < 3; ++rank)
+        threads.emplace_back([&, rank] {
+            const auto own = engine(std::make_unique<mp::TcpTransport>(std::move(ends[rank]), rank), 60s);
+            const auto other = own->split(gs::collective::Group::of_all(3, rank));
+            own->set_timeout(100ms);
+            std::thread metrics([&] {
+                try {
+                    for (float value = 1; std::chrono::steady_clock::now() - begin < 20s; std::this_thread::sleep_for(5ms))
+                        other->wait(other->start(all_reduce(&value, 1)));
+                } catch (const std::exception&) {  // of the world
+                }
+            });
+            try {
+                float value = 1;
+                if (rank != 2) own->wait(own->start(all_reduce(&value, 1)));
+            } catch (const std::exception& error) {
+                errors[static_cast<std::size_t>(rank)] = error.what();
+            }
+            metrics.join();
+        });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(std::chrono::steady_clock::now() - begin < 15s);
+    for (const std::size_t r : {0u, 1u}) {
+        CAPTURE(errors[r]);
+        CHECK(errors[r].find("rank 2 did not start it") != std::string::npos);
+    }
+}
