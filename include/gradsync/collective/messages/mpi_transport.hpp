@@ -107,6 +107,7 @@ public:
         request_tickets_.erase_if([&, i = std::size_t{0}](Ticket ticket) mutable {
             const bool over = requests_[i++] == MPI_REQUEST_NULL;
             tickets_[ticket].open -= over;
+            moved += over && tickets_[ticket].counts;
             return over;
         });
         requests_.erase_if([](MPI_Request request) { return request == MPI_REQUEST_NULL; });
@@ -139,6 +140,7 @@ public:
 private:
     struct Entry {
         bool receives = false;
+        bool counts = false;          ///< as data that moves
         std::uint32_t open = 0;       ///< incomplete requests
         std::size_t* came = nullptr;  ///< see `receive`
     };
@@ -150,6 +152,7 @@ private:
     /// Begins a message. If its length is `known`, it goes in parts where that is quicker. `room`: bytes that may be
     /// touched at `data`.
     Ticket begin(Entry entry, int rank, int stream, void* data, std::size_t room, std::size_t known) {
+        entry.counts = stream != control_stream;
         const Ticket ticket = tickets_.add(entry);
         const std::size_t part = known != 0 && in_parts(known) ? quick_bytes() : room;
         std::size_t from = 0;

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -120,4 +121,17 @@ TEST_CASE("MpiTransport: a rank that sends more than is due, or less, breaks not
     Bytes answer(10);
     finish(*own, {own->send(peer, 5, hello.data(), hello.size()), own->receive(peer, 5, answer.data(), answer.size())});
     CHECK(answer == numbered(10, static_cast<std::size_t>(peer)));
+}
+
+TEST_CASE("MpiTransport counts data that moves, and no control messages") {
+    const auto own = transport();
+    const std::lock_guard lock(own->mutex());
+    const int peer = 1 - own->rank();
+    const Bytes sent(10);
+    Bytes place(10);
+    for (const int stream : {MpiTransport::control_stream, 3}) {
+        const std::uint64_t before = own->moved;
+        finish(*own, {own->send(peer, stream, sent.data(), sent.size()), own->receive(peer, stream, place.data(), place.size())});
+        CHECK((own->moved != before) == (stream == 3));
+    }
 }
