@@ -40,7 +40,10 @@ public:
     [[gnu::cold]] static Segment create(std::size_t bytes,
                                         std::chrono::nanoseconds for_huge_pages = std::chrono::milliseconds(100)) {
         Segment segment;
-        segment.descriptor_ = Descriptor(::memfd_create("gradsync", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+        constexpr unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING, no_exec = 8;  // MFD_NOEXEC_SEAL, since Linux 6.3
+        segment.descriptor_ = Descriptor(::memfd_create("gradsync", flags | no_exec));
+        if (!segment.descriptor_ && errno == EINVAL)
+            segment.descriptor_ = Descriptor(::memfd_create("gradsync", flags));
         const int descriptor = segment.descriptor_.get();
         if (descriptor < 0) refuse("cannot make shared memory");
         const std::size_t whole = bytes + data_offset(bytes);
@@ -79,9 +82,10 @@ public:
         // In another process namespace the same number is another process.
         Segment segment;
         struct stat status {};
+        const int has = ::fcntl(descriptor.get(), F_GET_SEALS);  // the system may have added some
         if (::fstat(descriptor.get(), &status) != 0 || handle.bytes > static_cast<std::uint64_t>(status.st_size) ||
             static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes) ||
-            ::fcntl(descriptor.get(), F_GET_SEALS) != seals ||
+            has < 0 || (has & seals) != seals ||
             std::memcmp(segment.map(descriptor.get(), handle.bytes, for_huge_pages), &handle.token,
                         sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
