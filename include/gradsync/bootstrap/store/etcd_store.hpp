@@ -45,6 +45,7 @@ public:
         static const CURLcode started = curl_global_init(CURL_GLOBAL_DEFAULT);
         if (started == CURLE_OK) curl_ = UniqueHandle<CURL*, curl_easy_cleanup>(curl_easy_init());
         if (!curl_) bootstrap::raise(Errc::storage, {.operation = "store"}, "libcurl cannot be started");
+        (void)set_timeout(options_.timeout);
         read_address(address);
     }
 
@@ -155,7 +156,7 @@ private:
             if (tries % hosts_.size() != 0) continue;
             ::usleep(static_cast<useconds_t>(pause.count() * 1000));
             pause = detail::smaller(2 * pause, std::chrono::milliseconds(250));
-            limit *= 2;
+            limit = detail::smaller(2 * limit, std::chrono::milliseconds(60'000));
         }
         fail(bootstrap::text("did not answer within ", detail::format_duration(options_.timeout)),
              detail::joined(troubles, "; "));
@@ -174,8 +175,9 @@ private:
                 else return reply;
             }
             Reply reply = post(path, body, end);
-            if (is_fresh || !reply.refusal) return reply;
-            token_.clear();
+            if (is_fresh || reply.answer) return reply;
+            token_.clear();  // etcd may also hang up on an old one
+            if (!reply.refusal) return reply;
         }
     }
     Reply post(const char* path, const std::string& body, Clock::time_point end) {
@@ -242,7 +244,7 @@ private:
             reply.answer = std::move(answer);
             return reply;
         }
-        if (status >= 400 && status < 500 && status != 408 && status != 429)  // slow, busy
+        if (status >= 400 && status < 500 && status != 408 && status != 429 && status != 499)  // slow, busy
             reply.refusal = Errc::invalid_argument;
         std::string said = answer && !answer->error.empty() ? answer->error : text;
         said.resize(detail::smaller(said.find('\n'), detail::smaller(said.size(), std::size_t{200})));

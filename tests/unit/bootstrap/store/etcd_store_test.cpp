@@ -281,3 +281,19 @@ TEST_CASE("Records opens a store in etcd once more for another thread") {
     REQUIRE(records.end());
     CHECK(gradsync::bootstrap::text_of(*records.end()) == "why");
 }
+
+TEST_CASE("EtcdStore: a member that hangs up on an old token, or is too busy to answer, is asked again; no limit is too long") {
+    std::string valid = "first";
+    int calls = 0;
+    const FakeServer server([&](const std::string& request) -> std::string {
+        if (says(request, "/v3/auth/authenticate")) return FakeServer::http("{\"token\":\"" + valid + "\"}");
+        if (!says(request, "Authorization: " + valid)) return "";
+        if (++calls == 1) return FakeServer::http("{\"error\":\"context canceled\"}", "499 Client Closed Request");
+        return FakeServer::http("{}");
+    });
+    EtcdStore store(server.address("/job"), {.timeout = 5s, .user = "me", .password = "x"});
+    CHECK(!store.read("name"));
+    valid = "second";
+    CHECK(!store.read("name"));
+    CHECK(!EtcdStore(server.address("/job"), {.timeout = std::chrono::nanoseconds::max(), .user = "me", .password = "x"}).read("name"));
+}
