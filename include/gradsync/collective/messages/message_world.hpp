@@ -93,7 +93,7 @@ public:
                 std::lock_guard lock(mutex());
                 poll();
                 if (is_delivered()) return;
-            } while (std::chrono::steady_clock::now() <= deadline && ::usleep(50) == 0);
+            } while (std::chrono::steady_clock::now() <= deadline && (::usleep(50), true));
         } catch (const std::exception&) {
             // Ranks that cannot be told will time out.
         }
