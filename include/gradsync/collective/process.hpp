@@ -24,19 +24,22 @@ inline std::size_t read_beginning(const char* path, char* text, std::size_t size
     return length;
 }
 
-/// The start time of a process, in ticks of the system. 0: it has died, but its parent has not waited for it (it keeps
-/// its number until then). -1: unknown.
+/// The start time of a process, in ticks of the system. 0: all its threads have ended, but its parent has not waited
+/// for it (it keeps its number until then). -1: unknown.
 inline std::int64_t start_of(pid_t process) noexcept {
     char path[48], text[512];
     std::snprintf(path, sizeof path, "/proc/%d/stat", process);
     const std::size_t length = read_beginning(path, text, sizeof text - 1);
     text[length] = '\0';
-    // Format: "number (name) state ...", with the start in the 20th field from the state. The name may contain
-    // anything, so the last parenthesis counts.
+    // Format: "number (name) state ...", with the number of threads in the 18th field from the state, and the start in
+    // the 20th. The name may contain anything, so the last parenthesis counts.
     const char* at = std::strrchr(text, ')');
     if (at == nullptr || at[1] == '\0') return -1;
-    if (at[2] == 'Z' || at[2] == 'X') return 0;
-    for (int field = 0; field < 20 && at != nullptr; ++field) at = std::strchr(at + 1, ' ');
+    const bool has_ended = at[2] == 'Z' || at[2] == 'X';  // its main thread
+    for (int field = 0; field < 20 && at != nullptr; ++field) {
+        at = std::strchr(at + 1, ' ');
+        if (field == 17 && has_ended && (at == nullptr || std::atoi(at) <= 1)) return 0;
+    }
     return at == nullptr ? -1 : std::strtoll(at, nullptr, 10);
 }
 

@@ -6,7 +6,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
 
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,4 +70,40 @@ TEST_CASE("ProcessIdentity: a process is alive until it dies, also if nobody wai
     else MESSAGE("another process took the number");
     second.kill();
     second.bury();
+}
+
+TEST_CASE("ProcessIdentity: a process whose main thread has ended is alive until its other threads have") {
+    int said[2] = {-1, -1}, hold[2] = {-1, -1};
+    REQUIRE(::pipe(said) == 0);
+    REQUIRE(::pipe(hold) == 0);
+    const pid_t process = ::fork();
+    if (process == 0) {
+        ::close(hold[1]);
+        const ProcessIdentity own = ProcessIdentity::own();
+        if (::write(said[1], &own, sizeof own) < 0) ::_exit(1);
+        std::thread([end = hold[0]] {
+            char word;
+            ::_exit(static_cast<int>(::read(end, &word, 1)));
+        }).detach();
+        ::syscall(SYS_exit, 0);  // as pthread_exit(), which would unwind this test
+    }
+    ProcessIdentity identity;
+    char bytes[sizeof identity];
+    REQUIRE(::read(said[0], bytes, sizeof bytes) == sizeof bytes);
+    std::memcpy(&identity, bytes, sizeof identity);
+    const auto state = [&] {
+        std::string number, name;
+        char letter = '?';
+        std::ifstream("/proc/" + std::to_string(process) + "/stat") >> number >> name >> letter;
+        return letter;
+    };
+    for (int i = 0; i < 20'000 && state() != 'Z'; ++i) ::usleep(1000);
+    CHECK(state() == 'Z');
+    const ProcessIdentity self = ProcessIdentity::own();
+    CHECK(identity.alive(self));
+    ::close(hold[1]);
+    for (int i = 0; i < 20'000 && identity.alive(self); ++i) ::usleep(1000);
+    CHECK(!identity.alive(self));
+    ::waitpid(process, nullptr, 0);
+    for (const int end : {said[0], said[1], hold[0]}) ::close(end);
 }
