@@ -116,7 +116,8 @@ public:
             errno = 0;
             for (int i = 0; i < backlog; ++i) {
                 Socket socket = listener_.accept({});
-                if (!socket && (errno == EMFILE || errno == ENFILE)) ::usleep(10'000);  // the next caller keeps waiting
+                lacks_descriptors_ = !socket && (errno == EMFILE || errno == ENFILE);
+                if (lacks_descriptors_) ::usleep(10'000);  // the next caller keeps waiting
                 if (!socket) break;
                 if (callers_.size() == static_cast<std::size_t>(backlog))
                     callers_.erase_if([&, oldest = &callers_[0]](const Caller& caller) {
@@ -136,6 +137,8 @@ public:
     /// if this process was stopped.
     std::chrono::nanoseconds longest_pause() const noexcept { return longest_pause_; }
     const std::string& told() const noexcept { return told_; }
+    /// Does a caller wait because this process can open no more files?
+    bool lacks_descriptors() const noexcept { return lacks_descriptors_; }
 
 private:
     /// A caller that has not yet proved that it belongs to the job.
@@ -199,18 +202,11 @@ private:
             return refuse(caller, Errc::invalid_argument, text("there is no room for another rank ", hello.from));
         for (const int rank : expected)
             if (rank == static_cast<int>(hello.from))
-                return !has_given_up(caller) &&
+                return !caller.channel.socket().has_hung_up() &&  // it calls again, and must find its place free
                        caller.channel.send(Channel::Kind::welcome,
                                            bootstrap::bytes_of(proof(key_, 'a', hello, caller.challenge)), soon());
         return refuse(caller, Errc::invalid_argument,
                       text("rank ", hello.from, " has arrived already; give every process its own RANK"));
-    }
-
-    /// A caller that was kept waiting calls again, and must find its place free.
-    [[gnu::cold]] static bool has_given_up(const Caller& caller) noexcept {
-        char word = 0;
-        const ssize_t got = ::recv(caller.channel.socket().get(), &word, 1, MSG_PEEK);
-        return got == 0 || (got < 0 && !may_pass(errno));
     }
 
     [[gnu::cold]] bool refuse(Caller& caller, Errc code, const std::string& why) {
@@ -227,6 +223,7 @@ private:
     Contact contact_;
     std::chrono::nanoseconds longest_pause_{};
     int turned_away_ = 0;
+    bool lacks_descriptors_ = false;
     std::string told_;
 };
 

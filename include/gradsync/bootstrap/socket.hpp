@@ -81,6 +81,13 @@ public:
         return error == 0 && !has_called_itself();
     }
 
+    /// Has the other side closed, with everything read that it sent?
+    [[gnu::cold]] bool has_hung_up() const noexcept {
+        char word = 0;
+        const ssize_t got = ::recv(get(), &word, 1, MSG_PEEK);
+        return got == 0 || (got < 0 && !may_pass(errno));
+    }
+
     /// Returns the next caller, or no socket at the deadline.
     [[gnu::cold]] Socket accept(Clock::time_point deadline) const noexcept {
         while (await(POLLIN, deadline)) {

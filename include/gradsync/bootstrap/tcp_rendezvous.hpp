@@ -83,7 +83,7 @@ private:
     [[gnu::cold]] net::Socket listen() const {
         // Both descriptors have one queue of callers; the other one stays open.
         if (place_.listener != nullptr) {
-            net::Socket socket(::dup(place_.listener->get()));
+            net::Socket socket(::fcntl(place_.listener->get(), F_DUPFD_CLOEXEC, 0));
             if (!socket)
                 refuse(Errc::invalid_argument, {}, "cannot listen: ", std::strerror(errno),
                        "; look how many files this process may open (ulimit -n)");
@@ -105,16 +105,26 @@ private:
         const auto deadline = Clock::now() + timeout();
         peers_.resize(at(size()));
         List<int> missing;
-        for (int r = 1; r < size(); ++r) missing.push_back(r);
+        const auto find_missing = [&] {
+            missing.clear();
+            for (int r = 1; r < size(); ++r) {
+                // Another process may come in its place; in a job that gets others, as another member.
+                if (peer(r) && !place_.look && peer(r).socket().has_hung_up()) peer(r) = {};
+                if (!peer(r)) missing.push_back(r);
+            }
+        };
+        find_missing();
         debug("listens at ", place(), bind_.empty() ? "" : " of ", bind_, " for ", bootstrap::list_ranks(missing),
               ", for ", bootstrap::format_duration(timeout()), " at most");
-        while (!missing.empty()) {
-            const auto now = Clock::now();
-            net::Link link =
-                reception.answer(place_.look ? detail::smaller(deadline, now + net::Look::period) : deadline, missing);
+        for (; !missing.empty(); find_missing()) {
+            const auto slice = place_.look ? net::Look::period : std::chrono::milliseconds(100);
+            net::Link link = reception.answer(detail::smaller(deadline, Clock::now() + slice), missing);
             if (place_.look) place_.look.function(place_.look.argument);
             if (!link.channel && Clock::now() < deadline) continue;
             if (!link.channel) {
+                if (reception.lacks_descriptors())
+                    fail({Errc::peer_failed, 0,
+                          "rank 0 has no file descriptors left for its connections; allow it more (ulimit -n)"});
                 if (place_.absent != nullptr) *place_.absent = missing;
                 if (const auto pause = reception.longest_pause();
                     pause > timeout() / 2 + std::chrono::milliseconds(200))
@@ -135,7 +145,6 @@ private:
                           is_told() ? "" : ", and check that all have the same MASTER_ADDR and MASTER_PORT")});
             }
             debug("rank ", link.rank, " arrived");
-            missing.erase_if([&](int rank) { return rank == link.rank; });
             peers_[link.rank] = std::move(link.channel);
         }
         for (int r = 1; r < size(); ++r) send(r, {}, Clock::now() + timeout());  // all are here

@@ -458,3 +458,35 @@ TEST_CASE("TcpRendezvous refuses invalid ranks and time limits") {
     CHECK(says(attempt({.rank = 0, .size = 0}), "rank 0 is not one of 0"));
     CHECK(says(attempt({.rank = 0, .size = 2}, -1s), "time limit must be positive"));
 }
+
+TEST_CASE("TcpRendezvous: a rank that has arrived and is gone makes room for the process that is started in its place") {
+    const std::uint16_t port = gradsync_test::free_port();
+    Attempt first, second, third;
+    std::thread rank_0([&] { first = attempt({.rank = 0, .size = 3, .port = port}); });
+    const Hello hello{.size = 3, .from = 1, .job = gradsync::bootstrap::Sha256().end()};
+    const auto arrives = [&] {
+        const gradsync::net::Hash key = gradsync::bootstrap::hmac("", "rendezvous");
+        return static_cast<bool>(gradsync::net::call({gradsync_test::loopback(port)}, hello, key, Clock::now() + 10s).channel);
+    };
+    while (!arrives()) std::this_thread::sleep_for(1ms);  // rank 0 may not listen yet
+    std::this_thread::sleep_for(500ms);
+    std::thread rank_1([&] { second = attempt({.rank = 1, .size = 3, .port = port}); });
+    third = attempt({.rank = 2, .size = 3, .port = port});
+    rank_0.join();
+    rank_1.join();
+    for (const Attempt& one : {first, second, third}) CHECK(one.text == "");
+}
+
+TEST_CASE("TcpRendezvous: a rank 0 without file descriptors blames itself, not those that wait for it") {
+    const std::uint16_t port = gradsync_test::free_port();
+    Attempt first;
+    std::thread rank_0([&] { first = attempt({.rank = 0, .size = 2, .port = port}, 1s); });
+    const Socket early = stranger(port), late = Socket::of_family(AF_INET);
+    {
+        const gradsync_test::NoDescriptors none;
+        const gradsync::net::Address address = gradsync_test::loopback(port);
+        (void)late.connect(address.get(), address.size());
+        rank_0.join();
+    }
+    check_blame(first, Errc::peer_failed, 0, "rank 0 has no file descriptors left for its connections; allow it more (ulimit -n)");
+}
