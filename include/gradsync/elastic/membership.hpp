@@ -61,6 +61,7 @@ public:
             met_ = 1;
             return TcpRendezvous(job_, options);
         }
+        const auto limit = detail::smaller<std::chrono::nanoseconds>(options.timeout, std::chrono::hours(24 * 365));
         gave_up_ = false;
         if (!listener_) listen(options.bind);
         const auto begin = Clock::now();
@@ -69,20 +70,20 @@ public:
         List<elastic::Member> members = newest().members;
         std::size_t here = 0;
         auto turn = begin;
-        for (auto deadline = begin + options.timeout;;) {
+        for (auto deadline = begin + limit;;) {
             const auto looked = Clock::now();
             records_->refresh();
             // The limit is for ranks. A store that was away has kept them from telling of themselves.
             const auto away = Clock::now() - std::exchange(turn, Clock::now());
             if (away > std::chrono::seconds(1)) deadline += away;
             const std::size_t before = std::exchange(here, count_here());
-            if (here != before && !machine().changes()) deadline = Clock::now() + options.timeout;
+            if (here != before && !machine().changes()) deadline = Clock::now() + limit;
             if (newest().members != members) {
-                deadline = Clock::now() + options.timeout;
+                deadline = Clock::now() + limit;
                 failures = 0;
                 members = newest().members;
             }
-            if (machine().must_join()) join(options.timeout);
+            if (machine().must_join()) join(limit);
             if (leaves() && rank() < 0) raise_end();
             const bool late = Clock::now() >= deadline;
             const elastic::Decision next = elastic::decide(machine().view(is_dead(), late));
@@ -90,14 +91,18 @@ public:
             if (next.step == elastic::Step::propose) {
                 (void)store().create(elastic::name_of_generation(newest().number + 1), bytes_of(next.members));
             } else if (next.step == elastic::Step::meet) {
-                if (auto ranks = meet_newest(options.timeout)) {
+                if (auto ranks = meet_newest(limit)) {
                     met_ = newest().number;
                     last_store_ = job_.store;
                     return *std::move(ranks);
                 }
                 if (++failures == most_failures) give_up(Clock::now() - begin);
-                deadline = (turn = Clock::now()) + options.timeout;
-            } else if (const bool is_spare = machine().view(is_dead()).is_spare(); is_spare || !late) {
+                deadline = (turn = Clock::now()) + limit;
+            } else if (const bool is_spare = machine().view(is_dead()).is_spare(); is_spare && late) {
+                if (reaches_member()) failures = 0;
+                else if (++failures == most_failures) give_up(Clock::now() - begin, true);
+                deadline = (turn = Clock::now()) + limit;
+            } else if (is_spare || !late) {
                 // Whoever is listed, and finds a member dead before it could come, waits like those that have left.
                 if (machine().left() < newest().number && rank() >= 0) note_left(newest());
                 else if (rank() < 0) answer();
@@ -105,7 +110,7 @@ public:
                 const auto pause = elastic::pause_after_look(looked, std::chrono::milliseconds(is_spare ? 10 : 1));
                 ::usleep(static_cast<useconds_t>(pause.count()));
             } else if (accuse_silent()) {
-                deadline = Clock::now() + options.timeout;
+                deadline = Clock::now() + limit;
             } else {
                 give_up(Clock::now() - begin);
             }
@@ -277,6 +282,7 @@ private:
         if (!listener_)
             bootstrap::raise(Errc::invalid_argument, {.operation = "connect", .rank = job_.rank}, "cannot listen at ",
                              where.empty() ? "any address" : "'" + where + "'", ": ", problem);
+        listener_.set(IPPROTO_TCP, TCP_DEFER_ACCEPT, 1);  // `reaches_member` of others leaves nothing in its queue
         own_.place = job_.rank;
         own_.process = collective::ProcessIdentity::own();
     }
@@ -331,6 +337,23 @@ private:
         for (const elastic::Member& one : machine().view(is_dead()).newest.members)
             (void)store().create(elastic::name_of("out/", one.id), {});
         return true;
+    }
+
+    /// Does a member of the newest generation listen? It does as long as its process lives. If none does, their hosts
+    /// may be lost, and nobody is left to say that they are gone.
+    bool reaches_member() {
+        const auto until = Clock::now() + std::chrono::seconds(1);
+        constexpr linger at_once{1, 0};  // see `listen`
+        List<net::Socket> calls;
+        for (const elastic::Member& one : machine().view(is_dead()).newest.members)
+            for (const net::Address& address : one.listener.list()) {
+                net::Socket socket = net::Socket::of_family(address.family());
+                ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+                if (socket.connect(address.get(), address.size())) calls.push_back(std::move(socket));
+            }
+        for (const net::Socket& call : calls)
+            if (call.await(POLLOUT, until) && call.is_connected()) return true;
+        return false;
     }
 
     /// Returns nothing if the members have to meet again.
@@ -402,16 +425,21 @@ private:
                          : is_over() ? std::string("the job has ended well")
                                      : bootstrap::text("the job was ended: ", bootstrap::text_of(*records_->end())));
     }
-    [[noreturn]] void give_up(std::chrono::nanoseconds limit) {
+    [[noreturn]] void give_up(std::chrono::nanoseconds limit, bool reaches_none = false) {
         gave_up_ = true;
         std::size_t here = count_here();
         const elastic::View known = machine().view(is_dead());
         for (const elastic::Member& one : known.newest.members) here -= known.absent.contains(one.id);
+        const std::string problem =
+            reaches_none ? ", and reaches none of them; start the launchers of their hosts again, or the job anew with "
+                           "another store"
+                         : bootstrap::text(": the job needs ", machine().least(), " ranks, and ", here,
+                                           here == 1 ? " process is" : " processes are",
+                                           " there; look at the output of those that are missing");
         bootstrap::raise(Errc::timeout, {.operation = "connect", .rank = job_.rank}, "rank ", job_.rank, " has waited ",
                          bootstrap::format_duration(std::chrono::duration_cast<std::chrono::milliseconds>(limit)),
-                         " for the other ranks in the store ", job_.store, ": the job needs ", machine().least(),
-                         " ranks, and ", here, here == 1 ? " process is" : " processes are",
-                         " there; look at the output of those that are missing");
+                         reaches_none ? " for the members of the job" : " for the other ranks", " in the store ",
+                         job_.store, problem);
     }
 
     inline static std::string last_store_;  ///< of this process's last meeting

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "support/elastic_ranks.hpp"
+#include "support/ports.hpp"
 #include "support/says.hpp"
 #include "support/slow_build.hpp"
 #include "support/temporary_directory.hpp"
@@ -877,4 +878,35 @@ TEST_CASE("a process that was asked to leave leaves well, also if its launcher h
         else CHECK_THROWS_WITH_AS(run(), doctest::Contains("the job was ended: a signal has ended it"), Error);
         CHECK(job.has_left() == is_asked);
     }
+}
+
+TEST_CASE("a process that waits for members on other hosts gives up once none of their hosts has answered for three limits") {
+    const gradsync_test::TemporaryDirectory folder;
+    gradsync::FileStore store(folder.path().string());
+    gradsync::net::Socket listener = gradsync::net::listen(gradsync_test::loopback(0), gradsync::net::backlog);
+    gradsync::elastic::Member members[] = {elsewhere(1, 0), elsewhere(2, 1)};
+    members[1].listener.count = 1;
+    members[1].listener.addresses[0] = gradsync::net::address_of(listener);
+    store.create("gen/0000000001", std::as_bytes(std::span(members)));
+    ElasticJob job(alone_in(folder, 3));
+    const auto begin = std::chrono::steady_clock::now();
+    std::thread host([&] {
+        std::this_thread::sleep_for(2s);
+        listener = {};
+    });
+    CHECK_THROWS_WITH_AS(job.connect({.timeout = 300ms}), doctest::Contains("reaches none of them"), Error);
+    CHECK(std::chrono::steady_clock::now() - begin > 2s);
+    host.join();
+}
+
+TEST_CASE("a process that waits for long sees again and again that a member listens, and fills no queue there") {
+    const gradsync_test::TemporaryDirectory folder;
+    ElasticJob member(alone_in(folder, 1)), spare(alone_in(folder, 1));
+    const TcpBackend comm = member.connect();
+    std::thread end([&] {
+        std::this_thread::sleep_for(3s);
+        gradsync::FileStore(folder.path().string()).create("end", std::as_bytes(std::span("for this test", 13)));
+    });
+    CHECK_THROWS_WITH_AS(spare.connect({.timeout = 1ms}), doctest::Contains("for this test"), Error);
+    end.join();
 }

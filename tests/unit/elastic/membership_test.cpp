@@ -243,3 +243,9 @@ TEST_CASE("what is wrong with this process itself is no reason to go on") {
     CHECK(job.connect({.timeout = 5s}).size() == 1);
     CHECK(job.generation() == 2);
 }
+
+TEST_CASE("the longest time limit is none") {
+    const gradsync_test::TemporaryDirectory folder;
+    Membership job({.store = folder.path().string()});
+    CHECK(job.connect({.timeout = std::chrono::nanoseconds::max()}).size() == 1);
+}
