@@ -72,7 +72,7 @@ public:
     }
 
     static constexpr int most_limits = 16;  ///< of one wait during which data moves
-    static constexpr int most_stages = 8;  ///< the longest respite: for a rank that cannot name any
+    static constexpr int most_stages = 8;   ///< the longest respite: for a rank that cannot name any
 
     /// Is it too early to name a rank that may be waiting itself? `by`: time since the limit was seen to have passed.
     /// Ranks that know more get time to report first: for each of `stages`, a twentieth of the limit and at least a
@@ -97,7 +97,7 @@ private:
     std::uint64_t moved_ = 0;
     Clock::time_point deadline_{}, liveness_check_{};
     Clock::time_point latest_{};  ///< the latest deadline
-    Clock::time_point last_{};  ///< the last look
+    Clock::time_point last_{};    ///< the last look
     /// When the limit was first seen to have passed: after the deadline if the rank was descheduled.
     Clock::time_point limit_seen_{};
     Clock::time_point suspected_{};  ///< since when `suspect_` is the suspect

@@ -106,7 +106,7 @@ public:
         const int last = asked_.back();
         const std::optional<int> late = world_.answer_of(last);
         if (late == MessageWorld::nobody && ++excuses_ < collective::Deadline::most_limits)
-            return asked_.clear(), false;  // ask again after another limit
+            return asked_.clear(), false;                        // ask again after another limit
         bool in_turn = late && *late == self_.own_world_rank();  // they wait for one another, so some calls differ
         for (const int rank : asked_) in_turn |= late && rank == *late;
         if (late && *late >= 0 && !in_turn) return ask(*late, limit), false;

@@ -84,8 +84,8 @@ public:
         struct stat status {};
         const int has = ::fcntl(descriptor.get(), F_GET_SEALS);  // the system may have added some
         if (::fstat(descriptor.get(), &status) != 0 || handle.bytes > static_cast<std::uint64_t>(status.st_size) ||
-            static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes) ||
-            has < 0 || (has & seals) != seals ||
+            static_cast<std::uint64_t>(status.st_size) != handle.bytes + data_offset(handle.bytes) || has < 0 ||
+            (has & seals) != seals ||
             std::memcmp(segment.map(descriptor.get(), handle.bytes, for_huge_pages), &handle.token,
                         sizeof handle.token) != 0)
             throw std::system_error(std::make_error_code(std::errc::no_such_file_or_directory),
