@@ -150,7 +150,10 @@ private:
             if (reply.answer) return *std::move(reply.answer);
             if (reply.refusal)
                 fail("cannot be used", bootstrap::text(hosts_[current_], ": ", reply.trouble), *reply.refusal);
-            if (!reply.trouble.empty()) troubles[current_] = bootstrap::text(hosts_[current_], ": ", reply.trouble);
+            // An attempt that had no time left replaces no earlier trouble of its host.
+            const bool is_cut = Clock::now() >= end && !troubles[current_].empty();
+            if (!reply.trouble.empty() && !is_cut)
+                troubles[current_] = bootstrap::text(hosts_[current_], ": ", reply.trouble);
             current_ = (current_ + 1) % hosts_.size();
             if (Clock::now() >= end) break;
             if (tries % hosts_.size() != 0) continue;
