@@ -46,5 +46,7 @@ void await(Condition&& condition) {
 }
 /// A step takes so long.
 inline void nap(gradsync::TcpBackend&, std::uint64_t) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+/// And so long while others have still to come or to go: they have to before the last step, also on a machine with other work.
+inline void slow_nap() { std::this_thread::sleep_for(std::chrono::milliseconds(100)); }
 
 }  // namespace gradsync_test

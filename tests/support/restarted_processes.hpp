@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -130,7 +131,9 @@ private:
     int size_;
     Run run_;
     int least_, most_, most_started_ = 0;
-    TemporaryDirectory folder_, store_;
+    TemporaryDirectory folder_;
+    // In memory: a store waits for the disk at each record.
+    TemporaryDirectory store_{std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path()};
     std::vector<pid_t> processes_;
     int starts_ = 0;
     bool holds_ = true;

@@ -43,6 +43,7 @@ using gradsync_test::Listening;
 using gradsync_test::nap;
 using gradsync_test::note;
 using gradsync_test::says;
+using gradsync_test::slow_nap;
 
 namespace {
 
@@ -228,19 +229,22 @@ TEST_CASE_TEMPLATE("shards move when ranks come, are killed and leave, and the e
         },
         1, 4);
     for (const int more : {2, 3}) ranks.start(more);
-    await([&] { return std::filesystem::exists(sizes); });
-    // One at a time: of two that keep their parts together, one is left.
+    const auto await_four = [&](std::size_t seen) {
+        await([&] {
+            const std::string text = "\n" + content_of(sizes);
+            return std::filesystem::exists(digests) || (lines_in(sizes) > seen && text.rfind("\n4 ") == text.rfind('\n', text.size() - 2));
+        });
+    };
+    await_four(0);
+    // One at a time: of two that keep their parts together, one is left. Each time one of the four that are here: they meet again.
     std::mt19937 random(1);
+    int here[] = {0, 1, 2, 3};
     for (int started = 4; !std::filesystem::exists(digests);) {
         const std::size_t seen = lines_in(sizes);
-        const int which = static_cast<int>(random() % static_cast<unsigned>(started));
+        int& which = here[random() % 4];
         if (random() % 2 == 0) ranks.replace(which);
-        else ranks.send(which, SIGUSR1), ranks.start(started++);
-        const auto are_all_here = [&] {
-            const std::string text = content_of(sizes);
-            return lines_in(sizes) > seen && text.rfind("\n4 ") == text.rfind('\n', text.size() - 2);
-        };
-        for (int i = 0; i < 1000 && !are_all_here() && !std::filesystem::exists(digests); ++i) std::this_thread::sleep_for(1ms);
+        else ranks.send(which, SIGUSR1), ranks.start(which = started++);
+        await_four(seen);
     }
     (void)ranks.ends();
     const std::string ends = content_of(digests);
@@ -340,12 +344,14 @@ TEST_CASE("a process with other parameters, or another state beside them, ends, 
             2,
             [&](ElasticJob& job, int start, const std::string&) {
                 const auto at = [&](TcpBackend& comm, std::uint64_t step) {
-                    nap(comm, step);
+                    if (step < 3 || std::filesystem::exists(folder.file("other"))) nap(comm, step);
+                    else slow_nap();
                     if (step == 3 && start == 1) note(folder.file("trains"), "");
                 };
                 if (start <= 2) return note(digests, train_sharded<Stage1>(job, steps, {.at = at}));
                 ShardedModel model;
                 job.run([&](TcpBackend& comm) {
+                    note(folder.file("other"), "");
                     std::uint64_t counts[2] = {};
                     auto views = model.parameters();
                     if (more_parameters) views.pop_back();

@@ -91,11 +91,14 @@ TEST_CASE("ranks go on from what all have kept, whoever is killed") {
             CAPTURE(size);
             const gradsync_test::TemporaryDirectory folder;
             const auto reached = [&](std::uint64_t step) { return folder.path() / ("step-" + std::to_string(step)); };
+            const auto killed = [&](std::uint64_t step) { return folder.path() / ("killed-" + std::to_string(step)); };
             Processes ranks(size, [&](Membership& job, int, const std::string&) {
                 train(job, kind, 1000, 60, [&](std::uint64_t step, TcpBackend& comm, bool begins) {
                     if (begins && comm.rank() == 0) std::ofstream(folder.path() / "begins", std::ios::app) << step << " ";
                     if (!begins && comm.rank() == 0) std::ofstream(reached(step)) << "here";
                     if (!begins) std::this_thread::sleep_for(2ms);
+                    for (const std::uint64_t loss : {10u, 25u, 40u})  // the test may be slow to come
+                        while (!begins && step == loss + 3 && !std::filesystem::exists(killed(loss))) std::this_thread::sleep_for(1ms);
                 });
             });
             for (const std::uint64_t step : {10u, 25u, 40u}) {
@@ -103,6 +106,7 @@ TEST_CASE("ranks go on from what all have kept, whoever is killed") {
                 const bool all = step == 40;
                 for (int rank = 0; rank < size; ++rank)
                     if (all || rank == static_cast<int>(step) % size) ranks.send(rank, SIGKILL);
+                std::ofstream(killed(step)) << "here";
                 for (int rank = 0; rank < size; ++rank)
                     if (all || rank == static_cast<int>(step) % size) ranks.replace(rank);
             }
