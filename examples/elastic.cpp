@@ -2,10 +2,13 @@
 // A training whose ranks come and go. Lose some, add others: the result has the same bits.
 //
 //   gradsync_run -n 4 --min-ranks 1 --spares 1 --restarts 9 -- gradsync_elastic     # kill ranks
+//
+// An argument says for how many milliseconds each step computes; 10 by default.
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <random>
 #include <thread>
@@ -44,9 +47,10 @@ gs::ElasticJob* on_request = nullptr;
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
     try {
         constexpr std::uint64_t steps = 300;
+        const std::chrono::milliseconds computes(argc > 1 ? std::atoi(argv[1]) : 10);
         Line line;
         gs::ElasticJob job = gs::ElasticJob::from_environment();
         on_request = &job;
@@ -64,7 +68,7 @@ int main() {
                     line.backward(job.step(), m);
                     sync.mark_ready(0);
                 }
-                std::this_thread::sleep_for(std::chrono::milliseconds(10));  // a larger model would take longer
+                std::this_thread::sleep_for(computes);  // a larger model would take longer
                 sync.finish();
                 job.update([&] { line.step(); });
             }
