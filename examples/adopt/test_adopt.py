@@ -84,10 +84,15 @@ def plain(before, after):
         usage_error(program, TEXT, 0)
 
 
+KEPT = []
+
+
 def free_port():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
+    """A port that nobody else gets before this program ends; who listens there may reuse it."""
+    KEPT.append(socket.socket())
+    KEPT[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    KEPT[-1].bind(("localhost", 0))
+    return str(KEPT[-1].getsockname()[1])
 
 
 def outputs(ranks, *command):

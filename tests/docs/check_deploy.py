@@ -47,10 +47,15 @@ def run(command, **more):
         sys.exit(f"check_deploy: {over}\n{over.stdout}\n{over.stderr}")
 
 
+KEPT = []
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody else gets before this program ends; who listens there may reuse it."""
+    KEPT.append(socket.socket())
+    KEPT[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    KEPT[-1].bind(("127.0.0.1", 0))
+    return KEPT[-1].getsockname()[1]
 
 
 def own_name():
