@@ -147,7 +147,7 @@ def disturb(job, draw):
     return hits, done
 
 
-def is_old(process, seconds=2):
+def is_old(process, seconds=4):
     """Does the process run, and for so long?"""
     with contextlib.suppress(OSError):
         fields = open(f"/proc/{process}/stat").read().rpartition(")")[2].split()
