@@ -26,11 +26,12 @@ void all_reduce_together(B comm, ListView<const BufferView> tensors, ReduceOp op
         packed += t.bytes();
         return memory + (packed - t.bytes());
     };
+    const char* const operation = root >= 0 ? "broadcast" : op == ReduceOp::mean ? "average" : "sum";
     for (const BufferView& t : tensors) {  // before anything is started
         if (op == ReduceOp::mean && !is_floating(t.dtype))
-            refuse({"average", comm.rank()}, "a mean of ", t.dtype, " is not defined; use sum() and divide");
+            refuse({operation, named_rank(comm)}, "a mean of ", t.dtype, " is not defined; use sum() and divide");
         if ((t.data == nullptr && t.count != 0) || t.space != B::memory_space)
-            refuse({"average", comm.rank()}, "a tensor has no memory, or lies in another memory space than this ",
+            refuse({operation, named_rank(comm)}, "a tensor has no memory, or lies in another memory space than this ",
                    "backend takes");
     }
     List<typename B::WorkType> works;  // after `memory`: an exception abandons them first
@@ -96,9 +97,9 @@ void run_in_place(const B& comm, ReduceOp op, int root, Tensors&&... tensors) {
 /// `Reducer` for that.
 ///
 /// The caller owns the memory. Several threads of a rank may call it only if all ranks start their collectives in the
-/// same order. Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean. Throws what a
-/// wait throws: Errc::collective_mismatch if counts or types differ between ranks, Errc::timeout, or Errc::peer_failed;
-/// the tensors' contents are then unspecified.
+/// same order. Collective. Throws Error(invalid_argument) before anything is sent if a type has no mean, or if a tensor
+/// has no memory. Throws what a wait throws: Errc::collective_mismatch if counts or types differ between ranks,
+/// Errc::timeout, or Errc::peer_failed; the tensors' contents are then unspecified.
 template <class B, class First, class... More>
 void average(const B& comm, First&& first, More&&... more) {
     detail::run_in_place(comm, ReduceOp::mean, -1, std::forward<First>(first), std::forward<More>(more)...);
@@ -124,7 +125,7 @@ struct Root {
 template <class B, class First, class... More>
 void broadcast(const B& comm, Root root, First&& first, More&&... more) {
     if (root.rank < 0 || root.rank >= comm.size())
-        detail::refuse({"broadcast", comm.rank()}, "there is no rank ", root.rank, " among ", comm.size());
+        detail::refuse({"broadcast", detail::named_rank(comm)}, "there is no rank ", root.rank, " among ", comm.size());
     detail::run_in_place(comm, ReduceOp::sum, root.rank, std::forward<First>(first), std::forward<More>(more)...);
 }
 template <class B, class First, class... More>

@@ -101,7 +101,8 @@ void reduce_rows(B comm, const char* operation, ReduceOp op, BufferView gradient
     for (std::size_t r = 0; r < ranks; ++r)
         for (std::size_t k = r * most; k < r * most + counts[r]; ++k) {
             if (places[k] >= height)
-                refuse({operation, comm.rank()}, "rank ", r, " sent row ", places[k], " of ", height);
+                refuse({operation, named_rank(comm)}, "rank ", named_rank(comm, r), " sent row ", places[k], " of ",
+                       height);
             kernel::add(gradient.subview(places[k] * width, width), sums.subview(k * width, width));
         }
 }

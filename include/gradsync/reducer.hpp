@@ -230,7 +230,7 @@ public:
     template <class Run>
     auto backward(Run&& run) {
         if (std::exchange(interrupted_, true) && !engine_.marks().unmarked() && !guard_.failed())
-            detail::refuse({"backward", backend().rank()}, "rank ", backend().rank(),
+            detail::refuse({"backward", detail::named_rank(backend())}, "rank ", detail::named_rank(backend()),
                            " has not finished the last step, because an exception ended its backward; mark its other "
                            "gradients and call finish(), or let the exception end the training");
         std::forward<Run>(run)(Ready{*this});

@@ -90,7 +90,7 @@ public:
         : NcclBackend(connect(rendezvous, options), options, nullptr) {}
 
     /// The same over an existing communicator of the same ranks in the same order. Make it with `config.blocking = 0`:
-    /// calls of one that blocks end neither at the time limit nor at a failure. You keep the ownership, and it must
+    /// a blocking communicator's calls ignore the time limit and failures. You keep the ownership, and it must
     /// outlive the backend. A failure aborts and destroys it. Throws Error(invalid_argument) if `comm` and
     /// `rendezvous` differ.
     template <Rendezvous R>

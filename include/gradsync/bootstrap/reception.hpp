@@ -85,8 +85,12 @@ public:
     }
 
     /// Returns a call of one of the `expected` ranks; no channel at the deadline. A silent stranger delays nobody; if
-    /// there are very many, the oldest are turned away.
+    /// there are very many, the oldest are turned away. `refresh()`, if given, updates `expected` before a caller is
+    /// judged.
     [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected) {
+        return answer(deadline, expected, [] {});
+    }
+    [[gnu::cold]] Link answer(Clock::time_point deadline, const List<int>& expected, auto&& refresh) {
         List<pollfd> waiting;
         auto last = Clock::now();
         const auto look = [&] {
@@ -109,7 +113,9 @@ public:
                 Caller& caller = callers_[i];
                 if (waiting[i].revents == 0 || listen_to(caller)) continue;
                 caller.until = now;  // heard or turned away
-                if (!caller.admitted || !may_enter(caller, expected)) continue;
+                if (!caller.admitted) continue;
+                refresh();
+                if (!may_enter(caller, expected)) continue;
                 caller.channel.secure(proof(key_, 's', caller.words.hello, caller.challenge));
                 return {static_cast<int>(caller.words.hello.from), std::move(caller.channel)};
             }

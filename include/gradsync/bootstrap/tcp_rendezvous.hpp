@@ -104,12 +104,12 @@ private:
         net::Reception reception(listen(), hello(0), key());
         const auto deadline = Clock::now() + timeout();
         peers_.resize(at(size()));
-        List<int> missing;
+        List<int> missing, gone;
         const auto find_missing = [&] {
             missing.clear();
             for (int r = 1; r < size(); ++r) {
-                // Another process may come in its place; in a job that gets others, as another member.
-                if (peer(r) && !place_.look && peer(r).socket().has_hung_up()) peer(r) = {};
+                // A replacement may take its number. In a changing job it joins as a new member.
+                if (peer(r) && !place_.look && peer(r).socket().has_hung_up()) peer(r) = {}, gone.push_back(r);
                 if (!peer(r)) missing.push_back(r);
             }
         };
@@ -118,7 +118,7 @@ private:
               ", for ", bootstrap::format_duration(timeout()), " at most");
         for (; !missing.empty(); find_missing()) {
             const auto slice = place_.look ? net::Look::period : std::chrono::milliseconds(100);
-            net::Link link = reception.answer(detail::smaller(deadline, Clock::now() + slice), missing);
+            net::Link link = reception.answer(detail::smaller(deadline, Clock::now() + slice), missing, find_missing);
             if (place_.look) place_.look.function(place_.look.argument);
             if (!link.channel && Clock::now() < deadline) continue;
             if (!link.channel) {
@@ -138,6 +138,8 @@ private:
                 if (!reception.told().empty())
                     strangers += bootstrap::text(", the last one because ", reception.told());
                 if (!strangers.empty()) strangers += ')';
+                if (!gone.empty())
+                    strangers += bootstrap::text(" (", bootstrap::list_ranks(gone), " had arrived, and died)");
                 fail({Errc::timeout, missing[0],
                       bootstrap::text(
                           bootstrap::list_ranks(missing), " did not arrive at ", place(), " within ",
@@ -145,6 +147,7 @@ private:
                           is_told() ? "" : ", and check that all have the same MASTER_ADDR and MASTER_PORT")});
             }
             debug("rank ", link.rank, " arrived");
+            gone.erase_if([&](int rank) { return rank == link.rank; });
             peers_[link.rank] = std::move(link.channel);
         }
         for (int r = 1; r < size(); ++r) send(r, {}, Clock::now() + timeout());  // all are here

@@ -14,9 +14,9 @@ class MessageWorld;
 /// Options of the backends whose ranks are processes. All except `domain`, `timeout` and
 /// `bind` must be equal on all ranks.
 struct ProcessOptions {
-    /// The time limit of construction, once all ranks have begun it, and of every later wait, from the last data that
-    /// moved between its machine and others, for 16 limits at most; must be positive.
-    /// `set_timeout` changes it. docs/guides/processes.md says how much later the error may come.
+    /// The time limit of construction, once all ranks have begun it, and of every later wait; must be positive. Data
+    /// that moves between its machine and others restarts the limit. One wait takes at most 16 limits. `set_timeout`
+    /// changes it. docs/guides/processes.md says how much later the error may come.
     std::chrono::nanoseconds timeout = std::chrono::minutes(5);
     bool shared_memory = true;  ///< ranks of one machine share memory if they can; otherwise they send messages
     int domain = -1;  ///< if not -1, only ranks of one machine with the same number share memory. Divides a machine.

@@ -34,11 +34,11 @@ public:
     bool begun() const noexcept { return deadline_ != Clock::time_point{}; }
 
     /// Calls `on_limit(by)` if `limit` has passed since the first look, or since `moved` has last changed (see
-    /// World::moved): a slow network is no failure. The data may belong to other waits, so this one takes `most_limits`
-    /// at most. `by` is the time since that was first seen. Calls `liveness_check()` only every few milliseconds,
-    /// because it opens files. The time since the last look counts as waiting up to a second, or up to a sixteenth of
-    /// the limit if that is less. In a longer pause the caller did something else or its process was stopped, and
-    /// others may have waited for it.
+    /// World::moved): a slow network is no failure. Other waits may have moved the data, so one wait lasts at most
+    /// `most_limits` limits. `by` is the time since that was first seen. Calls `liveness_check()` only every few
+    /// milliseconds, because it opens files. The time since the last look counts as waiting up to a second, or up to a
+    /// sixteenth of the limit if that is less. In a longer pause the caller did something else or its process was
+    /// stopped, and others may have waited for it.
     template <class OnLimit, class OnLivenessCheck = void (&)()>
     void look(std::chrono::nanoseconds limit, OnLimit&& on_limit, OnLivenessCheck&& liveness_check = nothing,
               std::uint64_t moved = 0) {

@@ -112,7 +112,7 @@ public:
             const std::lock_guard lock(mutex_);
             advance();
             if (started_.is_over(n)) return;
-            if (is_returning(n)) return settle_copies();
+            if (is_returning(n)) return settle({&up_});
             what = collective::name_of(started_[n].call, n);
         }
         fail(text("dropped ", what, " before it was complete; keep the Work and wait() for it"));
@@ -266,7 +266,9 @@ private:
                 if (failed_) throw Error(*failed_);
                 if (moves() != before) idle = 0;
                 if (idle == 0) deadline = {};
-                if (idle >= spins) look_for_delay(deadline);
+                // A wait on the host also serves this rank's other communicators.
+                if (idle >= spins && is_reducing()) keep_error([this] { pieces_.oldest().work.wait(); });
+                else if (idle >= spins) look_for_delay(deadline);
             }
             if (idle < spins) std::this_thread::yield();
             else std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -296,9 +298,10 @@ private:
     }
 
     /// Waits for the copies, up to the time limit, unless a stream has stalled before.
-    void settle_copies() noexcept {
+    void settle_copies() noexcept { settle({&down_, &up_}); }
+    void settle(std::initializer_list<const cuda::Stream*> streams) noexcept {
         const auto until = Clock::now() + (stalled_ ? std::chrono::nanoseconds::zero() : timeout());
-        for (const cuda::Stream* stream : {&down_, &up_})
+        for (const cuda::Stream* stream : streams)
             while (cuda::answer(cudaStreamQuery(stream->get())) == cudaErrorNotReady &&
                    !(stalled_ = Clock::now() >= until))
                 std::this_thread::sleep_for(std::chrono::microseconds(20));

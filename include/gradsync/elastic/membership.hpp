@@ -65,7 +65,7 @@ public:
         gave_up_ = false;
         if (!listener_) listen(options.bind);
         const auto begin = Clock::now();
-        constexpr int most_failures = 3;  // of meetings of the same members
+        constexpr int most_failures = 3;  // in a row: meetings of the same members, or looks that reached none of them
         int failures = 0;
         List<elastic::Member> members = newest().members;
         std::size_t here = 0;
@@ -351,9 +351,14 @@ private:
                 ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
                 if (socket.connect(address.get(), address.size())) calls.push_back(std::move(socket));
             }
-        for (const net::Socket& call : calls)
-            if (call.await(POLLOUT, until) && call.is_connected()) return true;
-        return false;
+        bool reached = false;
+        for (; !reached && !calls.empty() && Clock::now() < until; ::usleep(2'000))
+            calls.erase_if([&](const net::Socket& call) {
+                const bool has_answered = call.await(POLLOUT, {});
+                reached = reached || (has_answered && call.is_connected());
+                return has_answered;
+            });
+        return reached;
     }
 
     /// Returns nothing if the members have to meet again.

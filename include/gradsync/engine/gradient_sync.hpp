@@ -29,7 +29,7 @@ public:
                text(policies_.buckets.describe(), " ", policies_.overlap.describe(), " ", policies_.exchange_name, " ",
                     describe(options_)));
         if (planned_.size() == 0)
-            refuse_on({"Reducer", backend_.rank()},
+            refuse_on({"Reducer", named_rank(backend_)},
                       "there are no parameters; construct it when the model has its layers");
         check_own_memory(host_of(backend_), planned_.parameters(), options_.gradients == GradientStorage::borrowed);
         // After verify(): all ranks ask for the same, so all throw or none.
@@ -234,7 +234,7 @@ private:
     /// Runs before anything is constructed, so that a refused rank may try again. `plain`: the exchange is AllReduce.
     /// `sums`: see Policies.
     [[gnu::cold]] ReducerOptions checked(ReducerOptions options, bool plain, bool sums) const {
-        check_options(options, B::memory_space, scatters_, plain, sums, backend_.rank(), backend_.size());
+        check_options(options, B::memory_space, scatters_, plain, sums, named_rank(backend_), backend_.size());
         if (options.micro_batches == static_cast<std::size_t>(backend_.size()))  // one each: nothing is added up
             options.accumulation = Accumulation::in_gradients;
         // Nothing else adds up pooled gradients.

@@ -75,7 +75,7 @@ public:
         for (const std::size_t i : which) mark_ready(i);
     }
     [[gnu::noinline]] void mark_ready(std::string_view name) {
-        mark_ready(index_of(name, planned_.parameters(), guard_.backend().rank()));
+        mark_ready(index_of(name, planned_.parameters(), named_rank(guard_.backend())));
     }
     [[gnu::noinline]] void mark_ready() {
         const bool under_guard = unsynchronised_ >= one_guard && adds_up();

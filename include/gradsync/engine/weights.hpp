@@ -121,8 +121,9 @@ public:
         work_.wait();
         groups_work_.wait();
         const List<std::uint64_t> ranks = std::exchange(all_, {}), groups = std::exchange(of_groups_, {});
-        if (differ(ranks)) compare(backend, backend, parameters, "rank ");
-        if (differ(groups)) compare(*groups_, backend, parameters, "group ");
+        if (differ(ranks))
+            compare(backend, backend, parameters, [&](std::size_t r) { return text("rank ", named_rank(backend, r)); });
+        if (differ(groups)) compare(*groups_, backend, parameters, [](std::size_t r) { return text("group ", r); });
     }
 
 private:
@@ -135,11 +136,8 @@ private:
         for (const std::uint64_t digest : digests) same = same && digest == digest_;
         return !same;
     }
-    void compare(Host& ranks, Host& backend, ListView<const ParameterView> parameters, const char* name) {
+    void compare(Host& ranks, Host& backend, ListView<const ParameterView> parameters, auto&& name_of) {
         const List<std::uint64_t> table = gather_values(ranks, own_);
-        const auto name_of = [&](std::size_t r) {
-            return text(name, &ranks == &backend ? named_rank(backend, r) : static_cast<int>(r));
-        };
         for (std::size_t i = 0; i < own_.size(); ++i)
             if (const std::string who = minority(table, i, static_cast<std::size_t>(ranks.size()), name_of);
                 !who.empty()) {

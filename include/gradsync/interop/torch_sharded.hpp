@@ -64,7 +64,11 @@ public:
 
     /// Skips the step; see ShardedOptimizer::discard.
     void discard() {
+        check_stepped("discard");
         Sharded::discard();
+        averaged_.reset();
+        for (at::Tensor& s : shards_)
+            if (external) s.mutable_grad().reset();
         forget_gradients();
     }
 

@@ -52,8 +52,8 @@ ShardManifest agree_on_manifest(Backend auto& backend, const std::filesystem::pa
         while (other < digests.size() && digests[other] == digests[0]) ++other;
         if (other == digests.size()) return manifest;
         if (attempt == 5)
-            refuse_file(ShardManifest::path(directory), "differs between rank 0 and rank ", other,
-                        "; all machines must share the directory");
+            refuse_file(ShardManifest::path(directory), "differs between rank ", named_rank(backend, 0), " and rank ",
+                        named_rank(backend, other), "; all machines must share the directory");
         ::usleep(100'000);  // it may have been replaced just now
     }
 }
@@ -250,7 +250,7 @@ public:
         : directory_(directory), backend_(sharded.backend()) {
         auto& comm = host_of(backend_);
         if (sharded.replica() != 0)
-            refuse({"save_shards", comm.rank()}, "this is group ", sharded.replica(),
+            refuse({"save_shards", named_rank(comm)}, "this is group ", sharded.replica(),
                    "; with hybrid sharding only group 0 saves");
         agree_on_success(comm, [&] {
             if (comm.rank() != 0) return;
@@ -383,7 +383,8 @@ private:
 /// was trained then. Other frozen parameters are not restored: call `broadcast_parameters()` first. Throws
 /// Error(storage) on every rank if a file is missing or damaged, or if the checkpoint has a parameter that this
 /// training does not have, or lacks one that is trained, or if groups of hybrid sharding load different checkpoints;
-/// the state is then undefined. Collective.
+/// the state is then undefined. Throws Error(invalid_argument) between `finish()` and `step()`; call `discard()` first.
+/// Collective.
 ///
 /// If the optimizer has `round`, restore its scalars from the note, then call `publish()`: the weights were rounded
 /// with the old ones.
@@ -405,7 +406,9 @@ std::string load_shards(const std::filesystem::path& directory, auto& sharded) {
         for (std::size_t g = 0; !failure && g < digests.size(); ++g)
             if (digests[g] != manifest.digest)
                 detail::raise(Errc::storage,
-                              {.operation = "load_shards", .rank = groups.rank(), .peer = static_cast<int>(g)},
+                              {.operation = "load_shards",
+                               .rank = detail::named_rank(groups),
+                               .peer = detail::named_rank(groups, g)},
                               "group ", groups.rank(), " has loaded ", directory.string(), ", but group ", g,
                               digests[g] == 0 ? " could not; look at what it says"
                                               : " a different checkpoint; let all groups read the same directory");

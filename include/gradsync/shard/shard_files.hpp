@@ -229,16 +229,13 @@ struct ShardManifest {
                             " cannot be seen from rank 0; all machines must share the directory");
         }
     }
-    /// Makes this the next checkpoint of the directory. No part there has its generation: if a save was ended, a rank
-    /// that was stopped may still write its part.
+    /// Makes this the next checkpoint of the directory. Skips generations that have parts: a stopped rank of an
+    /// interrupted save may still write one.
     void begin_next(const std::filesystem::path& directory) {
         if (std::filesystem::exists(path(directory))) generation = read(directory).generation + 1;
-        for (bool is_taken = true; is_taken; generation += is_taken ? 1 : 0) {
-            is_taken = false;
-            for_each_part(directory, [&](const std::filesystem::path&, unsigned long long of_part, unsigned long long) {
-                is_taken = is_taken || of_part == generation;
-            });
-        }
+        for_each_part(directory, [&](const auto&, unsigned long long of_part, unsigned long long) {
+            if (of_part >= generation && of_part + 1 != 0) generation = of_part + 1;
+        });
     }
     /// Removes the parts that this manifest does not name: those of older checkpoints and of saves that were killed.
     void remove_others(const std::filesystem::path& directory) const {

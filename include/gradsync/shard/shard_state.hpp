@@ -42,6 +42,8 @@ consteval bool require_optimizer() {
     return true;
 }
 
+/// Is parameter i whole? `costs`: see `costs_of_whole`.
+inline bool is_whole(ListView<const double> costs, std::size_t i) noexcept { return i < costs.size() && costs[i] != 0; }
 /// Why O cannot step this parameter, as a matrix if it is `whole`; null if it can.
 template <class O, MemorySpace space>
 const char* refusal_of(const ParameterView& p, bool whole) {
@@ -74,8 +76,7 @@ template <class O, MemorySpace space>
 void check_types(const List<ParameterView>& parameters, const List<double>& costs, const char* face, int rank) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
         const ParameterView& p = parameters[i];
-        const bool whole = !costs.empty() && costs[i] != 0;
-        if (const char* const why = p.requires_grad ? refusal_of<O, space>(p, whole) : nullptr)
+        if (const char* const why = p.requires_grad ? refusal_of<O, space>(p, is_whole(costs, i)) : nullptr)
             refuse_on({.operation = face, .rank = rank, .parameter = p.name}, "parameter '", p.name, "' ", why);
     }
 }
@@ -311,7 +312,7 @@ private:
             done += n;
         }
     }
-    bool is_whole(std::size_t i) const noexcept { return i < costs_.size() && costs_[i] != 0; }
+    bool is_whole(std::size_t i) const noexcept { return detail::is_whole(costs_, i); }
     std::span<const std::size_t> shape_of(const ShardSlice& slice) const noexcept {
         return (*parameters_)[slice.parameter].shape;
     }

@@ -142,8 +142,8 @@ public:
     }
     /// Calls `use(slice)` with slices of this rank's shards, as the optimizer's `step` gets them; on devices
     /// `use(slice, gradient_scale)`, whose memory may be read on the compute stream. The gradients are those of the
-    /// micro-batches so far; with ReducerOptions::micro_batches, of all. Call it between `finish()` and `step()`.
-    /// Local.
+    /// micro-batches so far. Call it between `finish()` and `step()`, with ReducerOptions::micro_batches after the
+    /// step's last `finish()`. Local.
     template <class Use>
     void for_each_gradient(Use&& use) {
         check_averaged("for_each_gradient");
@@ -162,7 +162,7 @@ public:
     friend void with_replicas(const ShardedBase& sharded, Use&& use) {
         sharded.exchange_.with_replicas(use);
     }
-    /// Internal: the same; averages of the state before must not step the new one.
+    /// Internal: refuses a load while there are averages, which `step()` would apply to the loaded state.
     friend void check_loadable(const ShardedBase& sharded) { sharded.check_averages("load_shards"); }
 
     /// Gives the root all state, piece by piece: calls `sink(parameter, array, first element, view)`
@@ -181,7 +181,8 @@ public:
     }
 
     /// Sets all state from the root: `source(parameter, array, first element, view)` fills each piece there, in the
-    /// same order. Every rank's weights then follow array 0. Collective.
+    /// same order. Every rank's weights then follow array 0. Throws Error(invalid_argument) between `finish()` and
+    /// `step()`; call `discard()` first. Collective.
     void distribute_state(int root, auto&& source) {
         guard_.check_root(root, "distribute_state");
         check_averages("distribute_state");
@@ -209,7 +210,7 @@ protected:
           buckets_(std::move(buckets)),
           overlap_(choose<Overlap, B>(arguments...)),
           exchange_(choose<Exchange, B>(arguments...)),
-          costs_(costs_of_whole<O, B>(parameters_, Derived::name, backend_.rank(), arguments...)),
+          costs_(costs_of_whole<O, B>(parameters_, Derived::name, named_rank(backend_), arguments...)),
           optimizer_(std::move(optimizer)) {
         if constexpr (ExchangeOver<Exchange, B>::traits.means_only)
             if (options.averaging != Averaging::mean || options.unused != UnusedParameters::error ||
@@ -228,7 +229,7 @@ protected:
             engine_options_.compare_weights_every != gradsync::never)
             guard_.refuse(Derived::name, "weights that live with the library are compared once only; ",
                           "leave ReducerOptions::compare_weights_every out");
-        check_types<O, B::memory_space>(parameters_, costs_, Derived::name, backend_.rank());
+        check_types<O, B::memory_space>(parameters_, costs_, Derived::name, named_rank(backend_));
         const std::string all = text(settings, " states=", optimizer_.state_count(), describe_whole(costs_));
         verify(host_of(backend_), parameters_, {}, all);
         List<ParameterView> views = parameters_;
@@ -269,7 +270,7 @@ protected:
     }
 
     /// Does parameter i have one owner?
-    bool is_whole(std::size_t i) const noexcept { return i < costs_.size() && costs_[i] != 0; }
+    bool is_whole(std::size_t i) const noexcept { return detail::is_whole(costs_, i); }
     /// This rank's shard of the values of bucket b.
     BufferView own_values(std::size_t b) const noexcept {
         return shard_of(values_.buckets()[b], backend_.size(), backend_.rank());

@@ -249,8 +249,8 @@ public:
         List<ParameterView> trained = parameters_;
         for (std::size_t i : which) trained[i].requires_grad = true;
         check_values_apart(trained);
-        detail::check_types<O, B::memory_space>(trained, this->costs_, name, backend_.rank());
-        (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, backend_.rank());
+        detail::check_types<O, B::memory_space>(trained, this->costs_, name, detail::named_rank(backend_));
+        (void)detail::bucket_infos(trained, engine_->options(), B::memory_space, true, detail::named_rank(backend_));
         guard_.run([&] {
             flush();
             this->adopt_written();

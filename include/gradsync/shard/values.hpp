@@ -34,7 +34,7 @@ template <Backend B>
     const List<std::uint64_t> all = gather_values(host_of(backend), own);
     for (std::size_t k = 0; k < all.size(); k += 2)
         if (all[k] != all[0])
-            refuse_on({who, backend.rank()},
+            refuse_on({who, named_rank(backend)},
                       "ParameterStorage::shared is for ranks that are threads of one process; use in_buckets");
     if (backend.rank() != 0) values.share(*reinterpret_cast<const BucketMemory<B>*>(all[1]));
     backend.barrier().wait();  // only then may rank 0 continue, and be destroyed

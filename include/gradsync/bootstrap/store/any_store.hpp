@@ -21,8 +21,8 @@ public:
     virtual Blob create(std::string_view name, std::span<const std::byte> bytes) = 0;
     virtual std::optional<Blob> read(std::string_view name) = 0;
     virtual std::vector<std::string> names(std::string_view prefix) = 0;
-    /// Limits each call if the store may be away, and the calls of `create` in a folder; see `FileStore::set_timeout`.
-    /// Returns the limit of before.
+    /// Limits each call to a remote store. In a folder it limits `create` only; see `FileStore::set_timeout`. Returns
+    /// the previous limit.
     virtual std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) = 0;
 };
 

@@ -98,6 +98,7 @@ private:
         std::optional<etcd::Answer> answer = {};
         std::string trouble = {};          ///< why there is none
         std::optional<Errc> refusal = {};  ///< another try would end in the same way
+        bool hung_up = false;              ///< etcd has, without an answer
     };
 
     void read_address(std::string_view address) {
@@ -179,7 +180,7 @@ private:
             }
             Reply reply = post(path, body, end);
             if (is_fresh || reply.answer) return reply;
-            token_.clear();  // etcd may also hang up on an old one
+            if (reply.refusal || reply.hung_up) token_.clear();  // it may be an old one
             if (!reply.refusal) return reply;
         }
     }
@@ -229,6 +230,7 @@ private:
         ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
         if (code == CURLE_OK) return reply_in(answer);
         Reply reply{.trouble = *problem != '\0' ? problem : curl_easy_strerror(code)};
+        reply.hung_up = code == CURLE_GOT_NOTHING || code == CURLE_RECV_ERROR || code == CURLE_SEND_ERROR;
         if (code == CURLE_WRITE_ERROR) {
             reply.trouble = "its answer is too long";
             reply.refusal = Errc::storage;

@@ -61,7 +61,7 @@ public:
     }
 
     /// Lets `create` try again for so long if the disk is full or fails, or if the system lacks descriptors or memory.
-    /// Returns the limit of before. At first it is 0: such an error is thrown at once.
+    /// Returns the previous limit. At first it is 0: such an error is thrown at once.
     std::chrono::nanoseconds set_timeout(std::chrono::nanoseconds limit) noexcept {
         return std::exchange(timeout_, detail::clamp_timeout(limit));
     }
