@@ -89,7 +89,7 @@ protected:
     /// Adds the gradients of bucket b to its residual, and returns its unit. If that is 0, this rank sends nothing: it
     /// zeroes the `bytes` bytes of `message`.
     double hold(std::size_t b, BufferView bucket, Contribution contribution, void* message, std::size_t bytes) {
-        if (const double unit = residuals_.unit_of(contribution)) {
+        if (const double unit = residuals_.unit_of(contribution); unit != 0) {
             residuals_.begin(b, bucket, contribution.scale, unit);
             return unit;
         }
