@@ -233,9 +233,13 @@ struct ShardManifest {
     /// interrupted save may still write one.
     void begin_next(const std::filesystem::path& directory) {
         if (std::filesystem::exists(path(directory))) generation = read(directory).generation + 1;
-        for_each_part(directory, [&](const auto&, unsigned long long of_part, unsigned long long) {
-            if (of_part >= generation && of_part + 1 != 0) generation = of_part + 1;
-        });
+        for (bool is_taken = true; is_taken;) {
+            is_taken = false;
+            for_each_part(directory, [&](const auto&, unsigned long long of_part, unsigned long long) {
+                is_taken = is_taken || of_part == generation;
+            });
+            if (is_taken) ++generation;
+        }
     }
     /// Removes the parts that this manifest does not name: those of older checkpoints and of saves that were killed.
     void remove_others(const std::filesystem::path& directory) const {
