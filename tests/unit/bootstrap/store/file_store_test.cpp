@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstddef>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -120,9 +121,17 @@ TEST_CASE("FileStore: create() tries again within its time limit while the syste
     const gradsync_test::TemporaryDirectory folder;
     FileStore store(folder.path().string());
     const auto problem_of = [&](const char* name) -> std::string {
-        const gradsync_test::NoDescriptors none;
+        std::exception_ptr problem;
+        {
+            const gradsync_test::NoDescriptors none;
+            try {
+                (void)store.create(name, some_bytes(9));
+            } catch (...) {
+                problem = std::current_exception();
+            }
+        }
         try {
-            (void)store.create(name, some_bytes(9));
+            if (problem) std::rethrow_exception(problem);
             return "none";
         } catch (const Error& error) {
             return error.errc() == Errc::storage ? error.what() : "another code";
@@ -136,12 +145,14 @@ TEST_CASE("FileStore: create() tries again within its time limit while the syste
 
     CHECK(store.set_timeout(100s) == 100ms);
     std::optional<gradsync_test::NoDescriptors> none;
-    std::atomic<bool> begins = false;
+    std::atomic<bool> is_here = false, begins = false;
     std::thread other([&] {
+        is_here = true;
         while (!begins) std::this_thread::sleep_for(1ms);
         std::this_thread::sleep_for(200ms);
         none.reset();
     });
+    while (!is_here) std::this_thread::sleep_for(1ms);
     none.emplace();
     begins = true;
     const Blob taken = store.create("a", some_bytes(9));
