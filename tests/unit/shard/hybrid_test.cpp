@@ -293,7 +293,9 @@ TEST_CASE("hybrid sharding refuses groups, options and policies that it does not
         ShardedOptimizer<ThreadBackend, Sgd, Zero1, OptimalBuckets, OverlapBackward, Hybrid> sharded(group, model, Sgd{}, ShardingOptions{},
                                                                                                      buckets, Hybrid(replicas));
     });
-    for (const Outcome& one : costs) CHECK(one.says("a setting differs: rank 0 has OptimalBuckets{fixed="));
+    for (const Outcome& one : costs)  // of ranks 0 and 2, or of ranks 1 and 3
+        CHECK((one.says("a setting differs: rank 0 has OptimalBuckets{fixed=") ||
+               one.says("a setting differs: rank 1 has OptimalBuckets{fixed=")));
 }
 
 TEST_CASE("hybrid sharding: all groups plan anew by the order of the first one") {
