@@ -182,7 +182,8 @@ protected:
         detail::debug(detail::DebugLevel::info, rank_, "rendezvous: ", parts...);
     }
     /// `place`: has the peer, if one is to blame.
-    [[noreturn]] void refuse(Errc code, const ErrorPlace& place, const auto&... parts) const {
+    template <class... Parts>  // nvcc over clang forgets `noreturn` of one with `auto`
+    [[noreturn]] void refuse(Errc code, const ErrorPlace& place, const Parts&... parts) const {
         raise(code, {.operation = "rendezvous", .rank = rank_, .peer = place.peer}, "rendezvous of rank ", rank_,
               place_, ": ", parts...);
     }

@@ -48,10 +48,12 @@ public:
     }
 
     /// Throws without any effect: the object stays usable. `place`: without the rank, which is this one.
-    [[noreturn, gnu::always_inline]] inline void refuse(const ErrorPlace& place, const auto&... parts) const {
+    template <class... Parts>  // see Participant::refuse
+    [[noreturn, gnu::always_inline]] inline void refuse(const ErrorPlace& place, const Parts&... parts) const {
         refuse_joined(Errc::invalid_argument, place, {TextPart(parts)...});
     }
-    [[noreturn, gnu::always_inline]] inline void refuse(const char* operation, const auto&... parts) const {
+    template <class... Parts>
+    [[noreturn, gnu::always_inline]] inline void refuse(const char* operation, const Parts&... parts) const {
         refuse_joined(Errc::invalid_argument, {.operation = operation}, {TextPart(parts)...});
     }
 
