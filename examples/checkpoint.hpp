@@ -195,7 +195,7 @@ public:
         const auto file = checkpoint_file(directory_);
         checkpoint_detail::Draft draft{file.string() + ".new" + std::to_string(rank)};
         const File& out = draft.file();
-        // What is not written, between arrays, is zero.
+        // The gaps between arrays are zero.
         for (const std::size_t size : {std::size_t{0}, layout_.end()})
             if (::ftruncate(out.descriptor(), static_cast<off_t>(size)) != 0) out.fail_to_write();
         const std::string head = header(progress);

@@ -94,7 +94,7 @@ protected:
             return unit;
         }
         residuals_.hold_back(b, bucket, contribution.scale);
-        // What is not finite must show in this step, not in the one that sends the residual.
+        // An infinity must show in this step, not in the one that sends the residual.
         if (!is_finite(kernel::largest_magnitude(residuals_.bucket(b), bucket.count))) return 1;
         std::memset(message, 0, bytes);
         return 0;

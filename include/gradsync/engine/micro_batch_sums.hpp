@@ -145,8 +145,7 @@ public:
     }
     /// A guard of no_sync() has ended, after one micro-batch or several.
     void end_micro_batch() noexcept {
-        const bool counted = marked_;
-        if (!counted) ++over_;
+        if (!marked_) ++over_;
         end_marked();
         marked_ = false;
     }
