@@ -227,7 +227,7 @@ def run_on_hosts(seed, faults, expected):
     if wrong:
         words = [f"{when - job.times[0]:8.3f} {line[:220]}" for when, line in zip(job.times, job.lines) if not re.match(r"\[\d+\] (  |$)", line)]
         for number, (members, has_met, when) in enumerate(job.generations(), 1):
-            words.append(f"generation {number}: {', '.join(f'{place} ({one:x})' for one, place, _ in members)}{f'; has met at {when - job.times[0]:.3f}' if has_met else ''}")
+            words.append(f"generation {number}: {', '.join(f'{place} ({one:x})' for one, place, *_ in members)}{f'; has met at {when - job.times[0]:.3f}' if has_met else ''}")
         print("      " + "\n      ".join(words), flush=True)
     job.folder.cleanup()
     return disturbance, wrong

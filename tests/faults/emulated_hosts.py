@@ -108,12 +108,15 @@ class HostsJob:
             with contextlib.suppress(ProcessLookupError): os.kill(process, signal.SIGKILL)
 
     def generations(self):
-        """(members as (id, place, number of the process on its host), whether they had met, when) of each, from 1."""
+        """(members as (id, place, number of the process on its host, host), whether they had met, when) of each, from 1."""
         found = []
         while record := self.store.read(f"gen/{len(found) + 1:010d}"):
             size = len(self.store.read(self.store.names("join/")[0])[0])
-            members = [(*struct.unpack_from("=Qq", record[0], at), struct.unpack_from("=q", record[0], at + size - 16)[0] & (1 << 22) - 1)
-                       for at in range(0, len(record[0]), size)]
+            members = []
+            for at in range(0, len(record[0]), size):
+                machine, system, number = struct.unpack_from("=QQq", record[0], at + size - 32)
+                host = machine << 32 & (1 << 64) - 1 | system & (1 << 32) - 1
+                members.append((*struct.unpack_from("=Qq", record[0], at), number & (1 << 22) - 1, host))
             begun = self.store.read(f"begun/{len(found) + 1}")
             found.append((members, begun is not None and begun[0] == b"yes", begun and begun[1]))
         return found
@@ -158,18 +161,19 @@ class HostsJob:
         generations, wrong = self.generations(), []
         for when, line in zip(self.times, self.lines):
             if "from the checkpoint" not in line: continue
-            met = [i for i, (_, has_met, begin) in reversed([*enumerate(generations)]) if has_met and begin < when + LATE]
+            speaker, ranks = re.match(r"\[(\d+)\] gradsync_train: (\d+)", line).groups()
+            met = [i for i, (_, has_met, begin) in enumerate(generations) if has_met and begin < when + LATE]
+            while met and (len(generations[met[-1]][0]), generations[met[-1]][0][0][1]) != (int(ranks), int(speaker)): met.pop()
             if len(met) < 2: continue
-            last, *others = met
+            *_, before, last = met
             # Each of them may be the one whose state the ranks have kept.
-            candidates = [members for members, _, _ in generations[others[0]:last]]
+            candidates = [members for members, _, _ in generations[before:last]]
             if all(self.has_all_parts(before, generations[last][0]) for before in candidates): wrong.append(line)
         return wrong
 
     def has_all_parts(self, before, now):
         """Have the members of a generation all parts of the state of one before it? See `elastic::mates_of`."""
-        hosts = [self.host_of[place] for _, place, _ in before]
-        order, half = sorted(range(len(before)), key=lambda r: (hosts.index(hosts[r]), r)), max(1, len(before) // 2)
+        order, half = sorted(range(len(before)), key=lambda r: (before[r][3], r)), max(1, len(before) // 2)
         return len({at % half for at, r in enumerate(order) if before[r][0] in {one[0] for one in now}}) == half
 
     def left_behind(self):
@@ -271,7 +275,7 @@ class Disturbance:
 
         def wake():  # a member that was stopped for good was ended by its launcher before; nobody ends one that has only waited
             self.stopped.discard(rank)
-            members = {(place, number) for generation, _, _ in self.job.generations() for _, place, number in generation}
+            members = {(place, number) for generation, _, _ in self.job.generations() for _, place, number, _ in generation}
             if kind == "pause" or (rank, number_on_host(process)) not in members:
                 with contextlib.suppress(ProcessLookupError): os.kill(process, signal.SIGCONT)
         self.later(seconds, wake)
