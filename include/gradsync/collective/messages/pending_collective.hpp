@@ -40,7 +40,8 @@ public:
     void start(std::uint64_t number, const Call& call, std::size_t room, const KnownMemory& known) {
         number_ = number;
         call_ = call;
-        sent_ = heard_ = computed_ = complete_ = from_in_ = has_to_leave_ = false;
+        phase_ = Phase::starting;
+        from_in_ = has_to_leave_ = false;
         const std::size_t width = size_of(call.dtype);
         // Only the root of a scatter or gather knows its size.
         whole_is_known_ = call.operation != Operation::gather && call.operation != Operation::scatter;
@@ -73,7 +74,7 @@ public:
         if (read != 0) std::memcpy(own + sizeof(Call), call.in, from_in_ ? first_ - sizeof(Call) : read);
         if (read == 0 && brought != 0) std::memset(own + sizeof(Call), 0, brought);
         if (!is_hub()) send_hellos(brought);
-        sent_ = true;
+        phase_ = Phase::sent;
     }
 
     std::uint64_t number() const noexcept { return number_; }
@@ -82,7 +83,7 @@ public:
     /// Have all ranks started it? From then on `calls()` is valid. If the hub said so, it holds the calls of the hub
     /// and of this rank only. Throws Nonsense if a rank has sent an invalid call.
     bool hear() {
-        if (!sent_ || !route_.transport.finish_all(hellos_in_)) return false;
+        if (phase_ == Phase::starting || !route_.transport.finish_all(hellos_in_)) return false;
         for (int r = 0; r < ranks_; ++r) {
             const int from = waits_for_hub() && r != rank_ ? 0 : r;
             std::memcpy(static_cast<void*>(&calls_[r]), hello_of(from), sizeof(Call));
@@ -105,11 +106,11 @@ public:
 
     /// Records that the calls fit.
     void accept() noexcept {
-        heard_ = true;
+        phase_ = Phase::accepted;
         whole_ = collective::whole_count(calls_);
         whole_is_known_ = true;
     }
-    bool accepted() const noexcept { return heard_; }
+    bool accepted() const noexcept { return phase_ >= Phase::accepted; }
 
     /// Do the hellos carry all data?
     bool small() const noexcept { return small_; }
@@ -142,25 +143,26 @@ public:
             if (const std::size_t bytes = result_bytes(rank_); bytes != 0)
                 std::memcpy(output(all), elements_of(0), bytes);
         }
-        computed_ = true;  // set first: sending may throw, and this must not run twice
+        set_computed();  // first: sending may throw, and this must not run twice
         if (is_hub()) send_hellos(0, true);
     }
-    bool computed() const noexcept { return computed_; }
-    void set_computed() noexcept { computed_ = true; }
+    bool computed() const noexcept { return phase_ >= Phase::computed; }
+    void set_computed() noexcept { phase_ = Phase::computed; }
     /// Is it computed, but not known to be complete?
-    bool is_leaving() const noexcept { return computed_ && !complete_; }
+    bool is_leaving() const noexcept { return phase_ == Phase::computed; }
     /// Completes what is computed once its own hellos have left this process: this rank may do something else for long
     /// afterwards, or end, and the receivers must not wait for that. After a failure of the world it is complete at
     /// once, because other ranks may have seen it so.
     void see_off(bool failed) {
-        complete_ = failed || !route_.transport.sends_in_poll() || route_.transport.finish_all(hellos_out_);
+        if (failed || !route_.transport.sends_in_poll() || route_.transport.finish_all(hellos_out_))
+            phase_ = Phase::complete;
     }
 
-    bool complete() const noexcept { return complete_; }
+    bool complete() const noexcept { return phase_ == Phase::complete; }
 
     /// May another collective use its memory?
     bool is_over() {
-        if (!complete_) return false;
+        if (!complete()) return false;
         const bool hellos = route_.transport.finish_all(hellos_out_), rests = route_.transport.finish_all(rests_out_);
         return hellos && rests;
     }
@@ -197,6 +199,9 @@ public:
     }
 
 private:
+    /// How far it has come.
+    enum class Phase : std::uint8_t { starting, sent, accepted, computed, complete };
+
     /// In bytes. If ranks take turns on their cores, fewer messages matter more than less work for each rank
     /// (docs/background/lab-notes.md).
     static constexpr std::size_t min_share = 64 * 1024;
@@ -263,6 +268,7 @@ private:
         return brings ? count * size_of(call_.dtype) : 0;
     }
 
+    Phase phase_ = Phase::starting;
     std::uint64_t number_ = 0;
     Call call_;
     const Route& route_;
@@ -274,8 +280,7 @@ private:
     const std::size_t place_;
     int owners_ = 1;
     std::size_t whole_ = 0;
-    bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false, sent_ = false, heard_ = false;
-    bool computed_ = false, complete_ = false;
+    bool whole_is_known_ = false, small_ = false, by_way_of_one_ = false;
     bool from_in_ = false;  ///< the rest of the hello is sent straight from `in`
     /// The rest must leave before this is complete: it is sent from `in`, or asks the receiver first.
     bool has_to_leave_ = false;

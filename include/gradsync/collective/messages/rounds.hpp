@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 #pragma once
 
+#include <vector>
+
 #include "../../kernel/host_buffer.hpp"
 #include "pending_collective.hpp"
 
@@ -214,9 +216,13 @@ private:
 class Rounds {
 public:
     /// The references must outlive this.
-    Rounds(const Route& route, collective::Combiner& combiner)
-        : piece_bytes_(piece_bytes(route.transport_ranks.size())),
-          rounds_{{route, piece_bytes_, combiner}, {route, piece_bytes_, combiner}, {route, piece_bytes_, combiner}} {}
+    Rounds(const Route& route, collective::Combiner& combiner) {
+        const Transport::Window window = route.transport.window();
+        while (piece_bytes_ > 32 * 1024 && piece_bytes_ * route.transport_ranks.size() > window.round_bytes)
+            piece_bytes_ /= 2;
+        rounds_.reserve(window.rounds);
+        for (std::size_t i = 0; i < window.rounds; ++i) rounds_.emplace_back(route, piece_bytes_, combiner);
+    }
 
     /// Does this collective need no rounds?
     bool none_for(const PendingCollective& pending) const noexcept { return Round::count(pending, piece_bytes_) == 0; }
@@ -225,7 +231,7 @@ public:
     /// it returns true, then for the next.
     bool open(PendingCollective& pending) {
         for (const std::size_t count = Round::count(pending, piece_bytes_); next_piece_ < count; ++next_piece_) {
-            if (opened_ - closed_ == most) return false;
+            if (opened_ - closed_ == rounds_.size()) return false;
             if (opened_ == closed_) opened_ = closed_ = 0;  // the first round's memory is still in the cache
             at(opened_++).open(pending, next_piece_);
         }
@@ -253,7 +259,7 @@ public:
     Round::Debt debt(const PendingCollective& pending, int rank) const noexcept {
         auto worst = Round::Debt::none;
         for (std::uint64_t i = closed_; i < opened_; ++i)
-            if (const Round& round = rounds_[i % most]; &round.pending() == &pending)
+            if (const Round& round = rounds_[i % rounds_.size()]; &round.pending() == &pending)
                 worst = larger(worst, round.debt(rank));
         return worst;
     }
@@ -267,21 +273,11 @@ public:
     }
 
 private:
-    /// One is sent, one combined, one received. More rounds would push the pieces out of the cache.
-    static constexpr std::size_t most = 3;
+    Round& at(std::uint64_t i) noexcept { return rounds_[i % rounds_.size()]; }
 
-    /// The size of one round's share: small enough that a few rounds of every rank's share are in flight, large enough
-    /// that the number of rounds does not matter.
-    static constexpr std::size_t piece_bytes(std::size_t ranks) noexcept {
-        std::size_t bytes = 1024 * 1024;
-        while (bytes > 32 * 1024 && bytes * ranks > 2 * 1024 * 1024) bytes /= 2;
-        return bytes;
-    }
-
-    Round& at(std::uint64_t i) noexcept { return rounds_[i % most]; }
-
-    const std::size_t piece_bytes_;
-    Round rounds_[most];
+    /// The most bytes of a rank's share in a round: so many that the number of rounds does not matter.
+    std::size_t piece_bytes_ = 1024 * 1024;
+    std::vector<Round> rounds_;
     std::uint64_t opened_ = 0, closed_ = 0;
     std::size_t next_piece_ = 0;  ///< next piece of the collective being opened
 };

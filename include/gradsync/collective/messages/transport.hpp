@@ -66,6 +66,14 @@ public:
     /// It can then be read even if this process ends.
     virtual bool arrived(int /*rank*/) const noexcept { return true; }
 
+    /// How much of a large collective is under way at once. The same on all ranks, in all calls.
+    struct Window {
+        /// One is sent, one combined, one received. More rounds push pieces out of the cache before they are used.
+        std::size_t rounds = 3;
+        std::size_t round_bytes = std::size_t{2} << 20;  ///< all ranks' shares of a round
+    };
+    virtual Window window() const noexcept { return {}; }
+
     /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
     virtual bool in_parts(std::size_t /*bytes*/) const noexcept { return false; }
 
