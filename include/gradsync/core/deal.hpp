@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstddef>
 
+#include "error.hpp"
+
 namespace gradsync::inline v0_2 {
 
 /// Says which of a step's micro-batches each rank computes. Their gradients are the leaves of a tree of sums
@@ -16,18 +18,20 @@ namespace gradsync::inline v0_2 {
 ///
 /// Sharded gradients (Zero2, ShardedParameters): the ranks reduce each round at once,
 /// and each block is one micro-batch.
+///
+/// All functions throw Error(invalid_argument) if `ranks` is less than 1.
 struct Deal {
     std::size_t micro_batches = 0;   ///< of a step, over all ranks
     int ranks = 1;                   ///< the number of ranks
     bool sharded_gradients = false;  ///< each round is reduced at once
 
     /// The number of micro-batches that `rank` computes.
-    constexpr std::size_t count(int rank) const noexcept {
+    constexpr std::size_t count(int rank) const {
         return each() + (static_cast<std::size_t>(rank) < left_over() ? 1 : 0);
     }
 
     /// The number, from 0, of the micro-batch that `rank` computes as number `turn` of its own.
-    constexpr std::size_t number(int rank, std::size_t turn) const noexcept {
+    constexpr std::size_t number(int rank, std::size_t turn) const {
         std::size_t at = sharded_gradients ? turn : 0;
         if (sharded_gradients) turn = 0;
         for (; turn >= round(at).block; ++at) turn -= round(at).block;
@@ -40,12 +44,12 @@ struct Deal {
         int ranks;
     };
     /// Returns the number of rounds.
-    constexpr std::size_t rounds() const noexcept {
+    constexpr std::size_t rounds() const {
         return (sharded_gradients ? each() : static_cast<std::size_t>(std::popcount(each()))) +
                (left_over() != 0 ? 1 : 0);
     }
     /// Returns a round, counted from 0.
-    constexpr Round round(std::size_t number) const noexcept {
+    constexpr Round round(std::size_t number) const {
         std::size_t done = sharded_gradients ? number : 0;  // micro-batches of each rank in the rounds before
         for (; !sharded_gradients && number != 0; --number) done += block_after(done);
         const bool is_last = done == each();
@@ -54,9 +58,13 @@ struct Deal {
     }
 
 private:
-    constexpr std::size_t each() const noexcept { return micro_batches / static_cast<std::size_t>(ranks); }
-    constexpr std::size_t left_over() const noexcept { return micro_batches % static_cast<std::size_t>(ranks); }
-    constexpr std::size_t block_after(std::size_t done) const noexcept {
+    constexpr std::size_t size() const {
+        if (ranks < 1) detail::refuse("Deal", ranks, " ranks; set `ranks` to the size of the communicator");
+        return static_cast<std::size_t>(ranks);
+    }
+    constexpr std::size_t each() const { return micro_batches / size(); }
+    constexpr std::size_t left_over() const { return micro_batches % size(); }
+    constexpr std::size_t block_after(std::size_t done) const {
         return sharded_gradients || done >= each() ? 1 : std::bit_floor(each() - done);
     }
 };
