@@ -118,10 +118,10 @@ struct Root {
 
 /// Replaces each tensor by the root's, and returns when all of them are complete. Use it for state without a gradient:
 /// the seed of a shuffle, running statistics, a decision to stop. Arguments, cost, ownership and errors are as for
-/// `average`. All types are allowed.
+/// `average`. All types are allowed. Beside an `int`, name the root: the `int` could be meant as the root.
 ///
-///     gs::broadcast(comm, seed, epoch);                            // from rank 0
-///     gs::broadcast(comm, gs::Root{1}, model.running_mean);
+///     gs::broadcast(comm, model.running_mean);           // from rank 0
+///     gs::broadcast(comm, gs::Root{0}, seed, epoch);
 template <class B, class First, class... More>
 void broadcast(const B& comm, Root root, First&& first, More&&... more) {
     if (root.rank < 0 || root.rank >= comm.size())
@@ -130,6 +130,9 @@ void broadcast(const B& comm, Root root, First&& first, More&&... more) {
 }
 template <class B, class First, class... More>
 void broadcast(const B& comm, First&& first, More&&... more) {
+    static_assert(sizeof...(More) == 0 || !(std::is_same_v<First, int&> || ... || std::is_same_v<More, int&>),
+                  "gradsync: say whether this int is the root: broadcast(comm, gs::Root{root}, x) if it is, and "
+                  "broadcast(comm, gs::Root{0}, number, x) if it is a number to broadcast");
     detail::run_in_place(comm, ReduceOp::sum, 0, std::forward<First>(first), std::forward<More>(more)...);
 }
 

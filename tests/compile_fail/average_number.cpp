@@ -2,6 +2,9 @@
 // expect 1: gradsync: pass a variable that is not const: the result replaces this number
 // expect 2: gradsync: pass a variable that is not const: the result replaces this number
 // expect 3: gradsync: copy this number into a double or an integer of 4 or 8 bytes
+// expect 4: gradsync: say whether this int is the root: broadcast.comm, gs::Root.root., x. if it is
+// expect 5: gradsync: say whether this int is the root
+// expect 6: gradsync: pass a variable that is not const: .*the root of a broadcast is a gradsync::Root
 // errors: 1
 #include <gradsync/gradsync.hpp>
 
@@ -18,9 +21,17 @@ void f(gradsync::ThreadBackend comm, double loss, [[maybe_unused]] int n) {
 #elif GRADSYNC_EXPECT_FAILURE == 3
     bool correct = loss < 1;
     gradsync::sum(comm, correct);
+#elif GRADSYNC_EXPECT_FAILURE == 4
+    gradsync::broadcast(comm, n, loss);
+#elif GRADSYNC_EXPECT_FAILURE == 5
+    gradsync::broadcast(comm, loss, n);
+#elif GRADSYNC_EXPECT_FAILURE == 6
+    const int root = 0;
+    gradsync::broadcast(comm, root, loss);
 #else
     gradsync::average(comm, loss);
     gradsync::sum(comm, n);
-    gradsync::broadcast(comm, loss, n);
+    gradsync::broadcast(comm, n);
+    gradsync::broadcast(comm, gradsync::Root{n}, loss, n);
 #endif
 }

@@ -175,7 +175,7 @@ TEST_CASE("broadcast: tensors and numbers of every type become the root's, bit b
                           std::uint64_t seed = ~std::uint64_t{0} - static_cast<std::uint64_t>(rank);
                           std::int32_t epoch = -1 - rank;
                           if (step == 0) gs::broadcast(comm, gs::Root{root}, small, seed, big, empty, wide, low, matrix, epoch);
-                          else if (root == 0) gs::broadcast(comm, small, seed, big, empty, wide, low, matrix, epoch);
+                          else if (root == 0) gs::broadcast(comm, small, seed, big, empty, wide, low, matrix), gs::broadcast(comm, epoch);
                           else continue;
                           const auto holds_root = [&](auto& range, std::size_t t, std::size_t first = 0) {
                               auto expected = range;
