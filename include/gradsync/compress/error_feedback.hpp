@@ -71,9 +71,10 @@ private:
     std::vector<NumbersOf> places_;  ///< by parameter
 };
 
-/// Error feedback: a rank adds the part of its gradients that did not travel (the residual) to the next step's
-/// gradients, so that it is late, not lost (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv 1901.09847).
-/// Residuals are f32, in the layout of the buckets. Between steps they are in units of the mean for a weight of 1.
+/// Error feedback: a rank keeps the part of its gradients that did not travel, the residual, and adds it to the
+/// gradients of the next step before they are compressed (Seide et al., 1-bit SGD, 2014; Karimireddy et al., arXiv
+/// 1901.09847). Residuals are f32, in the layout of the buckets. Between steps they are in units of the mean for a
+/// weight of 1.
 class ErrorFeedback {
 public:
     void adopt_plan(std::span<const BucketContents> contents) {

@@ -68,6 +68,9 @@ struct Restored {
 ///         }
 ///     });
 ///
+/// Make the model and the optimizer's state before `run`, not in the body: without a sharded object, the `restore` of
+/// the body's second call throws Error(invalid_argument) if they were made anew.
+///
 /// The gradients of a micro-batch may depend on the step and on the number of the micro-batch. They must not depend on
 /// the rank. Not thread-safe, except for `request_leave`.
 class ElasticJob {
