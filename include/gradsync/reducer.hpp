@@ -129,7 +129,8 @@ public:
     ///
     /// Collective. Throws Error(parameter_mismatch), with the same text on every rank,
     /// if parameters, policies or options differ.
-    template <class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
+    template <detail::NoBackend Range = std::initializer_list<ParameterView>, class First = ReducerOptions,
+              class... More>
     Reducer(const B& backend, Range&& parameters, First first = {}, More... more)
         : guard_(backend, "this Reducer"),
           engine_(guard_, detail::view_parameters<B::memory_space>(std::forward<Range>(parameters)),
@@ -139,6 +140,12 @@ public:
                                            detail::choose<Exchange, B>(first, more...))) {
         static_assert(detail::Accepts<B, ReducerOptions, detail::Role::buckets, detail::Role::overlap,
                                       detail::Role::exchange>::template check<First, More...>());
+    }
+    /// Swapped arguments do not compile.
+    template <class Range = std::initializer_list<ParameterView>, std::same_as<B> Self, class... More>
+    Reducer(Range&& parameters, const Self& backend, More... more)
+        : Reducer(backend, std::forward<Range>(parameters), std::move(more)...) {
+        static_assert(detail::never<Self>, "gradsync: the backend comes first: Reducer(comm, parameters, ...)");
     }
 
     // ------------------------------------------------------------------------------------------- before the first step
@@ -335,7 +342,13 @@ private:
     bool interrupted_ = false;  ///< an exception ended the last `backward`
 };
 
-template <class B, class Range = std::initializer_list<ParameterView>, class First = ReducerOptions, class... More>
+template <class Range = std::initializer_list<ParameterView>, Backend B, class... More>
+Reducer(Range&&, B, More...)
+    -> Reducer<B, detail::Chosen<B, SizeCappedBuckets, More...>, detail::Chosen<B, OverlapBackward, More...>,
+               detail::Chosen<B, AllReduce, More...>>;
+
+template <class B, detail::NoBackend Range = std::initializer_list<ParameterView>, class First = ReducerOptions,
+          class... More>
 Reducer(B, Range&&, First = First(), More...)
     -> Reducer<B, detail::Chosen<B, SizeCappedBuckets, First, More...>,
                detail::Chosen<B, OverlapBackward, First, More...>, detail::Chosen<B, AllReduce, First, More...>>;

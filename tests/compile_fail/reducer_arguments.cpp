@@ -2,12 +2,14 @@
 // expect 1: gradsync: pass one bucket policy: two of these arguments are bucket policies
 // expect 2: gradsync: pass one exchange or compressor: two of these arguments are exchanges
 // expect 3: gradsync: pass the options once: two of these arguments are options
-// expect 4: gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its type is the T in
+// expect 4: gradsync: this constructor takes its options and policies last, in any order, and one of these arguments is neither: its type is the T in
 // expect 4: is_option_or_policy<int>
 // expect 5: gradsync: this argument is not of the type that the template arguments name
 // expect 6: gradsync: this argument is not of the type that the template arguments name
 // expect 7: gradsync: this policy has no default: pass the constructor one
 // expect 8: gradsync: give this bucket policy a member std::string describe\(\) const
+// expect 9: gradsync: the backend comes first: Reducer.comm, parameters
+// expect 10: gradsync: the backend comes first: Reducer.comm, parameters
 // errors: 2
 #include <type_traits>
 #include <vector>
@@ -50,6 +52,10 @@ void f(ThreadBackend comm, std::vector<std::vector<float>>& model) {
     Reducer<ThreadBackend, AnyBuckets> sync(comm, model);
 #elif GRADSYNC_EXPECT_FAILURE == 8
     Reducer sync(comm, model, OneEach{});
+#elif GRADSYNC_EXPECT_FAILURE == 9
+    Reducer sync(model, comm, Flat{});
+#elif GRADSYNC_EXPECT_FAILURE == 10
+    Reducer<ThreadBackend> sync({parameter("w", model[0], model[1])}, comm);
 #else
     Reducer any_order(comm, model, OverlapForward{}, Flat{}, ReducerOptions{});
     static_assert(std::is_same_v<decltype(any_order), Reducer<ThreadBackend, Flat, OverlapForward>>);

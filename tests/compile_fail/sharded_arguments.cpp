@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
 // expect 1: gradsync: pass one stage: Zero1, Zero2 or StepInside
 // expect 2: gradsync: this argument is not of the type that the template arguments name
-// expect 3: gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its type is the T in
+// expect 3: gradsync: this constructor takes its options and policies last, in any order, and one of these arguments is neither: its type is the T in
 // expect 3: is_option_or_policy<.*ReducerOptions>
-// expect 4: gradsync: this constructor takes its options and policies in any order, and one of these arguments is neither: its type is the T in
+// expect 4: gradsync: this constructor takes its options and policies last, in any order, and one of these arguments is neither: its type is the T in
 // expect 4: is_option_or_policy<.*Flat>
 // expect 5: gradsync: sharded training needs an exchange that scatters \(ReduceScatter, HybridReduceScatter, ...\)
 // expect 6: gradsync: with StepInside buckets leave in step\(\): leave the overlap policy out

@@ -9,6 +9,10 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// Not a backend, so perhaps the parameters: constructors whose first two arguments are swapped are told apart by it.
+template <class T>
+concept NoBackend = !requires { typename std::remove_cvref_t<T>::WorkType; };
+
 enum class Role : std::uint8_t { other, buckets, overlap, exchange, stage, shards };
 
 /// The role of a T. A policy that lacks a member gets the role that its other members suggest, so that the error names
@@ -71,7 +75,7 @@ struct Accepts {
         constexpr auto count = [](Role role) { return (std::size_t{role_of<Arguments, B>() == role} + ... + 0); };
         constexpr std::size_t options = (std::size_t{std::same_as<Arguments, Options>} + ... + 0);
         static_assert((is_option_or_policy<Arguments> && ...),
-                      "gradsync: this constructor takes its options and policies in any order, and one of these "
+                      "gradsync: this constructor takes its options and policies last, in any order, and one of these "
                       "arguments is neither: its type is the T in is_option_or_policy<T>; a policy of your own models "
                       "BucketPolicy, OverlapPolicy or ExchangePolicy");
         static_assert(options <= 1, "gradsync: pass the options once: two of these arguments are options");
