@@ -25,7 +25,7 @@ enum class Errc {
     abandoned,              ///< a collective was dropped before it was complete
     device_failed,          ///< a device, or the library that drives it, failed on this rank
     non_finite,             ///< a gradient has an element that is infinite or NaN (NonFinite::error)
-    storage,                ///< a file could not be written or read, or has the wrong contents
+    storage,                ///< no memory; or a file could not be written or read, or has wrong contents
 };
 
 }  // namespace v0_2

@@ -7,16 +7,28 @@
 
 namespace gradsync::inline v0_2::detail {
 
+/// Memory of a `Source` for `what`, such as "buckets". Throws Error(storage), which names it, if there is too little.
+template <class Source>
+[[gnu::cold]] auto memory_for(const char* what, Source&& source, std::size_t bytes) {
+    try {
+        return source.allocate(bytes);
+    } catch (const std::bad_alloc&) {
+        raise(Errc::storage, {.operation = "allocate"}, "there is no memory for ", bytes, " bytes of ", what,
+              "; use a smaller model, or shard it over more ranks");
+    }
+}
+
 /// Arrays in one allocation of a `Source`, each on lines of its own, or several images of them one after the other.
 template <class Source>
 class Arrays {
 public:
     Arrays() = default;
-    /// `views`: those that have memory keep it; it has no images.
-    [[gnu::cold]] Arrays(Source& source, List<BufferView> views, std::size_t images = 1) : views_(std::move(views)) {
+    /// `what`: for an error. `views`: those that have memory keep it; it has no images.
+    [[gnu::cold]] Arrays(const char* what, Source& source, List<BufferView> views, std::size_t images = 1)
+        : views_(std::move(views)) {
         for (const BufferView& view : views_) image_bytes_ += view.data == nullptr ? in_lines(view.bytes()) : 0;
         bytes_ = image_bytes_ * images;
-        memory_ = source.allocate(bytes_);
+        memory_ = memory_for(what, source, bytes_);
         if (bytes_ == 0) return;
         auto* next = static_cast<std::byte*>(memory_.data());
         for (BufferView& view : views_)
@@ -216,7 +228,7 @@ private:
         using Memory = decltype(source.allocate(std::size_t{}));
         std::size_t total = 0;
         for (const std::size_t bytes : sizes) total += bytes;
-        const auto memory = Shared<Memory>::make(source.allocate(total));
+        const auto memory = Shared<Memory>::make(memory_for("buckets", source, total));
         auto* next = static_cast<std::byte*>(memory->data());
         for (const std::size_t bytes : sizes) {
             slots_.push_back({memory, next, bytes, none});

@@ -39,7 +39,7 @@ public:
             List<BufferView> sums;
             for (const ParameterInfo& info : planned_.infos())
                 sums.push_back(typed_view(nullptr, info.count, accumulator_of(info.dtype), B::memory_space));
-            sums_apart_ = Arrays<B>(backend, std::move(sums), sums_.places());
+            sums_apart_ = Arrays<B>("sums of micro-batches", backend, std::move(sums), sums_.places());
         }
         prepare();
     }

@@ -45,8 +45,8 @@ public:
             parts.push_back(typed_view(nullptr, largest, bucket.dtype, B::memory_space));
         }
         sums_.reset(shards.size());
-        shards_ = Arrays<B>(backend, std::move(shards), needs.places);
-        parts_ = Arrays<B>(backend, std::move(parts), needs.at_a_time > 1 ? needs.at_a_time : 0);
+        shards_ = Arrays<B>("shards of gradients", backend, std::move(shards), needs.places);
+        parts_ = Arrays<B>("sums of gradients", backend, std::move(parts), needs.at_a_time > 1 ? needs.at_a_time : 0);
         sums_.set_stride(shards_.image_bytes());
     }
     std::size_t bytes() const noexcept { return shards_.bytes() + parts_.bytes(); }

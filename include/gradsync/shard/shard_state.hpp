@@ -121,8 +121,8 @@ public:
             ends_.push_back(at);
         }
         auto passes = passes_of(backend);
-        masters_ = Arrays<PassesOf<B>>(passes, std::move(masters));
-        states_ = Arrays<PassesOf<B>>(passes, std::move(states), state_count);
+        masters_ = Arrays<PassesOf<B>>("master weights", passes, std::move(masters));
+        states_ = Arrays<PassesOf<B>>("optimizer state", passes, std::move(states), state_count);
     }
 
     /// Tells which parameters are whole. `costs`: see WholeCosts. Both outlive this.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: ALONE NOT_WITH thread
 // Clang's thread sanitizer does not link beside the operators new and delete that count here.
-// In the steady state a step allocates nothing: operator new counts, while all ranks are in their steps.
+// In the steady state a step allocates nothing: operator new counts, while all ranks are in their steps. It also has a
+// limit, for what is said of memory that is not there.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -30,7 +31,10 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<int> allocations{0};
 
+constexpr std::size_t most_bytes = std::size_t{1} << 30;
+
 void* counted(std::size_t bytes, std::size_t alignment) {
+    if (bytes > most_bytes) throw std::bad_alloc();
     if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
     if (alignment <= __STDCPP_DEFAULT_NEW_ALIGNMENT__) {
         if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
@@ -244,4 +248,13 @@ TEST_CASE("a steady step allocates nothing: sharded") {
                       }) == 0);
         }
     }
+}
+
+TEST_CASE("an error says which large buffer has no memory, and of how many bytes") {
+    const Outcome refused = outcomes(1, [](ThreadBackend comm) {
+        const BufferView no_memory(static_cast<float*>(nullptr), 2 * most_bytes / sizeof(float));
+        const ParameterView w{.name = "w", .gradient = no_memory};
+        Reducer sync(comm, std::vector{w}, {.gradients = GradientStorage::in_buckets});
+    })[0];
+    CHECK_MESSAGE((refused.is(Errc::storage) && refused.says("no memory for 2147483648 bytes of buckets")), refused.text);
 }
