@@ -77,10 +77,15 @@ class ElasticJob {
 public:
     /// Reads the job from the environment; see `Job::from`. Throws what `Job::from` and the constructor throw.
     static ElasticJob from_environment() { return ElasticJob(Job::from_environment()); }
-    /// Throws what Membership's constructor throws.
+    /// Without a store rank 0 of several says on standard error that the first lost rank will end the job. Throws what
+    /// Membership's constructor throws.
     explicit ElasticJob(const Job& job)
         : most_(job.max_ranks != 0 ? job.max_ranks : job.size),
-          membership_(job, most_, detail::larger(job.min_ranks, 1), true) {}
+          membership_(job, most_, detail::larger(job.min_ranks, 1), true) {
+        if (job.store.empty() && job.size > 1)
+            Membership::tell_missing(job.rank, "the first lost rank ends this ElasticJob",
+                                     "gradsync_run --min-ranks N");
+    }
     ElasticJob(ElasticJob&&) = delete;
 
     /// Calls `body(backend)` each time when the ranks have met, until it returns on all of them although `goes_on()`

@@ -30,8 +30,9 @@ enum class StateKind {
 ///         }
 ///
 /// The launcher holds the memory (gradsync_run --restarts K). It takes twice the bytes of the state: of one rank's if
-/// it is replicated, of each rank's otherwise. Without a store there is no such memory, and `keep` does nothing. The
-/// state is the bytes of the views, on the host; pointers mean nothing to another process. Not thread-safe.
+/// it is replicated, of each rank's otherwise. Without a store there is no such memory: rank 0 says so on standard
+/// error, and `keep` does nothing. The state is the bytes of the views, on the host; pointers mean nothing to another
+/// process. Not thread-safe.
 class KeptState {
 public:
     /// `state`: the memory of this rank's state, in the same order on every start of it. It must live as long as this
@@ -49,7 +50,10 @@ public:
             if (view.bytes() != 0) state_.push_back({static_cast<std::byte*>(view.data), view.bytes(), bytes_});
             bytes_ += view.bytes();
         }
-        if (!job.records_) return;
+        if (!job.records_) {
+            Membership::tell_missing(rank_, "KeptState keeps nothing", "gradsync_run --restarts K");
+            return;
+        }
         if (job.keeps_ || size_ != job.job_.size)
             bootstrap::raise(Errc::invalid_argument, {.operation = "KeptState", .rank = rank_},
                              job.keeps_ ? "KeptState: the job has one already; give it all of the state"

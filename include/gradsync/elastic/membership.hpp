@@ -162,6 +162,13 @@ private:
         job_.run_id = bootstrap::text("changing ", job_.run_id);
     }
 
+    /// Says on standard error what a job without a store does not do. On rank 0.
+    static void tell_missing(int rank, const char* what, const char* remedy) noexcept {
+        if (rank == 0)
+            detail::write_debug_line(detail::DebugLevel::info, rank,
+                                     {"without a store ", what, "; start the ranks with ", remedy});
+    }
+
     // For ElasticJob. Without a store the first change ends the job.
 
     /// Has this process been asked to leave?

@@ -30,6 +30,7 @@
 #include "support/ports.hpp"
 #include "support/says.hpp"
 #include "support/slow_build.hpp"
+#include "support/standard_error.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace std::chrono_literals;
@@ -146,6 +147,13 @@ TEST_CASE("without a store one rank trains alone, and can be asked to leave") {
     });
     CHECK(end == "left");
     CHECK(job.step() == 9);  // the vote of step 8 says so, and is read in step 9
+}
+
+TEST_CASE("without a store rank 0 of several says that the first lost rank ends the job") {
+    const auto said = [](int rank, int size) { return gradsync_test::written_by([&] { ElasticJob job({.rank = rank, .size = size}); }); };
+    CHECK(says(said(0, 2), "without a store the first lost rank ends this ElasticJob; start the ranks with gradsync_run --min-ranks N"));
+    CHECK(said(1, 2) == "");
+    CHECK(said(0, 1) == "");
 }
 
 TEST_CASE("a run whose ranks change all the time ends with the bits of one whose ranks do not") {

@@ -22,6 +22,7 @@
 
 #include "support/restarted_processes.hpp"
 #include "support/says.hpp"
+#include "support/standard_error.hpp"
 #include "support/temporary_directory.hpp"
 
 using namespace std::chrono_literals;
@@ -265,10 +266,12 @@ TEST_CASE("the state of another model is refused on all ranks, and what one rank
     }
 }
 
-TEST_CASE("without a store nothing is kept") {
+TEST_CASE("without a store nothing is kept, and a line says so") {
     Membership job(gradsync::Job{});
     TcpBackend comm = job.connect();
     std::vector<float> state(10);
+    const auto make = [&] { (void)KeptState(job, comm, {gradsync::buffer(state)}); };
+    CHECK(says(gradsync_test::written_by(make), "without a store KeptState keeps nothing; start the ranks with gradsync_run --restarts K"));
     KeptState kept(job, comm, {gradsync::buffer(state)});
     CHECK(!kept.newest());
     kept.keep(1);
