@@ -50,6 +50,7 @@ public:
         // Sealed: if one process could shrink it, the others would die of SIGBUS.
         if (::ftruncate(descriptor, static_cast<off_t>(whole)) != 0 || ::fcntl(descriptor, F_ADD_SEALS, seals) != 0)
             refuse("cannot make shared memory of ", whole, " bytes");
+        if (is_accounting_strict()) reserve(descriptor, whole);
         void* const mapping = segment.map(descriptor, bytes, for_huge_pages);
         segment.ipc_handle_ = {bytes, bootstrap::random_token(), ::getpid(), descriptor};
         std::memcpy(mapping, &segment.ipc_handle_.token, sizeof segment.ipc_handle_.token);
@@ -58,10 +59,7 @@ public:
 
     /// Reserves all of its memory, so that writing it never fails. On the creator. Throws std::system_error if the
     /// system has not enough.
-    [[gnu::cold]] void reserve() const {
-        const auto whole = static_cast<off_t>(bytes() + data_offset(bytes()));
-        if (::fallocate(descriptor_.get(), 0, 0, whole) != 0) refuse("cannot reserve ", bytes(), " bytes of memory");
-    }
+    [[gnu::cold]] void reserve() const { reserve(descriptor_.get(), bytes() + data_offset(bytes())); }
 
     /// Opens the memory as its creator does: others can open it at this process, also when the creator has died. Throws
     /// like `open`.
@@ -116,6 +114,21 @@ private:
         throw std::system_error(error, std::generic_category(), text(what...));
     }
 
+    /// With strict accounting (vm.overcommit_memory=2) the first write to a page that is not reserved may end in SIGBUS.
+    /// Without it nothing is reserved, so that pages lie near the rank that writes them first.
+    static bool is_accounting_strict() noexcept {
+        const Descriptor mode(::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC));
+        char digit = 0;
+        return mode && ::read(mode.get(), &digit, 1) == 1 && digit == '2';
+    }
+    /// In small parts: a signal interrupts the call, which then gives back all that it has reserved.
+    static void reserve(int descriptor, std::size_t whole) {
+        for (std::size_t at = 0; at < whole;) {
+            const std::size_t part = detail::smaller(huge_page, whole - at);
+            if (::fallocate(descriptor, 0, static_cast<off_t>(at), static_cast<off_t>(part)) == 0) at += part;
+            else if (errno != EINTR) refuse("cannot reserve shared memory of ", whole, " bytes");
+        }
+    }
     static std::string path_of(const IpcHandle& handle) {
         return text("/proc/", handle.process, "/fd/", handle.descriptor);
     }

@@ -4,11 +4,15 @@
 #include <doctest/doctest.h>
 
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstddef>
 
 using gradsync::shared_memory::Segment;
+using namespace std::chrono_literals;
 
 TEST_CASE("Segment: making one leaves the program's other memory as it is, whatever its size") {
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -29,4 +33,17 @@ TEST_CASE("Segment: making one leaves the program's other memory as it is, whate
         CHECK(::mincore(own, other * page, resident) == 0);  // ENOMEM if a page is mapped no longer
         ::munmap(own, other * page);
     }
+}
+
+TEST_CASE("Segment: signals do not keep memory from being reserved") {
+    const Segment segment = Segment::create(256 * Segment::huge_page, 0s);
+    std::signal(SIGALRM, [](int) {});
+    const auto every = [](int microseconds) {
+        const itimerval interval{{0, microseconds}, {0, microseconds}};
+        ::setitimer(ITIMER_REAL, &interval, nullptr);
+    };
+    every(5000);
+    CHECK_NOTHROW(segment.reserve());
+    every(0);
+    std::signal(SIGALRM, SIG_DFL);
 }
