@@ -42,7 +42,7 @@ public:
                 if (std::FILE* const there = open(name)) return content_of(there, name);
             errno = error;
             if (!may_pass(error) || std::chrono::steady_clock::now() >= until)
-                fail(is_absent ? "cannot take a name" : "cannot be read", detail::open_problem());
+                fail(is_absent ? "cannot take a name" : "cannot be read", problem());
         }
     }
     /// See the concept `Store`.
@@ -126,7 +126,7 @@ private:
     /// Adds the names in a folder, such as "gen/" or "", that begin with the prefix.
     void list(const std::string& in, std::string_view prefix, std::vector<std::string>& found) const {
         DIR* const folder = ::opendir(path(in).c_str());
-        if (folder == nullptr && (in.empty() || errno != ENOENT)) fail("cannot be read", std::strerror(errno));
+        if (folder == nullptr && (errno != ENOENT || is_gone())) fail("cannot be read", problem());
         if (folder == nullptr) return;
         List<std::string> inner;
         while (const dirent* const entry = ::readdir(folder)) {
@@ -166,6 +166,16 @@ private:
         return linked;
     }
 
+    bool is_gone() const noexcept { return ::access(folder_.c_str(), F_OK) != 0 && errno == ENOENT; }
+    /// Returns what `errno` says, unless the folder is gone.
+    const char* problem() const noexcept {
+        const int error = errno;
+        if (is_gone())
+            return "the folder was removed during the job. When a user logs out, systemd removes the user's files in "
+                   "/dev/shm (RemoveIPC in logind.conf); call `loginctl enable-linger`, or choose another folder";
+        errno = error;
+        return detail::open_problem();
+    }
     [[noreturn]] void fail(std::string_view what, std::string_view why) const {
         bootstrap::raise(Errc::storage, {.operation = "store"}, "the store ", folder_, " ", what, ": ", why);
     }
