@@ -114,8 +114,8 @@ private:
         throw std::system_error(error, std::generic_category(), text(what...));
     }
 
-    /// With strict accounting (vm.overcommit_memory=2) the first write to a page that is not reserved may end in SIGBUS.
-    /// Without it nothing is reserved, so that pages lie near the rank that writes them first.
+    /// With strict accounting (vm.overcommit_memory=2) the first write to a page that is not reserved may end in
+    /// SIGBUS. Without it nothing is reserved, so that pages lie near the rank that writes them first.
     static bool is_accounting_strict() noexcept {
         const Descriptor mode(::open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC));
         char digit = 0;
