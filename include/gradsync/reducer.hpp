@@ -204,7 +204,7 @@ public:
     /// type and space of the old one. A borrowed gradient stays there until the next such call or `rebind_gradient`,
     /// so keep its memory until then. A gradient that lives in a bucket, or in an arena of device memory that is one,
     /// is copied to its place. Throws what `mark_ready(i)` throws, and Error(invalid_argument) for another count,
-    /// type or space, or no memory.
+    /// type or space, or no aligned memory. See `rebind_gradient` for memory that two gradients share.
     void mark_ready(std::size_t i, const BufferView& gradient) { engine_.marks().mark_ready(i, gradient); }
 
     /// The same for several gradients, such as those of `Packed::layer(l)`.
@@ -307,7 +307,7 @@ public:
 
     /// Makes borrowed gradient i live in other memory from now on, with the same count and type. Between steps.
     /// Local. Throws Error(invalid_argument) if it lies in device memory side by side with others,
-    /// with which it forms a bucket.
+    /// with which it forms a bucket. `finish()` throws if two gradients of the step then share memory.
     void rebind_gradient(std::size_t i, BufferView gradient) { engine_.rebind_gradient(i, gradient); }
 
     const Statistics& statistics() const noexcept { return engine_.statistics(); }  ///< Returns what steps cost so far.

@@ -190,7 +190,8 @@ public:
         if (p.requires_grad && marks_.is_arriving(i))
             refuse("the average of '", p.name, "' is in flight; acquire it first");
         if (options_.gradients != GradientStorage::borrowed || !may_replace(gradient, p.gradient))
-            refuse("the new memory of '", p.name, "' must be a borrowed gradient of the same count, type and space");
+            refuse("the new memory of '", p.name,
+                   "' must be a borrowed gradient of the same count, type and space, aligned for its type");
         if (!home_.rebind(i, readiness_.bucket_of(i), gradient))
             refuse("'", p.name,
                    "' is part of an arena in device memory, which is a bucket; make a new Reducer to move it");

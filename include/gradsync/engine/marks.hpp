@@ -104,7 +104,7 @@ public:
         const BufferView own = home_.gradient(i);
         if (!may_replace(gradient, own))
             guard_.refuse({.operation = "mark_ready", .parameter = name(i)}, "the gradient of '", name(i),
-                          "' has another count, type or space now, or no memory");
+                          "' has another count, type or space now, or no memory that is aligned for its type");
         const bool refused = own.data == nullptr || readiness_.remaining(i) == 0 || is_arriving(i);  // reported below
         if (!refused && gradient.data != own.data &&
             !(options_.gradients == GradientStorage::borrowed && home_.rebind(i, readiness_.bucket_of(i), gradient))) {
@@ -198,6 +198,7 @@ public:
                 "call acquire(i) on what finish() returned before parameter i is stepped and used, or wait()");
         check_last_micro_batch(operation, guard_.backend(), home_, contribution_);
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
+        if (home_.planned().take_moved()) check_apart(operation);
         if ((unsynchronised_.fetch_or(finishing) & finishing) != 0) guard_.refuse(operation, in_finish);
         return Ending(this);
     }
@@ -393,6 +394,14 @@ private:
                      moved ? "moved" : text("has ", now.count, " elements now, and had ", p.gradient.count),
                      "; call rebind_gradient() between steps when its memory has moved, and make a new Reducer if its "
                      "size changes"));
+    }
+    /// Fails if two gradients that were marked lie in the same memory. Not at once: two gradients may swap theirs.
+    [[gnu::cold]] void check_apart(const char* operation) {
+        const List<ParameterView>& all = planned_.parameters();
+        if (const auto [one, other] = overlapping<&ParameterView::gradient>(all, readiness_.used().data()); one)
+            fail_at(static_cast<std::size_t>(other - all.data()), operation,
+                    text("the gradients of '", one->name, "' and '", other->name,
+                         "' share memory since one of them moved there; give each its own"));
     }
     /// The checks of a mark that options or parameters ask for.
     void check_gradient(std::size_t i) {

@@ -55,12 +55,16 @@ List<ParameterView> view_parameters(Parameters&& parameters) {
 }
 
 /// Finds two trainable parameters whose `part` (value or gradient) shares memory; a pair of nulls if there are none.
+/// `counts`, if given, is 0 for each parameter to leave out.
 template <BufferView ParameterView::*part>
-std::pair<const ParameterView*, const ParameterView*> overlapping(const List<ParameterView>& parameters) {
+std::pair<const ParameterView*, const ParameterView*> overlapping(const List<ParameterView>& parameters,
+                                                                  const std::uint8_t* counts = nullptr) {
     List<const ParameterView*> by_address;
     by_address.reserve(parameters.size());
     for (const ParameterView& p : parameters)
-        if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0) by_address.push_back(&p);
+        if (p.requires_grad && (p.*part).data != nullptr && (p.*part).bytes() != 0 &&
+            (counts == nullptr || counts[&p - parameters.data()] != 0))
+            by_address.push_back(&p);
     const auto first = [](const ParameterView* p) { return reinterpret_cast<std::uintptr_t>((p->*part).data); };
     sort_by(by_address,
             [&](const ParameterView* one, const ParameterView* other) { return first(one) < first(other); });
@@ -107,10 +111,15 @@ inline std::optional<std::size_t> volume_of(const std::vector<std::size_t>& shap
     return fits ? std::optional(volume) : std::nullopt;
 }
 
+/// Is its memory aligned for its element type?
+inline bool is_aligned(const BufferView& view) noexcept {
+    return reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0;
+}
+
 /// Does `other` have what the gradient `own` has, so that it can take its place?
 inline bool may_replace(const BufferView& other, const BufferView& own) noexcept {
     return other.count == own.count && other.dtype == own.dtype && other.space == own.space &&
-           (other.data != nullptr || own.count == 0);
+           (other.data != nullptr || own.count == 0) && is_aligned(other);
 }
 
 /// Are all bytes 0, or is there no memory?
@@ -193,7 +202,7 @@ struct ParameterRules {
     }
 
     void check_alignment(const ParameterView& p, const BufferView& view, const char* part) const {
-        if (reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) != 0)
+        if (!is_aligned(view))
             refuse(p, "has a ", part, " of ", view.dtype, " at an address that is no multiple of ", size_of(view.dtype),
                    "; align it for its element type");
     }

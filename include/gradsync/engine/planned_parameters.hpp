@@ -34,7 +34,13 @@ public:
     BucketLayout layout() const { return {plan_, infos_, owners_.owners(), size_}; }
 
     void set_value(std::size_t i, BufferView value) noexcept { parameters_[i].value = value; }  ///< to be compared
-    void set_gradient(std::size_t i, BufferView gradient) noexcept { parameters_[i].gradient = gradient; }
+    /// For any thread.
+    void set_gradient(std::size_t i, BufferView gradient) noexcept {
+        parameters_[i].gradient = gradient;
+        some_moved_.store(true, std::memory_order_relaxed);
+    }
+    /// Was a gradient set since the last call?
+    bool take_moved() noexcept { return some_moved_.exchange(false, std::memory_order_relaxed); }
 
     /// Plans for another order of readiness. Returns true if the plan changed.
     [[gnu::cold]] bool reorder(const B& backend, std::span<const std::uint64_t> order) {
@@ -130,6 +136,7 @@ private:
     List<ParameterInfo> infos_;
     List<std::size_t> order_ = default_order(parameters_);
     BucketPlan plan_;
+    std::atomic<bool> some_moved_{false};
 };
 
 }  // namespace gradsync::inline v0_2::detail

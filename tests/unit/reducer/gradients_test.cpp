@@ -298,6 +298,33 @@ TEST_CASE("rebind_gradient follows borrowed gradients that move") {
         }
 }
 
+TEST_CASE("gradients may swap their memory; two that share it, or one that is not aligned, are an error") {
+    for (const bool at_mark : {true, false})
+        for (const bool alone : {true, false})
+            CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                      std::vector<float> one(10), other(10);
+                      Reducer sync(comm, std::vector{buffer(one), buffer(other)}, SizeCappedBuckets(alone ? 1 : 10'000));
+                      const auto move = [&](std::size_t i, BufferView to) {
+                          at_mark ? sync.mark_ready(i, to) : sync.rebind_gradient(i, to);
+                      };
+                      const auto step = [&](BufferView first, BufferView second) {
+                          move(1, second);
+                          move(0, first);
+                          if (!at_mark) sync.mark_ready();
+                          sync.finish();
+                      };
+                      const BufferView crooked{reinterpret_cast<std::byte*>(one.data()) + 1, 10, DType::f32, MemorySpace::host};
+                      const Outcome refused = outcome_of([&] { move(0, crooked); });
+                      finding.check(refused.is(Errc::invalid_argument) && refused.says("aligned"), "not aligned: " + refused.text);
+                      const auto rank = static_cast<float>(comm.rank());
+                      one.assign(10, rank), other.assign(10, 2 + rank);
+                      step(buffer(other), buffer(one));
+                      finding.check(one == std::vector(10, 0.5f) && other == std::vector(10, 2.5f), "not the mean after a swap");
+                      const Outcome shared = outcome_of([&] { step(buffer(one), buffer(one)); });
+                      finding.check(shared.says("the gradients of '0' and '1' share memory"), "two share memory: " + shared.text);
+                  }) == "");
+}
+
 TEST_CASE("mark_ready takes gradients that are somewhere else in each step") {
     for (const int ranks : rank_counts())
         for (const bool alone : {true, false})
