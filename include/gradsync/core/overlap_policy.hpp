@@ -35,7 +35,7 @@ protected:
 /// - `describe()` for the name of the policy; the ranks compare it.
 ///
 /// `static constexpr bool gathers_in_forward = true` requests reduce-scatters in the backward, and all-gathers that
-/// continue after `finish()`.
+/// continue after `finish()`. If `bool only_polls() const` is there and true, no thread advances all-gathers.
 template <class P>
 concept OverlapPolicy = std::copy_constructible<P> && requires(P& policy, const P& constant, BucketLauncher& launcher) {
     policy.attach(launcher);
@@ -50,6 +50,12 @@ namespace detail {
 template <class P>
 constexpr bool gathers_in_forward() noexcept {
     if constexpr (requires { P::gathers_in_forward; }) return P::gathers_in_forward;
+    else return false;
+}
+
+template <class P>
+bool only_polls([[maybe_unused]] const P& policy) noexcept {
+    if constexpr (requires { policy.only_polls(); }) return policy.only_polls();
     else return false;
 }
 

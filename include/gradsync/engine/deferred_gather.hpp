@@ -12,8 +12,8 @@
 namespace gradsync::inline v0_2::detail {
 
 /// All-gathers of buckets that start together and are waited for one by one, when their data are needed. Until then
-/// they advance in a background thread if the backend needs one, otherwise in `poll()`. Not thread-safe. The destructor
-/// waits for pending gathers, unless an exception is propagating.
+/// they advance in a background thread if the backend needs one and the policy allows it, otherwise in `poll()`. Not
+/// thread-safe. The destructor waits for pending gathers, unless an exception is propagating.
 template <Backend B>
 class DeferredGather final : BucketLauncher {
 public:
@@ -27,13 +27,15 @@ public:
         }
     }
 
-    /// Call once, before anything else. `landed(owner, b)`, if given, is called when bucket b has arrived.
-    [[gnu::cold]] void attach(const B& backend, void* owner = nullptr, void (*landed)(void*, std::size_t) = nullptr) {
+    /// Call once, before anything else. `only_polls`: there is to be no thread. `landed(owner, b)`, if given, is called
+    /// when bucket b has arrived.
+    [[gnu::cold]] void attach(const B& backend, bool only_polls, void* owner = nullptr,
+                              void (*landed)(void*, std::size_t) = nullptr) {
         owner_ = owner;
         landed_ = landed;
         backend_.emplace(backend);
         polled_.emplace(backend);
-        if (wants_progress_thread(backend)) thread_.start(*this);
+        if (!only_polls && wants_progress_thread(backend)) thread_.start(*this);
     }
     /// Call it before the first gather. `watch` outlives the last one.
     void set_watch(Watch& watch) noexcept { watch_ = &watch; }

@@ -41,7 +41,7 @@ public:
         adopt_plan();
         record_order();
         if (policies_.decoupled) {
-            gathers_.attach(backend_, this, [](void* self, std::size_t b) {
+            gathers_.attach(backend_, policies_.overlap.only_polls(), this, [](void* self, std::size_t b) {
                 static_cast<GradientSync*>(self)->home_.hand_out(b, every);
             });
             gathers_.set_watch(in_flight_.watch());

@@ -36,6 +36,7 @@ public:
     void bucket_full(BucketLauncher& launcher) { policy_->bucket_full(launcher); }
     void gradients_ready(BucketLauncher& launcher) { policy_->gradients_ready(launcher); }
     void detach() { policy_->detach(); }
+    bool only_polls() const noexcept { return policy_->only_polls(); }
     std::string describe() const { return policy_->describe(); }
 
 private:
@@ -46,6 +47,7 @@ private:
         virtual void bucket_full(BucketLauncher& launcher) = 0;
         virtual void gradients_ready(BucketLauncher& launcher) = 0;
         virtual void detach() = 0;
+        virtual bool only_polls() const noexcept = 0;
         virtual std::string describe() const = 0;
     };
 
@@ -57,6 +59,7 @@ private:
         void bucket_full(BucketLauncher& launcher) override { policy.bucket_full(launcher); }
         void gradients_ready(BucketLauncher& launcher) override { policy.gradients_ready(launcher); }
         void detach() override { policy.detach(); }
+        bool only_polls() const noexcept override { return detail::only_polls(policy); }
         std::string describe() const override { return policy.describe(); }
         P policy;
     };

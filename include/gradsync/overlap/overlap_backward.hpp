@@ -34,6 +34,7 @@ public:
         if (!thread_.working() && launcher.in_flight()) launcher.poll();
     }
     void detach() noexcept { thread_.stop(); }
+    bool only_polls() const noexcept { return progress_ == Progress::polls; }
     std::string describe() const { return describe_as("OverlapBackward"); }
 
 protected:

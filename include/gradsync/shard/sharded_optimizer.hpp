@@ -124,7 +124,7 @@ public:
         for (const ParameterView& p : parameters_)
             if (p.requires_grad && !(in_buckets() && p.value.count == p.gradient.count)) guard_.check_value(p, name);
         make_engine();
-        this->gathers_.attach(backend_, this,
+        this->gathers_.attach(backend_, detail::only_polls(this->overlap_), this,
                               [](void* self, std::size_t b) { static_cast<ShardedOptimizer*>(self)->hand_out(b); });
         make_state();
         for (std::size_t b = 0; b < plan().size(); ++b) this->state_.note_rounded(b, this->own_values(b));

@@ -87,7 +87,7 @@ public:
                                        options_.reshard_after_forward ? " reshard" : " no_reshard",
                                        " replicate_below=", options_.replicate_below),
                           true);
-        this->gathers_.attach(*this->gathering_);
+        this->gathers_.attach(*this->gathering_, detail::only_polls(this->overlap_));
         make_state();
         reads_values_ = true;
         give_weights();

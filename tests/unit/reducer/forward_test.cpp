@@ -3,8 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <filesystem>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -15,8 +18,10 @@
 
 #include <gradsync/gradsync.hpp>
 #include <gradsync/overlap/overlap_forward.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
 
 #include "support/averaging_oracle.hpp"
+#include "support/optimizers.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
 
@@ -46,6 +51,20 @@ auto finish(Sync& sync) {
 bool tells_to_wait(const Outcome& outcome) {
     return outcome.is(Errc::invalid_argument) && outcome.says("were not waited for") && outcome.says("acquire(i)");
 }
+
+/// Wants a thread that polls, as ranks on several machines do.
+struct Networked : ThreadBackend {
+    static constexpr BackendAbilities abilities = [] {
+        BackendAbilities all = ThreadBackend::abilities;
+        all.progress_thread = true;
+        return all;
+    }();
+    explicit Networked(ThreadBackend backend) : ThreadBackend(std::move(backend)) {}
+    bool wants_progress_thread() const { return true; }
+    Networked split(int color, int key) { return Networked(ThreadBackend::split(color, key)); }
+    Networked duplicate() { return Networked(ThreadBackend::duplicate()); }
+};
+auto threads_here() { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator()); }
 
 }  // namespace
 
@@ -147,6 +166,40 @@ TEST_CASE("a step whose gradients were not waited for throws on every rank") {
         sync.mark_ready(1);
     });
     for (const Outcome& outcome : seen) CHECK(outcome.says("the average of the last step was not waited for; call acquire(i)"));
+}
+
+TEST_CASE("Progress::polls starts no thread, also for gathers over a network") {
+    for (const bool sharded : {false, true})
+        for (const Progress progress : {Progress::automatic, Progress::polls}) {
+            std::atomic<std::ptrdiff_t> threads{0};
+            CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                      Networked backend(std::move(comm));
+                      std::vector<float> weight(100), gradient(100, static_cast<float>(backend.rank()));
+                      const std::vector parameters{parameter("w", weight, gradient)};
+                      backend.barrier().wait();
+                      const auto before = threads_here();
+                      const auto step = [&](auto& sync) {
+                          backend.barrier().wait();
+                          threads = threads_here() - before;
+                          backend.barrier().wait();
+                          sync.mark_ready(0);
+                      };
+                      if (sharded) {
+                          ShardedOptimizer sync(backend, parameters, Sgd{1.0f}, OverlapForward(progress));
+                          step(sync);
+                          sync.finish();
+                          sync.step();
+                          sync.wait_parameter(0);
+                          finding.check(weight[7] == -0.5f, "the weight");
+                      } else {
+                          Reducer sync(backend, parameters, OverlapForward(progress));
+                          step(sync);
+                          sync.finish().wait();
+                          finding.check(gradient[7] == 0.5f, "the average");
+                      }
+                  }) == "");
+            CHECK((threads == 0) == (progress == Progress::polls));
+        }
 }
 
 TEST_CASE("buckets are planned anew between steps") {
