@@ -16,6 +16,8 @@
 
 #include <gradsync/core/bucket_plan.hpp>
 
+#include "conformance/settings.hpp"
+
 /// What every bucket policy promises, on random parameters. A new policy needs one file:
 ///
 ///     TEST_CASE("MyBuckets is a bucket policy") {
@@ -137,7 +139,8 @@ void check_plan(const Policy& policy, const PlanningCase& c, const BucketPromise
     REQUIRE(std::async(std::launch::async, [&] { return policy.plan(c.parameters, c.order); }).get() == plan);
 }
 
-/// `others`: the same policy with other settings. `describe()` must tell them apart, because the ranks compare it.
+/// `others`: the same policy with other settings, one for each that it has. `describe()` must tell them apart, because the ranks compare
+/// it. Settings that are the numbers of an aggregate are changed here.
 template <gradsync::BucketPolicy Policy>
 void check_bucket_policy(const Policy& policy, const BucketPromises& promises = {},
                          std::initializer_list<std::type_identity_t<Policy>> others = {}) {
@@ -152,6 +155,7 @@ void check_bucket_policy(const Policy& policy, const BucketPromises& promises = 
     CHECK(policy.plan({}, {}).empty());
     CHECK(!std::string(policy.describe()).empty());
     CHECK(std::string(policy.describe()) == std::string(Policy(policy).describe()));
+    check_settings_are_told(policy);
     for (const Policy& other : others) CHECK(std::string(policy.describe()) != std::string(other.describe()));
 
     SUBCASE("a hundred thousand parameters") {

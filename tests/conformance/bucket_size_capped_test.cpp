@@ -25,5 +25,7 @@ TEST_CASE("SizeCappedBuckets is a bucket policy, with a list of caps") {
         {.cap = [](std::size_t k) -> std::size_t { return k == 0   ? 1000
                                                           : k == 1 ? 100'000
                                                                    : 10'000; }, .spares_copies = true},
-        {SizeCappedBuckets::with_caps({1000, 100'001, 10'000})});
+        {SizeCappedBuckets::with_caps({1000, 100'001, 10'000}), SizeCappedBuckets::with_caps({1001, 100'000, 10'000}),
+         SizeCappedBuckets::with_caps({1000, 100'000, 10'001}), SizeCappedBuckets::with_caps({1000, 100'000}),
+         SizeCappedBuckets::with_caps({1000, 100'000, 10'000, 1000})});
 }

@@ -25,6 +25,7 @@
 #include <gradsync/overlap/overlap_backward.hpp>
 #include <gradsync/reducer.hpp>
 
+#include "conformance/settings.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
 
@@ -341,6 +342,7 @@ void check_compressor(const X& compressor, const X& late, std::initializer_list<
         using Exchange = ExchangeOver<X, ThreadBackend>;
         CHECK(Exchange(compressor).describe() == Exchange(X(compressor)).describe());
         CHECK(Exchange(compressor).describe() != Exchange(late).describe());
+        check_settings_are_told(compressor);
     }
     SUBCASE("bad settings throw when the Reducer is made") {
         for (const X& settings : bad) {
