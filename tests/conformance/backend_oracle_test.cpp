@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSL-1.0
-// The oracle for backends that add up in any order: 8-bit results are the same in any order, rounded after every addition, and a wrong
-// result is noticed.
+// The oracle for backends that add up in any order: 8-bit results, and some of 16 bits, are the same in any order, rounded after every
+// addition, and a wrong result is noticed.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -35,8 +36,8 @@ Bytes rounded_each_time(const Collective& c, int size, double factor) {
 
 }  // namespace
 
-TEST_CASE("the backends' oracle: 8-bit results have the same bits in any order, and nothing else has them") {
-    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2})
+TEST_CASE("the backends' oracle: results of 8 bits, and some of 16, have the same bits in any order, and nothing else has them") {
+    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::bf16, DType::f16})
         for (const ReduceOp op : {ReduceOp::sum, ReduceOp::mean, ReduceOp::product})
             for (int shares = 0; shares < (op == ReduceOp::mean ? shares_count : 1); ++shares)
                 for (int size = 1; size <= 4; ++size) {
@@ -58,13 +59,21 @@ TEST_CASE("the backends' oracle: 8-bit results have the same bits in any order, 
                     const Bytes expected = reduce_by_hand(dtype, op, inputs, contributions);
                     const double factor = weight == 0 ? 0 : 1 / weight;
                     const Bytes other = with_element_type(dtype, [&]<class T>(T) -> Bytes {
-                        if constexpr (!gradsync::is_float8(gradsync::dtype_of<T>)) return {};
+                        if constexpr (!gradsync::is_low_precision(gradsync::dtype_of<T>)) return {};
                         else return rounded_each_time<T>(c, size, factor);
                     });
-                    CHECK(difference(dtype, other, expected, false, size) == "");
+                    CHECK(difference(dtype, other, expected, c.is_representable(), size) == "");
+                    if (op == ReduceOp::sum) {  // the rest of a vector that counts twice
+                        std::vector<Bytes> twice = inputs;
+                        twice.push_back(inputs[0]);
+                        Bytes wrong = expected;
+                        const Bytes more = reduce_by_hand(dtype, op, twice, std::vector<Contribution>(twice.size()));
+                        std::copy_n(more.end() - 2, 2, wrong.end() - 2);
+                        CHECK(difference(dtype, wrong, expected, c.is_representable(), size) != "");
+                    }
                     if (weight == 0 || with_data == 0) continue;
-                    CHECK(difference(dtype, Bytes(expected.size()), expected, false, size) != "");
+                    CHECK(difference(dtype, Bytes(expected.size()), expected, c.is_representable(), size) != "");
                     if (with_data == 1) continue;  // whose elements may be the result
-                    for (const Bytes& untouched : inputs) CHECK(difference(dtype, untouched, expected, false, size) != "");
+                    for (const Bytes& untouched : inputs) CHECK(difference(dtype, untouched, expected, c.is_representable(), size) != "");
                 }
 }

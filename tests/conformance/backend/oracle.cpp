@@ -77,7 +77,7 @@ Bytes random_elements(gradsync::DType dtype, std::size_t count, std::uint64_t se
 
 Bytes representable_elements(gradsync::DType dtype, gradsync::ReduceOp op, std::size_t count, std::uint64_t seed) {
     return with_element_type(dtype, [&]<class T>(T) -> Bytes {
-        if constexpr (gradsync::is_float8(gradsync::dtype_of<T>)) {
+        if constexpr (gradsync::is_low_precision(gradsync::dtype_of<T>)) {
             static const auto pool_of = [](std::size_t magnitudes) {
                 return make_pool<T>([=](Random& random) { return power_of_two<T>(random, magnitudes); });
             };
