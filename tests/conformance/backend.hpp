@@ -9,6 +9,9 @@
 ///     TEST_CASE("MyBackend splits into groups") { gradsync_test::check_groups<MyLauncher>(); }
 ///     TEST_CASE("MyBackend reports failures on every rank") { gradsync_test::check_failures<MyLauncher>(); }
 ///     TEST_CASE("MyBackend has the abilities that it states") { gradsync_test::check_abilities<MyLauncher>(); }
+///
+/// If its ranks are processes, add `check_killed` (backend/killed.hpp), and `check_lost` for a transport of its own, as in
+/// backend_tcp_test.cpp.
 
 #include "backend/abilities.hpp"
 #include "backend/failures.hpp"

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: BSL-1.0
 // ctest: TIMEOUT 900 COST 45
+#include <stdexcept>
 #include <vector>
 
 #include <gradsync/backend/tcp.hpp>
+#include <gradsync/collective/messages/tcp_transport.hpp>
 
 #include "conformance/backend.hpp"
+#include "conformance/backend/killed.hpp"
 #include "support/forked.hpp"
 #include "support/ports.hpp"
 #include "support/rank_threads.hpp"
+
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -36,35 +41,28 @@ TEST_CASE("TcpBackend by messages reports failures on every rank") { gradsync_te
 TEST_CASE("TcpBackend by messages has the abilities that it states") { gradsync_test::check_abilities<TcpThreads>(); }
 
 TEST_CASE("TcpBackend: a process that is killed is named at once") {
-    using namespace std::chrono_literals;
     for (const bool shared_memory : {true, false}) {
         const std::uint16_t port = gradsync_test::free_port();
-        const auto reports = gradsync_test::forked(3, [&](int rank) -> std::string {
-            gradsync::TcpRendezvous rendezvous({.rank = rank, .size = 3, .port = port});
-            gradsync::TcpBackend comm(rendezvous, {.timeout = 10min, .shared_memory = shared_memory});
+        gradsync_test::check_killed([&](int rank, int size) {
+            gradsync::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
+            gradsync::TcpBackend comm(rendezvous, {.shared_memory = shared_memory});
             if (comm.describe() != (shared_memory ? "3 processes that share memory"
                                                   : "3 processes that send messages over TCP (shared memory is switched off)"))
-                return comm.describe();
-            try {
-                for (int step = 0; step < 2; ++step) {  // the first may be complete on rank 1 alone when that is killed
-                    std::vector<float> data(100'000, 1);
-                    comm.all_reduce(gradsync::buffer(data), gradsync::ReduceOp::sum).wait();
-                    if (data[7] != 3) return "a wrong sum";
-                    if (rank == 1) ::kill(::getpid(), SIGKILL);
-                }
-                return "nothing was thrown";
-            } catch (const gradsync::Error& error) {
-                return error.context().peer == 1 && error.errc() == gradsync::Errc::peer_failed ? "told" : error.what();
-            }
+                throw std::runtime_error(comm.describe());
+            return comm;
         });
-        CHECK(reports[0].text == "told");
-        CHECK(reports[1].signal == SIGKILL);
-        CHECK(reports[2].text == "told");
     }
 }
 
+TEST_CASE("TcpTransport loses a process that is killed") {
+    const std::uint16_t port = gradsync_test::free_port();
+    gradsync_test::check_lost([&](int rank, int size) {
+        gradsync::TcpRendezvous rendezvous({.rank = rank, .size = size, .port = port});
+        return gradsync::message_passing::make_tcp_transport(rendezvous, 1min, "");
+    });
+}
+
 TEST_CASE("TcpBackend: a process that goes on after a pause blames nobody who came in time") {
-    using namespace std::chrono_literals;
     for (const gradsync::TcpOptions& options : {gradsync::TcpOptions{}, {.shared_memory = false}, {.domain = 0}}) {
         const std::uint16_t port = gradsync_test::free_port();
         const int size = options.domain == 0 ? 4 : 2;
