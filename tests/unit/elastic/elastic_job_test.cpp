@@ -861,18 +861,18 @@ TEST_CASE("after many generations memory, descriptors and threads are as they we
                     return std::vector<long>{pages, entries("/proc/self/fd"), entries("/proc/self/task")};
                 };
                 std::vector<long> first;
-                const int generations = 150;
+                const int generations = 60;  // from the tenth on all stays as it is, up to some 20 pages
                 std::uint64_t failed = 0;
                 train(
                     job, model, generations,
                     [&](TcpBackend&, std::uint64_t step) {
-                        if (step == 50) first = use();
+                        if (step == 10) first = use();
                         if (std::exchange(failed, step) != step) throw Error(Errc::peer_left, "as if one were lost");
                     },
                     [](const Restored&, TcpBackend&) {});
                 const std::vector<long> last = use();
                 // A sanitizer keeps memory that is free.
-                throw std::runtime_error((gradsync_test::slow_build || last[0] < first[0] + 500) && last[1] <= first[1] + 2 &&
+                throw std::runtime_error((gradsync_test::slow_build || last[0] < first[0] + 150) && last[1] <= first[1] + 2 &&
                                                  last[2] <= first[2] + 1
                                              ? "flat"
                                              : "pages " + std::to_string(first[0]) + " to " + std::to_string(last[0]) + ", descriptors " +
