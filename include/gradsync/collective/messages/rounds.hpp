@@ -217,7 +217,7 @@ class Rounds {
 public:
     /// The references must outlive this.
     Rounds(const Route& route, collective::Combiner& combiner) {
-        const Transport::Window window = route.transport.window();
+        const Transport::Window& window = route.transport.window;
         while (piece_bytes_ > 32 * 1024 && piece_bytes_ * route.transport_ranks.size() > window.round_bytes)
             piece_bytes_ /= 2;
         rounds_.reserve(window.rounds);

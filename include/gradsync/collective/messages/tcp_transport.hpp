@@ -23,6 +23,8 @@ public:
     /// `sockets[r]`: the connection to rank r.
     TcpTransport(List<net::Socket> sockets, int rank) : peers_(sockets.size()) {
         rank_ = rank, size_ = static_cast<int>(peers_.size());
+        // Sockets hold several MiB on their way. With fewer rounds a rank waits for another one's next call.
+        window = {.rounds = 8, .round_bytes = std::size_t{1} << 20};
 
         for (std::size_t r = 0; r < sockets.size(); ++r) {
             peers_[r].socket = std::move(sockets[r]);
@@ -33,8 +35,6 @@ public:
     const char* refusal() const noexcept override { return nullptr; }
     std::mutex& mutex() noexcept override { return mutex_; }
     bool sends_in_poll() const noexcept override { return true; }  // the sockets may be full
-    /// Sockets hold several MiB on their way. With fewer rounds a rank waits for the other one's next call.
-    Window window() const noexcept override { return {.rounds = 8, .round_bytes = std::size_t{1} << 20}; }
     [[gnu::cold]] bool lost(int rank) noexcept override {
         Peer& peer = peers_[rank];
         if (!peer.lost && is_unanswered(peer.socket)) {

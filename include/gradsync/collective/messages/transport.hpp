@@ -72,7 +72,7 @@ public:
         std::size_t rounds = 3;
         std::size_t round_bytes = std::size_t{2} << 20;  ///< all ranks' shares of a round
     };
-    virtual Window window() const noexcept { return {}; }
+    Window window = {};  ///< set by the constructor
 
     /// Is a message of `bytes` bytes quicker in parts? It can travel in parts if the receiver knows its length.
     virtual bool in_parts(std::size_t /*bytes*/) const noexcept { return false; }
