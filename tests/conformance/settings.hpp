@@ -28,7 +28,7 @@ void for_each_number(T& settings, F&& use) {
         use(settings);
     } else if constexpr (std::is_aggregate_v<T> && !std::is_empty_v<T>) {
         constexpr std::size_t count = count_members<T>();
-        static_assert(count <= 4, "add a case for more members");
+        static_assert(count != 0 && count <= 4, "add a case for more members");
         if constexpr (count == 1) {
             auto& [a] = settings;
             each(a);
@@ -53,7 +53,9 @@ void check_settings_are_told(const Policy& policy) {
     for_each_number(other, [&](auto& setting) {
         const auto before = setting;
         if constexpr (std::is_same_v<decltype(setting), bool&>) setting = !setting;
-        else setting = static_cast<std::remove_reference_t<decltype(setting)>>(static_cast<long>(setting) + 1);
+        else if constexpr (std::is_enum_v<std::remove_reference_t<decltype(setting)>>)
+            setting = static_cast<std::remove_reference_t<decltype(setting)>>(static_cast<long>(setting) == 0);
+        else setting = static_cast<std::remove_reference_t<decltype(setting)>>(setting + 1);
         ++number;
         INFO("setting ", number, " is not in ", std::string(policy.describe()));
         CHECK(std::string(other.describe()) != std::string(policy.describe()));

@@ -53,7 +53,7 @@ struct Look {
 /// number does not match.
 struct Hello {
     std::uint64_t magic = 0x31636e7973646172u;
-    std::uint32_t version = 4;
+    std::uint32_t version = 5;
     std::uint32_t size = 0;        ///< number of the job's ranks
     std::uint32_t from = 0;        ///< the rank that calls
     std::uint32_t to = 0;          ///< the called rank

@@ -27,7 +27,7 @@ public:
         }
     }
 
-    /// Call once, before anything else. `only_polls`: there is to be no thread. `landed(owner, b)`, if given, is called
+    /// Call once, before anything else. `only_polls`: starts no thread. `landed(owner, b)`, if given, is called
     /// when bucket b has arrived.
     [[gnu::cold]] void attach(const B& backend, bool only_polls, void* owner = nullptr,
                               void (*landed)(void*, std::size_t) = nullptr) {

@@ -36,7 +36,7 @@ public:
         if constexpr (abilities_of<B>.check_reduces)
             for (std::size_t b = 0; b < planned_.plan().size(); ++b)
                 backend_.check_reduces(planned_.infos()[planned_.plan().bucket(b).front()].dtype);
-        home_.allocate(backend_);  // collective, so only after verify()
+        guard_.run([&] { home_.allocate(backend_); });  // collective, so only after verify()
         statistics_.transport = backend_.describe();
         adopt_plan();
         record_order();
@@ -325,6 +325,7 @@ private:
         used_.resize(planned_.size());
         for (std::size_t i = 0; i < used_.size(); ++i) used_[i] |= used[i];
         if (scatters_) return;
+        marks_.check_apart("finish", used.data());
         for (std::size_t b = planned_.plan().size(); policies_.decoupled && b-- > 0;)
             gathers_.wait(b);  // they overwrite what is restored
         for (std::size_t b = 0; b < planned_.plan().size(); ++b)

@@ -198,9 +198,20 @@ public:
                 "call acquire(i) on what finish() returned before parameter i is stepped and used, or wait()");
         check_last_micro_batch(operation, guard_.backend(), home_, contribution_);
         for (std::size_t i = 0; tracks_ && i < planned_.size(); ++i) check_place(i, operation);
-        if (home_.planned().take_moved()) check_apart(operation);
+        if (options_.unused == UnusedParameters::error) check_apart(operation, nullptr);
         if ((unsynchronised_.fetch_or(finishing) & finishing) != 0) guard_.refuse(operation, in_finish);
         return Ending(this);
+    }
+    /// Fails if two gradients that get averages lie in the same memory since one of them moved there. Not when it
+    /// moves: two gradients may swap their memory. `get`: 0 for those that get none; null if all do.
+    void check_apart(const char* operation, const std::uint8_t* get) {
+        if (!home_.planned().some_moved()) return;
+        const List<ParameterView>& all = planned_.parameters();
+        if (overlapping<&ParameterView::gradient>(all).first == nullptr) return home_.planned().note_apart();
+        if (const auto [one, other] = overlapping<&ParameterView::gradient>(all, get); one)
+            fail_at(static_cast<std::size_t>(other - all.data()), operation,
+                    text("the gradients of '", one->name, "' and '", other->name,
+                         "' share memory since one of them moved there; give each its own"));
     }
     /// Settles the gradients that are not ready. Without a batch this rank's gradients do not count,
     /// but may have to be restored.
@@ -394,14 +405,6 @@ private:
                      moved ? "moved" : text("has ", now.count, " elements now, and had ", p.gradient.count),
                      "; call rebind_gradient() between steps when its memory has moved, and make a new Reducer if its "
                      "size changes"));
-    }
-    /// Fails if two gradients that were marked lie in the same memory. Not at once: two gradients may swap theirs.
-    [[gnu::cold]] void check_apart(const char* operation) {
-        const List<ParameterView>& all = planned_.parameters();
-        if (const auto [one, other] = overlapping<&ParameterView::gradient>(all, readiness_.used().data()); one)
-            fail_at(static_cast<std::size_t>(other - all.data()), operation,
-                    text("the gradients of '", one->name, "' and '", other->name,
-                         "' share memory since one of them moved there; give each its own"));
     }
     /// The checks of a mark that options or parameters ask for.
     void check_gradient(std::size_t i) {

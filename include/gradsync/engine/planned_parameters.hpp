@@ -39,8 +39,9 @@ public:
         parameters_[i].gradient = gradient;
         some_moved_.store(true, std::memory_order_relaxed);
     }
-    /// Was a gradient set since the last call?
-    bool take_moved() noexcept { return some_moved_.exchange(false, std::memory_order_relaxed); }
+    /// Was a gradient set since `note_apart()`?
+    bool some_moved() const noexcept { return some_moved_.load(std::memory_order_relaxed); }
+    void note_apart() noexcept { some_moved_.store(false, std::memory_order_relaxed); }
 
     /// Plans for another order of readiness. Returns true if the plan changed.
     [[gnu::cold]] bool reorder(const B& backend, std::span<const std::uint64_t> order) {

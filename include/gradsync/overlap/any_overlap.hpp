@@ -36,7 +36,7 @@ public:
     void bucket_full(BucketLauncher& launcher) { policy_->bucket_full(launcher); }
     void gradients_ready(BucketLauncher& launcher) { policy_->gradients_ready(launcher); }
     void detach() { policy_->detach(); }
-    bool only_polls() const noexcept { return policy_->only_polls(); }  ///< Internal: is there to be no thread?
+    bool only_polls() const noexcept { return policy_->only_polls(); }  ///< see the concept OverlapPolicy
     std::string describe() const { return policy_->describe(); }
 
 private:

@@ -34,7 +34,7 @@ public:
         if (!thread_.working() && launcher.in_flight()) launcher.poll();
     }
     void detach() noexcept { thread_.stop(); }
-    bool only_polls() const noexcept { return progress_ == Progress::polls; }  ///< Internal: is there to be no thread?
+    bool only_polls() const noexcept { return progress_ == Progress::polls; }  ///< see the concept OverlapPolicy
     std::string describe() const { return describe_as("OverlapBackward"); }
 
 protected:

@@ -148,7 +148,7 @@ inline BatchPlan plan_batch(const BatchTarget& target) {
 
 /// The largest micro-batch up to `limit` for which `fits(micro_batch)` returns true, or 0 if 1 does not fit. It
 /// doubles, then bisects, and never tries a size that is larger than one that did not fit. `fits` may run a step of
-/// that size and catch std::bad_alloc. Throws Error(invalid_argument) if `limit` is 0.
+/// that size and catch std::bad_alloc and Errc::storage. Throws Error(invalid_argument) if `limit` is 0.
 template <class Fits>
 std::uint64_t find_micro_batch(Fits&& fits, std::uint64_t limit = std::uint64_t{1} << 20) {
     detail::check_positive({{limit, "the limit of the micro-batch"}});

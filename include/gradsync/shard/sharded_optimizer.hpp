@@ -126,7 +126,7 @@ public:
         make_engine();
         this->gathers_.attach(backend_, detail::only_polls(this->overlap_), this,
                               [](void* self, std::size_t b) { static_cast<ShardedOptimizer*>(self)->hand_out(b); });
-        make_state();
+        guard_.run([&] { make_state(); });
         for (std::size_t b = 0; b < plan().size(); ++b) this->state_.note_rounded(b, this->own_values(b));
     }
 

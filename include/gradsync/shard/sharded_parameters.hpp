@@ -88,7 +88,7 @@ public:
                                        " replicate_below=", options_.replicate_below),
                           true);
         this->gathers_.attach(*this->gathering_, detail::only_polls(this->overlap_));
-        make_state();
+        guard_.run([&] { make_state(); });
         reads_values_ = true;
         give_weights();
     }

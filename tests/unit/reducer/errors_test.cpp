@@ -13,9 +13,11 @@
 #include <vector>
 
 #include <gradsync/gradsync.hpp>
+#include <gradsync/shard/sharded_optimizer.hpp>
 
 #include "support/attempts.hpp"
 #include "support/averaging_oracle.hpp"
+#include "support/optimizers.hpp"
 #include "support/ranks.hpp"
 #include "support/tensor.hpp"
 
@@ -25,6 +27,17 @@ using namespace gradsync_test;
 namespace {
 
 const std::vector<std::size_t> model_sizes{1000, 20, 3000, 5};
+
+/// Rank 1 has no memory.
+struct Poor : ThreadBackend {
+    explicit Poor(ThreadBackend backend) : ThreadBackend(std::move(backend)) {}
+    kernel::HostBuffer allocate(std::size_t bytes) {
+        if (rank() == 1) throw std::bad_alloc();
+        return ThreadBackend::allocate(bytes);
+    }
+    Poor split(int color, int key) { return Poor(ThreadBackend::split(color, key)); }
+    Poor duplicate() { return Poor(ThreadBackend::duplicate()); }
+};
 
 /// Trains for ever, unless something throws. `at_step(sync, model, rank)` comes before step 2.
 template <class Buckets, class Overlap, class AtStep>
@@ -527,6 +540,34 @@ TEST_CASE("a failure within mark_ready ends the communicator") {
         if (!second.is(Errc::peer_failed) || !second.says("failed earlier")) text += "second: " + second.text;
     });
     CHECK(text == "");
+}
+
+TEST_CASE("a rank that has no memory for its buckets or shards tells the others") {
+    for (const bool sharded : {false, true}) {
+        std::atomic<bool> told{false};
+        const auto result = outcomes(2, [&](ThreadBackend comm) {
+            Poor poor(std::move(comm));
+            const int rank = poor.rank();
+            auto model = tensors({10, 20});
+            const auto step = [](auto& sync) {
+                sync.mark_ready();
+                sync.finish();
+            };
+            const Outcome outcome = outcome_of([&] {
+                if (sharded) {
+                    ShardedOptimizer sync(poor, model, Sgd{1.0f});
+                    step(sync);
+                } else {
+                    Reducer sync(poor, model, {.gradients = GradientStorage::in_buckets});
+                    step(sync);
+                }
+            });
+            if (rank == 0) told = true;
+            while (!told) std::this_thread::yield();  // the end of this rank does not tell
+            if (!outcome.text.empty()) throw std::runtime_error(outcome.text);
+        });
+        for (const Outcome& outcome : result) CHECK_MESSAGE(outcome.says("no memory for"), outcome.text);
+    }
 }
 
 TEST_CASE("a communicator that failed before: every collective call throws") {

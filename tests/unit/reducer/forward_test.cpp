@@ -65,6 +65,17 @@ struct Networked : ThreadBackend {
     Networked duplicate() { return Networked(ThreadBackend::duplicate()); }
 };
 auto threads_here() { return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator()); }
+/// A thread that was joined may be listed for a moment.
+auto settled_threads_here() {
+    auto count = threads_here();
+    for (int same = 0; same < 20;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const auto now = threads_here();
+        same = now == count ? same + 1 : 0;
+        count = now;
+    }
+    return count;
+}
 
 }  // namespace
 
@@ -177,7 +188,8 @@ TEST_CASE("Progress::polls starts no thread, also for gathers over a network") {
                       std::vector<float> weight(100), gradient(100, static_cast<float>(backend.rank()));
                       const std::vector parameters{parameter("w", weight, gradient)};
                       backend.barrier().wait();
-                      const auto before = threads_here();
+                      const auto before = settled_threads_here();
+                      backend.barrier().wait();
                       const auto step = [&](auto& sync) {
                           backend.barrier().wait();
                           threads = threads_here() - before;

@@ -325,6 +325,24 @@ TEST_CASE("gradients may swap their memory; two that share it, or one that is no
                   }) == "");
 }
 
+TEST_CASE("two gradients that share memory are an error also if only another rank has one of them") {
+    for (const bool without_batch : {true, false})
+        CHECK(findings(2, [&](ThreadBackend comm, Finding& finding) {
+                  std::vector<float> one(10), other(10);
+                  const UnusedParameters unused = without_batch ? UnusedParameters::error : UnusedParameters::find_unused;
+                  Reducer sync(comm, std::vector{buffer(one), buffer(other)}, ReducerOptions{.unused = unused});
+                  const bool moves = comm.rank() == 0;
+                  if (moves) sync.rebind_gradient(0, buffer(other));
+                  const Outcome shared = outcome_of([&] {
+                      if (without_batch) finding.check(sync.begin_step(!moves), "nobody has a batch");
+                      if (!moves) sync.mark_ready();
+                      else if (!without_batch) sync.mark_ready(0);
+                      sync.finish();
+                  });
+                  finding.check(!moves || shared.says("the gradients of '0' and '1' share memory"), "two share memory: " + shared.text);
+              }) == "");
+}
+
 TEST_CASE("mark_ready takes gradients that are somewhere else in each step") {
     for (const int ranks : rank_counts())
         for (const bool alone : {true, false})

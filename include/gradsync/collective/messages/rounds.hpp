@@ -220,8 +220,11 @@ public:
         const Transport::Window& window = route.transport.window;
         while (piece_bytes_ > 32 * 1024 && piece_bytes_ * route.transport_ranks.size() > window.round_bytes)
             piece_bytes_ /= 2;
-        rounds_.reserve(window.rounds);
-        for (std::size_t i = 0; i < window.rounds; ++i) rounds_.emplace_back(route, piece_bytes_, combiner);
+        // Among many ranks pieces are no smaller, so rounds are fewer.
+        const std::size_t fit = window.rounds * window.round_bytes / (piece_bytes_ * route.transport_ranks.size());
+        const std::size_t count = larger<std::size_t>(smaller(window.rounds, fit), 3);
+        rounds_.reserve(count);
+        for (std::size_t i = 0; i < count; ++i) rounds_.emplace_back(route, piece_bytes_, combiner);
     }
 
     /// Does this collective need no rounds?

@@ -314,7 +314,7 @@ private:
             refuse(rank, "a message with an invalid stream or length");
         Inbox& inbox = inbox_of(rank, static_cast<int>(incoming.header.stream));
         incoming.keep = inbox.posted.empty();
-        if (incoming.keep && incoming.header.bytes > max_copied_at_once && !peer.takes_all) {
+        if (incoming.keep && incoming.header.bytes >= max_copied_at_once && !peer.takes_all) {
             const auto now = Clock::now();
             if (!std::exchange(incoming.held_up, true)) peer.held_up_since = now;
             if (now - peer.held_up_since < patience) return false;

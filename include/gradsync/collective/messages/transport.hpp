@@ -68,9 +68,9 @@ public:
 
     /// How much of a large collective is under way at once. The same on all ranks, in all calls.
     struct Window {
-        /// One is sent, one combined, one received. More rounds push pieces out of the cache before they are used.
+        /// At least 3: one is sent, one combined, one received. More push pieces out of the cache before they are used.
         std::size_t rounds = 3;
-        std::size_t round_bytes = std::size_t{2} << 20;  ///< all ranks' shares of a round
+        std::size_t round_bytes = std::size_t{2} << 20;  ///< all ranks' shares of a round, at most
     };
     Window window = {};  ///< set by the constructor
 

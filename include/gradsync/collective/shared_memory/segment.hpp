@@ -123,10 +123,12 @@ private:
     }
     /// In small parts: a signal interrupts the call, which then gives back all that it has reserved.
     static void reserve(int descriptor, std::size_t whole) {
+        std::size_t most = huge_page;
         for (std::size_t at = 0; at < whole;) {
-            const std::size_t part = detail::smaller(huge_page, whole - at);
+            const std::size_t part = detail::smaller(most, whole - at);
             if (::fallocate(descriptor, 0, static_cast<off_t>(at), static_cast<off_t>(part)) == 0) at += part;
             else if (errno != EINTR) refuse("cannot reserve shared memory of ", whole, " bytes");
+            else most = detail::larger<std::size_t>(most / 2, 4096);
         }
     }
     static std::string path_of(const IpcHandle& handle) {
