@@ -125,16 +125,18 @@ public:
     }
 
     /// Before a wait for others outside of `finish`: launches the pooled buckets that are full, whatever the overlap
-    /// policy, because ranks with less memory may wait for them; without a batch, those that get memory. Never blocks.
-    /// False once there is nothing to do.
+    /// policy, because ranks with less memory may wait for them; without a batch, those that get memory. Ranks of other
+    /// groups may wait for further stages of those in flight, so it starts them. Never blocks. False once there is
+    /// nothing to do.
     bool launch_before_wait() {
-        if (!home_.pooled() || launched() == times_.size()) return false;
-        if (contribution_.has_batch) return launch_full_buckets(true), false;
-        poll(true);
-        for (std::size_t b = launched(); b < times_.size() && b - completed() < most_ahead && home_.obtain(b); ++b)
+        if (!home_.pooled()) return false;
+        const bool fills = !contribution_.has_batch && launched() != times_.size();
+        if (fills || running_->in_stages) poll(true);
+        for (std::size_t b = launched(); fills && b < times_.size() && b - completed() < most_ahead && home_.obtain(b);
+             ++b)
             readiness_.fill_all(b, planned_.plan().bucket(b));
-        launch_full_buckets(true);
-        return true;
+        if (launched() != times_.size()) launch_full_buckets(true);
+        return fills || (running_->in_stages && in_flight());
     }
 
     /// Waits for the oldest collective in flight; false if there is none.

@@ -16,10 +16,11 @@ namespace gradsync::inline v0_2::detail {
 template <class B>
 class AnyExchange {
 public:
-    explicit AnyExchange(ExchangeTraits has) noexcept : traits(has) {}
+    AnyExchange(ExchangeTraits has, bool has_stages) noexcept : traits(has), in_stages(has_stages) {}
     virtual ~AnyExchange() = default;
 
     const ExchangeTraits traits;
+    const bool in_stages;  ///< what it starts has further collectives, which start in `poll`
     virtual bool is_single_rank(const B& backend) const noexcept { return backend.size() == 1; }
     virtual Traffic traffic(const B& backend, std::size_t b, BufferView bucket) const = 0;
     /// See ExchangeTraits::reports_progress_time; 0 without it.
@@ -41,7 +42,9 @@ template <class X, class B>
 class ExchangeAs final : public AnyExchange<B> {
 public:
     template <class Policy>
-    explicit ExchangeAs(Policy&& policy) : AnyExchange<B>(X::traits), exchange_(std::forward<Policy>(policy)) {}
+    explicit ExchangeAs(Policy&& policy)
+        : AnyExchange<B>(X::traits, !std::same_as<typename X::template WorkType<B>, typename B::WorkType>),
+          exchange_(std::forward<Policy>(policy)) {}
 
     X& exchange() noexcept { return exchange_; }
 

@@ -20,7 +20,7 @@ public:
     /// The references outlive this. `own`: this rank's sums of its micro-batches.
     RoundSums(B& backend, const ReducerOptions& options, const Policies<B>& policies, const BucketMemory<B>& storage,
               const MicroBatchSums<B>& own)
-        : AnyExchange<B>(policies.exchange->traits),
+        : AnyExchange<B>(policies.exchange->traits, true),
           options_(options),
           size_(backend.size()),
           rank_(backend.rank()),
