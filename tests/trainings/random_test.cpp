@@ -37,6 +37,13 @@ std::vector<Trained> run(const DrawnTraining& t, const Leg& leg) {
 
 }  // namespace
 
+// Hybrid sharding: two ranks wait in gather(), and two of other groups in acquire_gradient(), for averages across groups that the
+// former have to start. It waited until the time limit.
+TEST_CASE("a training in which ranks of two groups wait for one another") {
+    const DrawnTraining t(912102);
+    CHECK_MESSAGE(run_legs(t, run) == "", describe(t));
+}
+
 TEST_CASE("trainings drawn at random have the bits of a training in one process") {
     check_trainings(number_of_cases(100), [](const DrawnTraining& t) { return run_legs(t, run); });
 }

@@ -4,13 +4,11 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gradsync/bucket/any_buckets.hpp>
@@ -159,37 +157,6 @@ TEST_CASE("weights that differ between groups are found by the first finish(), a
                     CHECK(outcome.says("the weights of 'p1' differ: those of group 1 are not those of group 0"));
                 }
             }
-}
-
-TEST_CASE("a rank that waits in gather() starts the averages across groups that ranks of other groups wait for") {
-    std::atomic<bool> waits{false}, has_memory{false};
-    CHECK(findings(4, [&](ThreadBackend world, Finding& finding) {
-              const int rank = world.rank();
-              const auto limit = std::chrono::seconds(60);
-              const auto until = std::chrono::steady_clock::now() + limit;
-              const auto await = [&](const std::atomic<bool>& flag) {
-                  while (!flag && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-              };
-              auto [group, replicas] = hybrid_groups(world, 2);
-              group.set_timeout(limit);
-              auto model = initial_tensors({64, 64, 64, 64}, DType::f32);
-              ShardedParameters sharded(group, model, Sgd{}, Units({0, 1, 2, 3}), ShardedParametersOptions{.prefetch = 0}, NoOverlap(),
-                                        Hybrid(replicas));
-              for (std::size_t i = 4; i-- > 0;) {
-                  if (rank == 1 && i == 2) waits = true;
-                  if (rank == 0 && i == 2) await(has_memory);  // so rank 1 waits in gather(2)
-                  const auto use = sharded.gather(i);
-                  for (float& g : sharded.acquire_gradient(i).as<float>()) g = static_cast<float>(rank);
-                  if (rank == 3 && i == 1) has_memory = true;  // of gradient 3, whose average needs rank 1
-                  if (rank == 0 && i == 3) {
-                      await(waits);
-                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                  }
-                  sharded.mark_ready(i);
-              }
-              sharded.finish();
-              finding.check(sharded.gradient_norm() == 24, "not the mean");  // 256 elements of 1.5
-          }) == "");
 }
 
 TEST_CASE("two trainings over communicators of their own may be finished in different orders") {
